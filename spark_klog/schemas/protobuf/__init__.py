@@ -10,11 +10,8 @@
 schema.py           a schema: its files, and the message that records are; `schemas/protoc` compiles the texts
 message_indexes.py  which message of a file a record is, as records say it
 columns.py          the columns, and so the Arrow and Spark type, of a message
-resolution.py       whether records of one schema can be read by another
 tables.py           columns as the native kernel reads them, and why a row fails
-map_entries.py      entries of maps whose key comes again
 writing.py          which column is written as which field
-write_tables.py     the same as the native kernel reads it
 from_arrow.py       a schema of an Arrow type
 _protobuf.pyx       the native kernel: messages to Arrow builders and back, without the GIL
 google_rows.py      decoding without the native kernel: row by row, by google.protobuf

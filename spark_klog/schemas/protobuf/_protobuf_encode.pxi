@@ -295,7 +295,7 @@ cdef int encode_rows(WriteTables *tables, int64_t count, const uint8_t *prefix, 
 
 
 def encode(tables, inputs, int64_t count, prefix):
-    """Write `count` rows of Arrow arrays by `write_tables.WriteTables`, each after the bytes of `prefix`.
+    """Write `count` rows of Arrow arrays by the tables of encoder.py, each after the bytes of `prefix`.
 
     `inputs` has for each of the tables' slots (data, offsets, validity, offset): buffers or None. Returns
     (offsets, data); a null row has no bytes. If a row fails: (row, reason, field) instead.

@@ -13,12 +13,31 @@ from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.arrow_columns import array_of, binary_parts, layout_of
 from spark_klog.schemas.native_kernel import native_kernel
-from spark_klog.schemas.protobuf.columns import columns_of
+from spark_klog.schemas.protobuf.columns import (
+    BOOL,
+    BYTES,
+    DOUBLE,
+    ENUM,
+    FIXED32,
+    FIXED64,
+    FLOAT,
+    GROUP,
+    INT32,
+    INT64,
+    MESSAGE,
+    SFIXED32,
+    SFIXED64,
+    SINT32,
+    SINT64,
+    STRING,
+    TYPE_NAMES,
+    UINT32,
+    UINT64,
+    columns_of,
+)
 from spark_klog.schemas.protobuf.google_rows import GoogleRows
-from spark_klog.schemas.protobuf.map_entries import has_maps, with_last_entries
 from spark_klog.schemas.protobuf.message_indexes import read_indexes
-from spark_klog.schemas.protobuf.resolution import check_readable
-from spark_klog.schemas.protobuf.schema import ProtobufSchema
+from spark_klog.schemas.protobuf.schema import Indexes, ProtobufSchema
 from spark_klog.schemas.protobuf.tables import VERSION, MessageTables, Reason
 from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.wire.primitives import Buffer
@@ -26,6 +45,15 @@ from spark_klog.wire.primitives import Buffer
 #: Bytes that are no message: there is no field 0.
 _NO_MESSAGE = b"\0"
 _NATIVE = "spark_klog.schemas.protobuf._protobuf"
+#: Types of which the bytes of one are the bytes of another, by a type that stands for them.
+_SAME = {
+    **dict.fromkeys((INT32, INT64, UINT32, UINT64, BOOL, ENUM), INT64),
+    **dict.fromkeys((SINT32, SINT64), SINT64),
+    **dict.fromkeys((FIXED32, SFIXED32), FIXED32),
+    **dict.fromkeys((FIXED64, SFIXED64), FIXED64),
+    **{kind: kind for kind in (FLOAT, DOUBLE, STRING, BYTES, GROUP, MESSAGE)},
+}
+_SIZED = frozenset({STRING, BYTES, MESSAGE})
 
 
 class ProtobufDecoder:
@@ -41,7 +69,7 @@ class ProtobufDecoder:
         self._kernel = protobuf_kernel()
         self._tables = MessageTables(columns)
         self._builders = self._made_builders()
-        self._has_maps = has_maps(self.type)
+        self._has_maps = _has_maps(self.type)
         self._rows = GoogleRows(columns)
 
     def program(self, writer: ProtobufSchema, rest: bytes | None = None) -> ProtobufSchema:
@@ -54,7 +82,7 @@ class ProtobufDecoder:
             indexes, end = read_indexes(rest)
             if end != len(rest):
                 raise SchemaError(f"{len(rest) - end} bytes are left over after the message indexes")
-        check_readable(writer, self.reader, indexes)
+        _check_readable(writer, self.reader, indexes)
         return writer  # records of all writers are decoded in one way: by the numbers of the reader's fields
 
     def decode(
@@ -79,7 +107,7 @@ class ProtobufDecoder:
             self._builders = self._made_builders()  # these may hold rows of this call
             raise
         bad = [BadRow(row, self._tables.describe(Reason(reason), field)) for row, reason, field in failures]
-        return Decoded(with_last_entries(made) if self._has_maps else made, bad)
+        return Decoded(_with_last_entries(made) if self._has_maps else made, bad)
 
     def _made_builders(self) -> Any:
         return (
@@ -111,6 +139,101 @@ def _records(
         begin = ends[row] + begins[row]
         record = bytes(content[begin : ends[row + 1]]) if begin <= ends[row + 1] else _NO_MESSAGE
         yield record if is_valid else None
+
+
+def _check_readable(writer: ProtobufSchema, reader: ProtobufSchema, indexes: Indexes | None) -> None:
+    """Raise `SchemaError` if records of the writer can't be read by the reader; `indexes` name their message.
+
+    Fields meet by their numbers, as Protobuf's parsers do it: those that the reader lacks are skipped, those that the
+    writer lacks are absent. Types that Protobuf's documentation calls compatible are read; for others the bytes would
+    mean something else, so they are refused.
+    """
+    message = writer.message if indexes is None else writer.message_of(indexes)
+    if message is reader.message:
+        return
+    wanted = reader.message.full_name
+    has_wanted = any(one.full_name == wanted for one in writer.numbered.values())
+    # a package may have moved; another name is another message, whatever the numbers of its fields
+    if message.full_name != wanted and (has_wanted or message.name != reader.message.name):
+        raise SchemaError(f"it is message {message.full_name}, another one than {wanted}")
+    _check_fields(message, reader.message, "", set())
+
+
+def _check_fields(writer: Any, reader: Any, path: str, seen: set[tuple[str, str]]) -> None:
+    if (writer.full_name, reader.full_name) in seen:
+        return
+    seen.add((writer.full_name, reader.full_name))
+    for field in reader.fields:
+        written = writer.fields_by_number.get(field.number)
+        if written is None:
+            continue
+        below = f"{path}.{field.name}" if path else field.name
+        kinds = _SAME[written.type], _SAME[field.type]
+        if kinds[0] != kinds[1] and not (set(kinds) <= _SIZED and BYTES in kinds):
+            raise SchemaError(f"field {below} is {_type_name(field)}, but was written as {_type_name(written)}")
+        if written.is_packed and not field.is_repeated:
+            raise SchemaError(f"field {below} is one {_type_name(field)}, but was written as a list of them")
+        if field.message_type is not None and written.message_type is not None:
+            _check_fields(written.message_type, field.message_type, below, seen)
+
+
+def _type_name(field: Any) -> str:
+    if field.message_type is not None:
+        return str(field.message_type.full_name)
+    return str(field.enum_type.full_name) if field.enum_type is not None else TYPE_NAMES[field.type]
+
+
+def _has_maps(kind: pa.DataType) -> bool:
+    """Whether a type is a map, or has one in it."""
+    if pa.types.is_map(kind):
+        return True
+    if pa.types.is_struct(kind):
+        return any(_has_maps(field.type) for field in kind)
+    return pa.types.is_list(kind) and _has_maps(kind.value_type)
+
+
+def _with_last_entries(values: pa.Array) -> pa.Array:
+    """The values, without the entries of maps whose key a later one has: the last one counts, in Protobuf.
+
+    `values` are whole, and no slice.
+    """
+    kind = values.type
+    if not _has_maps(kind):
+        return values
+    validity = values.buffers()[0]
+    if pa.types.is_struct(kind):
+        children = [_with_last_entries(values.field(index)) for index in range(kind.num_fields)]
+        return pa.Array.from_buffers(kind, len(values), [validity], values.null_count, children=children)
+    offsets = values.buffers()[1]
+    if pa.types.is_list(kind):
+        children = [_with_last_entries(values.values)]
+        return pa.Array.from_buffers(kind, len(values), [validity, offsets], values.null_count, children=children)
+    keys, items = values.keys, _with_last_entries(values.items)
+    ends = np.frombuffer(offsets, np.int32, len(values) + 1)
+    kept = _last(keys, ends)
+    if kept is not None:
+        counts = np.concatenate(([0], np.cumsum(kept, dtype=np.int32)))
+        offsets = pa.py_buffer(counts[ends].astype(np.int32))
+        mask = pa.array(kept)
+        keys, items = keys.filter(mask), items.filter(mask)
+    entries = pa.StructArray.from_arrays([keys, items], fields=[kind.key_field, kind.item_field])
+    return pa.Array.from_buffers(kind, len(values), [validity, offsets], values.null_count, children=[entries])
+
+
+def _last(keys: pa.Array, ends: np.ndarray[tuple[int], np.dtype[np.int32]]) -> np.ndarray | None:
+    """Which entries are the last of their map with their key; None if all are."""
+    sizes = np.diff(ends)
+    if not len(sizes) or sizes.max() < 2:
+        return None
+    codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
+    places = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes) * (int(codes.max()) + 1) + codes
+    # the first in reverse order
+    _, found = np.unique(places[::-1], return_index=True)
+    if len(found) == len(places):
+        return None
+    kept = np.zeros(len(places), np.bool_)
+    kept[len(places) - 1 - found] = True
+    return kept
 
 
 def protobuf_kernel() -> Any:

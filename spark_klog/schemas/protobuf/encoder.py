@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import pyarrow as pa
 
 from spark_klog.errors import EncodeError
-from spark_klog.schemas.arrow_columns import nullable_type
+from spark_klog.schemas.arrow_columns import Input, input_of, nullable_type
+from spark_klog.schemas.protobuf.columns import MESSAGE, UINT32, unknown_name
 from spark_klog.schemas.protobuf.decoder import protobuf_kernel
 from spark_klog.schemas.protobuf.google_writer import GoogleWriter
 from spark_klog.schemas.protobuf.message_indexes import write_indexes
 from spark_klog.schemas.protobuf.schema import ProtobufSchema
-from spark_klog.schemas.protobuf.tables import Reason
-from spark_klog.schemas.protobuf.write_tables import WriteTables
-from spark_klog.schemas.protobuf.writing import plan_writing
+from spark_klog.schemas.protobuf.tables import SHAPES, TEXTS, WIRES, Op, Reason, op_of
+from spark_klog.schemas.protobuf.writing import WriteField, WriteMessage, plan_writing
 
 
 class ProtobufEncoder:
@@ -27,7 +30,7 @@ class ProtobufEncoder:
         self._plan = plan_writing(schema.message, kind)
         self._indexes = write_indexes(schema.indexes)
         self._kernel = protobuf_kernel()
-        self._tables = WriteTables(self._plan)
+        self._tables = _Tables(self._plan)
         self._rows = GoogleWriter(self._plan)
 
     def encode(self, values: pa.Array, prefix: bytes = b"") -> pa.Array:
@@ -52,3 +55,96 @@ class ProtobufEncoder:
         offsets, data = map(pa.py_buffer, written)
         validity = values.is_valid().buffers()[1] if values.null_count else None
         return pa.Array.from_buffers(pa.binary(), len(values), [validity, offsets, data], values.null_count)
+
+
+class _Tables:
+    """A plan as the native kernel reads it: tables of INT32, see `_protobuf_encode.pxi`.
+
+    Slots are Arrow arrays: the rows, then those of each message's fields.
+    """
+
+    def __init__(self, plan: WriteMessage) -> None:
+        self._plan = plan
+        self.messages = array("i")
+        self.fields = array("i")
+        self.enums = array("i")
+        self.constants = bytearray()
+        #: By the number of a field, for errors.
+        self.paths: list[str] = []
+        self._message_rows: list[tuple[int, int]] = []
+        self._field_rows: list[list[int]] = []
+        self._next_slot = 1
+        self._message(plan, is_entry=False)
+        for pair in self._message_rows:
+            self.messages.extend(pair)
+        for row in self._field_rows:
+            self.fields.extend(row)
+
+    def describe(self, reason: Reason, position: int) -> str:
+        where = f"field {self.paths[position]}: " if position >= 0 else ""
+        return f"{where}{TEXTS[reason]}"
+
+    def inputs(self, values: pa.Array) -> list[Input]:
+        """The arrays of the slots."""
+        result = [input_of(values)]
+        _add(self._plan, [values.field(index) for index in range(values.type.num_fields)], result)
+        return result
+
+    def _message(self, plan: WriteMessage, *, is_entry: bool) -> int:
+        number = len(self._message_rows)
+        first = len(self._field_rows)
+        self._message_rows.append((first, len(plan.fields)))
+        self._field_rows.extend([] for _ in plan.fields)
+        self.paths.extend(field.path for field in plan.fields)
+        last: dict[str, int] = {}
+        for index, one in enumerate(plan.fields, first):
+            oneof = one.field.containing_oneof
+            before = -1 if oneof is None else last.get(oneof.name, -1)
+            if oneof is not None:
+                last[oneof.name] = index
+            self._field_rows[index] = [*self._field(one, is_entry), before]
+        return number
+
+    def _field(self, one: WriteField, is_entry: bool) -> list[int]:
+        field = one.field
+        is_time = one.message is None and field.type == MESSAGE
+        op = op_of(field, is_time)
+        slot = self._next_slot
+        self._next_slot += 2 if one.shape == "list" else 1
+        message = -1 if one.message is None else self._message(one.message, is_entry=one.shape == "map")
+        enum = self._enum(field.enum_type) if op == Op.ENUM else (0, 0, 0, -1)
+        has_presence = field.has_presence or is_time or one.message is not None
+        return [
+            *(field.number, op, WIRES[op], SHAPES[one.shape], slot, message),
+            has_presence and not field.is_required and not is_entry,
+            *(not has_presence and not is_entry, field.is_packed, field.type == UINT32, *enum),
+        ]
+
+    def _enum(self, enum: Any) -> tuple[int, int, int, int]:
+        first = len(self.enums) // 3
+        for value in enum.values:
+            self.enums.extend((value.number, *self._constant(value.name.encode())))
+        unknown = (0, -1) if enum.is_closed else self._constant(unknown_name(enum, 0)[:-1].encode())
+        return first, len(enum.values), *unknown
+
+    def _constant(self, data: bytes) -> tuple[int, int]:
+        place = len(self.constants), len(data)
+        self.constants += data
+        return place
+
+
+def _add(plan: WriteMessage, columns: list[pa.Array], result: list[Input]) -> None:
+    """Add the arrays of a message's fields, in the order of the slots."""
+    for one in plan.fields:
+        column = columns[one.index]
+        result.append(input_of(column))
+        inner = column
+        if one.shape == "map":
+            assert one.message is not None
+            _add(one.message, [column.keys, column.items], result)
+            continue
+        if one.shape == "list":
+            inner = column.values
+            result.append(input_of(inner))
+        if one.message is not None:
+            _add(one.message, [inner.field(index) for index in range(inner.type.num_fields)], result)
