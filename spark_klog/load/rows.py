@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Which schema a new run takes: that of the run before it, or the one that is asked for.
 Evolution = Literal["keep", "latest"]
+_WIDE = ({pa.int32(), pa.int64()}, {pa.float32(), pa.float64()})
 _REMEDY = "--schema-evolution latest takes it from this run on; or use another --output"
 
 
@@ -55,10 +56,11 @@ class RowSchema:
         message = pa.py_buffer(b64decode(self.file_type, validate=True))
         return pa.ipc.read_schema(message).field(0).type
 
-    def reader(self, source: ColumnFormat) -> ReaderSchema:
+    def reader(self, source: ColumnFormat, evolution: Evolution) -> ReaderSchema:
         """What decodes the column, with the registry of a call's format.
 
-        Decoding raises `SchemaChanged` at a record of a newer version of the subject that this schema can't read.
+        Decoding raises `SchemaChanged` at a record of a newer version of the subject that this schema can't read, and
+        at each one of a newer version if the evolution is to take the latest.
         """
         from spark_klog.schemas.column_format import ReaderSchema
 
@@ -68,31 +70,41 @@ class RowSchema:
             schema_id=self.id if self.subject is None else None,
             subject=self.subject or source.subject,
             ends_at_unreadable=True,
+            evolution="restart" if evolution == "latest" and self.subject is not None else "keep",
             message=self.message,
         )
         return ReaderSchema(own, self.text, dict(self.references), self.id, self.version)
 
 
 def run_schemas(
-    formats: Sequence[ColumnFormat], topics: Sequence[str], before: Sequence[RowSchema], evolution: Evolution
+    formats: Sequence[ColumnFormat],
+    topics: Sequence[str],
+    before: Sequence[RowSchema],
+    evolution: Evolution,
+    *,
+    widens: bool = False,
 ) -> tuple[RowSchema, ...]:
     """The schemas of a new run, of columns by `formats`, in which a subject of None is that of each topic.
 
     `before` are those of the run before it, if there was one; those of other topics stay.
 
     Asks the registry unless the schemas are kept; errors as of its client. `LoadError` if the load has another schema
-    than the one asked for, or if a field of the new one has another type than before.
+    than the one asked for, or if a field of the new one has another type than before; it `widens` if a table may take
+    a larger number instead.
     """
     known = {(one.topic, one.column): one for one in before}
     for topic in topics:
         for source in formats:
             if source.registry is not None and (source.text, source.schema_id, source.subject) == (None, None, None):
                 source = replace(source, subject=f"{topic}-{source.column}")
-            known[topic, source.column] = _run_schema(source, topic, known.get((topic, source.column)), evolution)
+            key = topic, source.column
+            known[key] = _run_schema(source, topic, known.get(key), evolution, widens)
     return tuple(known.values())
 
 
-def _run_schema(source: ColumnFormat, topic: str, before: RowSchema | None, evolution: Evolution) -> RowSchema:
+def _run_schema(
+    source: ColumnFormat, topic: str, before: RowSchema | None, evolution: Evolution, widens: bool
+) -> RowSchema:
     if before is not None:
         check_registry(source, before)
         if evolution == "keep":
@@ -101,7 +113,7 @@ def _run_schema(source: ColumnFormat, topic: str, before: RowSchema | None, evol
         source = replace(source, message=source.message or before.message)
     schema = source.reader()
     kind = schema.decoder().type
-    kind = merged(kind if before is None else before.type, kind, source.column)
+    kind = merged(kind if before is None else before.type, kind, source.column, widens=widens)
     assert not isinstance(schema.id, UUID)  # a load names schemas by ids
     return RowSchema(
         topic,
@@ -140,7 +152,7 @@ def _check_kept(source: ColumnFormat, before: RowSchema) -> None:
     elif before.subject is not None and source.subject != before.subject:
         raise LoadError(f"{has}, not by subject {source.subject}: {_REMEDY}")
     if source.message is not None:
-        codecs = source.codec, before.reader(source).format.codec
+        codecs = source.codec, before.reader(source, "keep").format.codec
         asked, kept = (codec.name(codec.parse(before.text, before.references)) for codec in codecs)
         if asked != kept:
             raise LoadError(f"{has}, message {kept}, not {asked}: {_REMEDY}")
@@ -156,19 +168,25 @@ def _encoded(kind: pa.DataType) -> str:
     return b64encode(pa.schema([pa.field("column", kind)]).serialize().to_pybytes()).decode()
 
 
-def merged(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
-    """A type with the fields of both, those of `old` first, all nullable; `LoadError` names one that has two types."""
+def merged(old: pa.DataType, new: pa.DataType, path: str, *, widens: bool = False) -> pa.DataType:
+    """A type with the fields of both, those of `old` first, all nullable; `LoadError` names one that has two types.
+
+    If it `widens`, that is no error of an int and a long, or a float and a double.
+    """
     if pa.types.is_struct(old) and pa.types.is_struct(new):
         fields = {one.name: one.type for one in old}
         for one in new:
-            fields[one.name] = merged(fields.get(one.name, one.type), one.type, f"{path}.{one.name}")
+            fields[one.name] = merged(fields.get(one.name, one.type), one.type, f"{path}.{one.name}", widens=widens)
         # those that only the old one has, too
         return pa.struct([pa.field(name, merged(kind, kind, f"{path}.{name}")) for name, kind in fields.items()])
     if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
-        items = merged(old.item_type, new.item_type, f"{path}{{}}")
+        items = merged(old.item_type, new.item_type, f"{path}{{}}", widens=widens)
         return pa.map_(old.key_type, pa.field(old.item_field.name, items))
     if pa.types.is_list(old) and pa.types.is_list(new):
-        return pa.list_(pa.field(old.value_field.name, merged(old.value_type, new.value_type, f"{path}[]")))
+        item = merged(old.value_type, new.value_type, f"{path}[]", widens=widens)
+        return pa.list_(pa.field(old.value_field.name, item))
+    if widens and {old, new} in _WIDE:
+        return pa.int64() if pa.types.is_integer(old) else pa.float64()
     if old != new:
         raise LoadError(
             f"{path} is {new} by the new schema, and {old} in the load's files: use another --output, or keep the "

@@ -46,6 +46,7 @@ from spark_klog.load.journal.history import (
 from spark_klog.load.journal.model import (
     IDLE,
     LETTERS,
+    LOAD,
     Idle,
     Manifest,
     PartitionAudit,
@@ -72,7 +73,7 @@ from spark_klog.load.planning import (
     partitions_of,
 )
 from spark_klog.load.rows import Evolution, RowSchema, check_registry, run_schemas
-from spark_klog.load.settings import PARQUET, WriteSettings
+from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_commit import TableCommits, identity_of_lost_journal
 from spark_klog.load.tasks.task import Job, SparkRunner
 from spark_klog.load.tasks.time_limit import TimeLimit
@@ -88,6 +89,8 @@ if TYPE_CHECKING:
     from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema
 
 _log = logging.getLogger(__name__)
+#: How many newer versions of a schema a run takes.
+_MOST_VERSIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,11 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         settings, columns = self.settings, {one.column for one in self.formats}
+        if settings.table_columns == VALUES:
+            if not is_table(self.output):
+                raise ConfigError("--table-columns values is for --table")
+            if not settings.schema and "value" not in columns:
+                raise ConfigError("--table-columns values needs a --value-format with a schema")
         if is_table(self.output):
             if settings.format != PARQUET:
                 raise ConfigError(f"a table has files of Parquet, not {settings.format}")
@@ -234,11 +242,11 @@ class _Run:
         self._committed: list[Manifest] = []
 
     def all(self, is_new: bool) -> Loaded:
-        if is_new and self._table is not None:
+        if is_new and self._table is not None and self._table.table.load_id() is not None:  # its journal is lost
             is_new = False
-            self._claim()  # before the table is the load's
+            self._claim()
         number = settled_run(self._store)
-        if self._table is not None:
+        if self._table is not None and not is_new:
             number = self._table.catch_up(number)
         manifest = read_manifest(self._store, number) if number else None
         if manifest is not None:
@@ -270,6 +278,13 @@ class _Run:
             settings = replace(settings, rows=self._run_schemas(number, self._options.topics))
         if is_new:
             self._claim()
+        if has_work and self._table is not None:
+            try:
+                self._table.prepare(settings, self._options.topics)
+            except LoadError:  # it refuses the columns, before there is a plan
+                if is_new:
+                    self._store.remove(LOAD)
+                raise
         if has_work:
             plan = self._plan(number + 1, extent, progress, asked, settings)
             progress = self._execute(plan, progress, extent.log_end)
@@ -322,7 +337,8 @@ class _Run:
         """The schemas of the run after run `last`; errors as of `rows.run_schemas`."""
         plan = read_plan(self._store, last) if last else None
         before = () if plan is None else self._settings(plan).rows
-        return run_schemas(self._options.formats, topics, before, self._options.evolution)
+        widens = self._table is not None
+        return run_schemas(self._options.formats, topics, before, self._options.evolution, widens=widens)
 
     def _plan(
         self,
@@ -367,17 +383,7 @@ class _Run:
         is_resumed: bool = False,
     ) -> dict[TopicPartition, Progress]:
         """Run what is left of a plan, and commit it; returns where the next run starts."""
-        columns = None if self._table is None else self._table.prepare(self._settings(plan), plan.topics)
-        results = self._results(plan)
-        todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
-        if todo:
-            total = sum(item.end - item.start for ranges in plan.tasks for item in ranges)
-            with self._follow(total, lambda: self._done(plan)), self._time.watched(plan.run):
-                self._runner.run(todo, self._job(plan, columns))
-            results = self._results(plan)
-            missing = sorted(todo.keys() - results.keys())
-            if missing:
-                raise LoadError(f"run {run_name(plan.run)}: no file of offsets of tasks {missing[:5]}: run again")
+        plan, results, is_renewed = self._newest(plan)
         found = [item for number in sorted(results) for item in results[number]]
         manifest = make_manifest(plan, found, before, log_end, _now())
         bad, records = (sum(getattr(item, name) for item in manifest.partitions) for name in ("bad", "records"))
@@ -396,7 +402,7 @@ class _Run:
             )
         has_failed = any(item.error for item in manifest.partitions)
         is_cut = sum(len(item.files) for item in found) > len(manifest.files)
-        has_leftovers = is_resumed or has_failed or is_cut or self._time.is_set
+        has_leftovers = is_resumed or is_renewed or has_failed or is_cut or self._time.is_set
         if not plan.lost and not any(item.until > item.start for item in manifest.partitions):
             # Nothing could be read: the next run makes a plan of its own.
             self._loaded.append(manifest)
@@ -414,11 +420,44 @@ class _Run:
         self._committed.append(manifest)
         return manifest.progress()
 
+    def _newest(self, plan: Plan) -> tuple[Plan, dict[int, list[RangeResult]], bool]:
+        """Run a plan by each newer schema that its records have, if the call takes the latest one.
+
+        Returns the plan that has come to its end, the results of its tasks, and whether it is another one.
+        """
+        first = plan
+        for _ in range(_MOST_VERSIONS):
+            try:
+                return plan, self._run_tasks(plan), plan is not first
+            except LoadError:
+                renewed = plan if self._options.evolution == "keep" else self._renewed(plan)
+                if renewed is plan:
+                    raise
+                plan = renewed
+        raise LoadError(f"run {run_name(plan.run)}: its records have more than {_MOST_VERSIONS} versions of a schema")
+
+    def _run_tasks(self, plan: Plan) -> dict[int, list[RangeResult]]:
+        """Run the tasks that are not complete; returns the results of all. `LoadError` if one of them has ended."""
+        columns = None if self._table is None else self._table.prepare(self._settings(plan), plan.topics)
+        results = self._results(plan)
+        todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
+        if not todo:
+            return results
+        total = sum(item.end - item.start for ranges in plan.tasks for item in ranges)
+        with self._follow(total, lambda: self._done(plan)), self._time.watched(plan.run):
+            self._runner.run(todo, self._job(plan, columns))
+        results = self._results(plan)
+        missing = sorted(todo.keys() - results.keys())
+        if missing:
+            raise LoadError(f"run {run_name(plan.run)}: no file of offsets of tasks {missing[:5]}: run again")
+        return results
+
     def _renewed(self, plan: Plan) -> Plan:
         """The plan of a run to finish. Of a refused one, have those tasks run again whose records did not decode.
 
         The registry may know more now. If the call asks for the latest schema, and it is another one, the plan gets it,
-        and all tasks run again: the newest file is to have all fields. Errors as of `_run_schemas`, before any change.
+        and all tasks run again: the newest file is to have all fields, unless a table has them. Errors as of
+        `_run_schemas` and `Table.prepare`, before any change.
         """
         store, rows = self._store, None
         if store.size(refused_path(plan.run)) is None:
@@ -427,8 +466,10 @@ class _Run:
             rows = self._run_schemas(plan.run - 1, plan.topics)
             old = self._settings(plan)
             rows = None if rows == old.rows else rows
+            if rows is not None and self._table is not None:
+                self._table.prepare(replace(old, rows=rows), plan.topics)
         for number, results in self._results(plan).items():
-            if rows is not None or any(item.bad_values for item in results):
+            if (rows is not None and self._table is None) or any(item.bad_values for item in results):
                 # the letters first: killed in between, the next call still knows their names
                 for name in (name for item in results for name in item.dead_letters if is_of_values(name)):
                     store.remove(f"{LETTERS}/{name}")
@@ -467,7 +508,7 @@ class _Run:
         for one in settings.rows:
             if one.topic in plan.topics:
                 check_registry(sources[one.column], one)
-                readers.setdefault(one.topic, []).append(one.reader(sources[one.column]))
+                readers.setdefault(one.topic, []).append(one.reader(sources[one.column], self._options.evolution))
         planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)

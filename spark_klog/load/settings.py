@@ -29,6 +29,9 @@ LOSS_ADVICE = "--fail-on-data-loss false goes on without them"
 LAYOUTS = ("none", "day", "hour")
 #: Columns by which row groups can be sorted.
 SORTED = ("key",)
+RECORDS, VALUES = "records", "values"
+#: The columns of a table: those of the connector, or a column for each field of the values.
+TABLE_COLUMNS = (RECORDS, VALUES)
 #: Columns in which values repeat.
 _DICTIONARY = ("topic", "partition", "timestampType")
 
@@ -60,6 +63,7 @@ class WriteSettings:
     sort_by: str = ""
     upsert_key: str = ""
     envelope: Envelope = "none"
+    table_columns: str = RECORDS
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> WriteSettings:
@@ -80,7 +84,8 @@ class WriteSettings:
     @property
     def ordering(self) -> list[tuple[str, str]]:
         """The columns and directions by which row groups are sorted, if not by offset."""
-        return [(self.sort_by, "ascending"), ("offset", "ascending")] if self.sort_by else []
+        prefix = "_" if self.table_columns == VALUES else ""
+        return [(f"{prefix}{name}", "ascending") for name in (self.sort_by, "offset")] if self.sort_by else []
 
     def __post_init__(self) -> None:
         if self.format not in CODECS:

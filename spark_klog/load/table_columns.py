@@ -1,4 +1,8 @@
-"""The columns of a table of records: those of the topics' files, as one schema, and batches by the table's own."""
+"""The columns of a table: those of the records of all topics, or a column for each field of their values.
+
+records   key, value, topic, partition, offset, timestamp, timestampType, headers
+values    the fields of the value, then _key, _topic, _partition, _offset, _timestamp
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,60 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from spark_klog.errors import LoadError
 from spark_klog.load.rows import fitted, merged
-from spark_klog.load.settings import WriteSettings
+from spark_klog.load.settings import VALUES, WriteSettings
+
+#: Columns of records beside the fields of values, in which their names begin with "_".
+BESIDE_VALUES = ("key", "topic", "partition", "offset", "timestamp")
 
 
 def table_columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
-    """The columns of all topics' records; `LoadError` if two topics have a field of two types."""
+    """The columns of all topics' records; `LoadError` if two topics have a field of two types, or values no fields."""
     made: dict[str, pa.DataType] = {}
     for topic in topics:
-        for one in settings.columns(topic):
+        columns = settings.columns(topic)
+        for one in _of_values(columns, topic) if settings.table_columns == VALUES else columns:
             made[one.name] = merged(made.get(one.name, one.type), one.type, one.name)
+    if settings.table_columns == VALUES:  # fields that a later topic has stand before these
+        made |= {name: made.pop(name) for name in [f"_{one}" for one in BESIDE_VALUES]}
     return pa.schema([pa.field(name, kind) for name, kind in made.items()])
+
+
+def _of_values(columns: pa.Schema, topic: str) -> list[pa.Field]:
+    kind = columns.field("value").type
+    if not pa.types.is_struct(kind):
+        raise LoadError(f"the values of topic {topic} are {kind}, without fields: --table-columns records has them")
+    beside = [pa.field(f"_{name}", columns.field(name).type) for name in BESIDE_VALUES]
+    names = {one.name.lower() for one in beside}
+    for one in kind:
+        if one.name.lower() in names:
+            raise LoadError(
+                f"the values of topic {topic} have the field {one.name}, as the column of their records is named: "
+                "--table-columns records has both"
+            )
+    return [*kind, *beside]
 
 
 def time_column(settings: WriteSettings) -> str:
     """The path of the column that decides on the partitions."""
+    if settings.table_columns == VALUES:
+        return settings.event_time or "_timestamp"
     return f"value.{settings.event_time}" if settings.event_time else "timestamp"
 
 
-def as_columns(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
-    """A batch with the columns of a table: those that it has not are null, narrow numbers become wide."""
-    arrays = []
-    for one in columns:
-        number = batch.schema.get_field_index(one.name)
-        if number < 0:
-            arrays.append(pa.nulls(len(batch), one.type))
-        else:
-            arrays.append(fitted(batch.column(number), one.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+def as_columns(batch: pa.RecordBatch, columns: pa.Schema, is_of_values: bool) -> pa.RecordBatch:
+    """A batch with the columns of a table: those that it has not are null, narrow numbers become wide.
+
+    Of a null value all fields are null.
+    """
+    if is_of_values:
+        values = batch["value"]
+        arrays = dict(zip([one.name for one in values.type], values.flatten(), strict=True))
+        arrays |= {f"_{name}": batch[name] for name in BESIDE_VALUES}
+    else:
+        arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+    made = [
+        fitted(arrays[one.name], one.type) if one.name in arrays else pa.nulls(len(batch), one.type) for one in columns
+    ]
+    return pa.RecordBatch.from_arrays(made, schema=columns)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import TypeVar
@@ -111,6 +112,9 @@ class DeltaLakeTable:
     def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
         columns = pa.schema([pa.field(one.name, self._type(one.type, one.name)) for one in columns])
         partitions = [name for name, _ in _PARTITIONS[layout]]
+        twice = [name for name, count in Counter(one.lower() for one in columns.names).items() if count > 1]
+        if twice:
+            raise LoadError(f"{self.address}: a Delta table can't have two columns {twice[0]} that differ in case only")
         if clash := [name for name in partitions if name in columns.names]:
             raise LoadError(
                 f"{self.address}: the column {clash[0]} is the table's partition column: leave --partition-by out, or "
@@ -119,8 +123,7 @@ class DeltaLakeTable:
 
         def attempt() -> pa.Schema:
             table = self._open() or self._create(columns, layout, load)
-            self._check(table, layout)
-            self._give(table, load)
+            self._check(table, layout, load)
             mine = pa.schema(table.schema().to_arrow())
             changed, wrong = differences(mine, columns, set(partitions))
             if wrong:
@@ -128,6 +131,9 @@ class DeltaLakeTable:
                     f"{self.address} has other columns than the load: {'; '.join(wrong)}: use another table, or change "
                     "this one"
                 )
+            if LOAD_PROPERTY not in table.metadata().configuration:
+                table.alter.set_table_properties({LOAD_PROPERTY: load}, raise_if_not_exists=False)
+                table = self._existing()
             if changed:
                 table.alter.add_columns([Field.from_arrow(pa.field(one.name, one.type)) for one in changed])
                 table = self._existing()
@@ -221,9 +227,13 @@ class DeltaLakeTable:
                 raise
             return table  # another run has created it meanwhile
 
-    def _check(self, table: DeltaTable, layout: Layout) -> None:
-        """`LoadError` if the table has another layout, or something that files written elsewhere can't comply with."""
+    def _check(self, table: DeltaTable, layout: Layout, load: str) -> None:
+        """`LoadError` if the table belongs to another load or has another layout, or something that files written
+        elsewhere can't comply with."""
         metadata = table.metadata()
+        owner = metadata.configuration.get(LOAD_PROPERTY, load)
+        if owner != load:
+            raise LoadError(f"{self.address} belongs to another load ({owner}): use another table")
         wanted = [name for name, _ in _PARTITIONS[layout]]
         if metadata.partition_columns != wanted:
             has = f"partitioned by {', '.join(metadata.partition_columns)}" if metadata.partition_columns else "whole"
@@ -247,14 +257,6 @@ class DeltaLakeTable:
                 if key in _EXPRESSIONS or key.startswith(_IDENTITY):
                     what = _EXPRESSIONS.get(key, "is an identity")
                     raise LoadError(f"{self.address}: the column {field.name} {what}, which a load does not compute")
-
-    def _give(self, table: DeltaTable, load: str) -> None:
-        """Give the table to the load; `LoadError` if it is another one's."""
-        owner = table.metadata().configuration.get(LOAD_PROPERTY)
-        if owner is None:
-            table.alter.set_table_properties({LOAD_PROPERTY: load}, raise_if_not_exists=False)
-        elif owner != load:
-            raise LoadError(f"{self.address} belongs to another load ({owner}): use another table")
 
     def _again(self, action: str, attempt: Callable[[], _T]) -> _T:
         """Try until no other writer comes before it, for a bounded time."""

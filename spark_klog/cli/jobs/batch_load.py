@@ -66,7 +66,7 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
     from spark_klog.load.planning import Limits
     from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
-    from spark_klog.load.settings import CODECS, LAYOUTS, SORTED, WriteSettings
+    from spark_klog.load.settings import CODECS, LAYOUTS, SORTED, TABLE_COLUMNS, WriteSettings
     from spark_klog.load.tasks.task import SparkRunner
     from spark_klog.load.values import UTC, read_schema, schema_text
     from spark_klog.spark.options import PROTECTED
@@ -332,6 +332,12 @@ _AT_LEAST_1 = click.IntRange(1)
     "--table",
     metavar="ADDRESS",
     help="Load into a table instead: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE. Its runs are in its _klog.",
+)
+@click.option(
+    "--table-columns",
+    type=click.Choice(TABLE_COLUMNS),
+    default=_DEFAULTS.table_columns,
+    help="values: a column for each field of the values. Default: records.",
 )
 @click.option("--format", default="parquet", help="parquet, arrow, json; others are written by Spark.")
 @click.option("--checkpoint", help="Folder or URI of the progress of a --format that Spark writes.")

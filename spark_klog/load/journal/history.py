@@ -27,6 +27,7 @@ from spark_klog.load.journal.model import (
     task_path,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
+from spark_klog.load.settings import RECORDS
 from spark_klog.tables.opening import DELTA, is_table, open_table
 from spark_klog.tables.table import Table
 
@@ -242,6 +243,9 @@ def check_output(
         raise _of_another(store, f"with {texts[0]}, not {texts[1]}", begins)
     number = last_committed(store)
     plan = read_plan(store, number + 1) or read_plan(store, number)  # of the last run, committed or not
+    columns = plan.settings.get("table_columns", RECORDS) if plan is not None else settings["table_columns"]
+    if columns != settings["table_columns"]:
+        raise _of_another(store, f"with --table-columns {columns}, not {settings['table_columns']}")
     for name, option in _LAYOUT.items():
         # Spark leaves out files outside of the folders, or refuses the folders, without knowing that they are one load;
         # in another time zone, or by another time, records of one time would be in two folders.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from spark_klog.columns.plain_json import plain_json
 from spark_klog.load.journal.model import FileEntry, Range, file_path
-from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, WriteSettings
+from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_columns import as_columns
 
 HOUR_US = 3_600_000_000
@@ -54,7 +54,7 @@ class _ParquetWriter(FileWriter):
             schema,
             compression=settings.compression,
             compression_level=settings.compression_level,
-            use_dictionary=list(settings.dictionary) or False,
+            use_dictionary=[name if name in schema.names else f"_{name}" for name in settings.dictionary] or False,
             sorting_columns=pq.SortingColumn.from_ordering(schema, ordering) if ordering else None,
         )
 
@@ -102,6 +102,7 @@ class OpenFile:
     def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings, columns: pa.Schema | None) -> None:
         self.path = path
         self._columns, schema = columns, columns or schema
+        self._is_of_values = settings.table_columns == VALUES
         self._schema = schema
         kinds: dict[str, Callable[..., FileWriter]] = {
             PARQUET: _ParquetWriter,
@@ -116,7 +117,7 @@ class OpenFile:
         self.min_us, self.max_us = (1 << 63) - 1, -(1 << 63)
 
     def add(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
-        self._waiting.append(batch if self._columns is None else as_columns(batch, self._columns))
+        self._waiting.append(batch if self._columns is None else as_columns(batch, self._columns, self._is_of_values))
         self.rows += len(batch)
         self.bytes += batch.nbytes
         self.records += len(batch)
