@@ -280,10 +280,9 @@ FAULTS = (
     Fault(
         "load-shown-before-its-commit",
         "spark_klog/load/run.py",
-        "        write_manifest(self._store, manifest)\n"
-        "        publish(self._store, manifest, has_leftovers=has_leftovers)\n",
-        "        publish(self._store, manifest, has_leftovers=has_leftovers)\n"
-        "        write_manifest(self._store, manifest)\n",
+        "            write_manifest(self._store, manifest)\n",
+        "            publish(self._store, manifest, has_leftovers=has_leftovers)\n"
+        "            write_manifest(self._store, manifest)\n",
         ("tests/load/test_runs.py", "tests/load/test_kills.py", "tests/load/test_sequences.py"),
     ),
     Fault(
