@@ -83,7 +83,11 @@ _KILL = pytest.mark.test_all("kill")
 _AGAIN = pytest.mark.test_all("again")
 
 
-@pytest.mark.parametrize(("side", "step"), [(1, 6), pytest.param(1, 1, marks=_KILL), pytest.param(-1, 1, marks=_KILL)])
+@pytest.mark.parametrize(
+    ("side", "step"),
+    [(1, 6), pytest.param(1, 1, marks=_KILL), pytest.param(-1, 1, marks=_KILL)],
+    ids=["some", "before", "after"],
+)
 def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: Path, side: int, step: int) -> None:
     """Nobody sees records twice, nothing is loaded again that is in the table, no orphans stay."""
     servers = cluster.bootstrap_servers
