@@ -92,6 +92,8 @@ class Part(NamedTuple):
 def plan_restore(options: RestoreOptions) -> list[Part]:
     """The partitions to restore; makes missing topics. `ConfigError`, `LoadError`, errors as of `Admin`."""
     store, identity = open_load(options.output)
+    if identity.table:
+        raise LoadError(f"{store.address} is a table, whose files others may compact: read it, and produce its rows")
     if identity.schema or identity.rows:
         raise LoadError(f"{store.address} has parsed values: they can't be restored as they were")
     if identity.format == JSON_LINES:
