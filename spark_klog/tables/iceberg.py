@@ -58,11 +58,9 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _RUN, _TOKEN, _OFFSETS, _TOPIC_IDS = "klog.run", "klog.token", "klog.offsets", "klog.topic-ids"
 _SNAPSHOT = "klog.snapshot"
-#: Of tables that a load creates: whole names of topics in the bounds, and metadata that does not grow with each run.
+#: Of tables that a load creates: metadata does not grow with each run.
 _PROPERTIES = {
     "format-version": "2",
-    "write.metadata.metrics.column.topic": "full",
-    "write.metadata.metrics.column._topic": "full",
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
@@ -159,10 +157,11 @@ class IcebergTable:
             spec = self._spec(schema, layout, time_column)
             self._create_namespace()
             location = self._location or None
+            properties = {**_PROPERTIES, LOAD_PROPERTY: load}
+            for column in place_columns(schema)[:1]:  # whole names of topics; a column that is not there is an error
+                properties[f"write.metadata.metrics.column.{schema.find_column_name(column)}"] = "full"
             try:
-                table = self._catalog.create_table(
-                    self._identifier, schema, location, spec, properties={**_PROPERTIES, LOAD_PROPERTY: load}
-                )
+                table = self._catalog.create_table(self._identifier, schema, location, spec, properties=properties)
             except TableAlreadyExistsError:
                 table = self._present()
         metadata = table.metadata
