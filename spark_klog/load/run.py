@@ -77,10 +77,11 @@ from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_commit import TableCommits, identity_of_lost_journal
 from spark_klog.load.tasks.task import Job, SparkRunner
 from spark_klog.load.tasks.time_limit import TimeLimit
+from spark_klog.load.values import UTC
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost
-from spark_klog.tables.opening import DELTA, format_of, is_table, open_table
+from spark_klog.tables.opening import DELTA, ICEBERG, format_of, is_table, open_table
 from spark_klog.tables.table import Table
 
 if TYPE_CHECKING:
@@ -142,6 +143,11 @@ class LoadOptions:
         if is_table(self.output):
             if settings.format != PARQUET:
                 raise ConfigError(f"a table has files of Parquet, not {settings.format}")
+            if format_of(self.output) == ICEBERG and settings.layout != "none" and settings.time_zone != UTC:
+                raise ConfigError(
+                    f"an Iceberg table is partitioned by hours and days of UTC, not of {settings.time_zone}: leave "
+                    "--time-zone out"
+                )
             if isinstance(self.start, AtRun):
                 raise ConfigError("--from-run loads again what the load has: for files only, as a table keeps it")
         if settings.upsert_key:

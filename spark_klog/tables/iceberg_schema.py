@@ -36,10 +36,10 @@ from pyiceberg.types import (
 )
 
 from spark_klog.errors import LoadError
+from spark_klog.tables.table import FIELD_ID
 
 #: Metadata of an Arrow field: a JSON array of the names that the field had before, as Avro's aliases.
 ALIASES = b"klog.aliases"
-FIELD_ID = b"PARQUET:field_id"
 _MOST_DIGITS = 38
 _Path = tuple[str, ...]
 #: Integers that Iceberg does not have become the next larger type.

@@ -74,6 +74,15 @@ class TableFile:
 LOAD_PROPERTY, COMMIT_ENTRY = "klog.load", "klog"
 
 
+#: Metadata of Arrow fields, at all levels, that a Parquet file of Iceberg has.
+FIELD_ID = b"PARQUET:field_id"
+
+
+def has_field_ids(columns: pa.Schema) -> bool:
+    """Whether a table knows its columns by ids: an Iceberg table, whose partitions are computed of its columns."""
+    return any(FIELD_ID in (one.metadata or {}) for one in columns)
+
+
 class Table(Protocol):
     """A table, which may not exist yet. Methods raise `LoadError`, which names the table and what to do.
 

@@ -43,13 +43,23 @@ from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, WriteSettings
 from spark_klog.load.tasks.change_writers import ChangeRangeWriter
 from spark_klog.load.tasks.time_limit import TaskTime
 from spark_klog.load.tasks.writers import HOUR_US, RangeWriter, time_text
-from spark_klog.load.values import JsonParser, dated, field_times, is_dated, local_times, parse_schema
+from spark_klog.load.values import (
+    FIRST_US,
+    LAST_US,
+    JsonParser,
+    dated,
+    field_times,
+    is_dated,
+    local_times,
+    parse_schema,
+)
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import AbortedTransactions
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
 from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
+from spark_klog.tables.table import has_field_ids
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import ColumnDecoder, ReaderSchema
@@ -70,6 +80,7 @@ class Values:
     The `bad` records, for which that is impossible, are lines of the file `letters`, which exists if there are some.
 
     A line is {"topic", "partition", "offset", "timestamp" (ms), "reason", "key", "value", "headers"}, bytes in base64.
+    With `of_dates`, timestamps need a date, of the years 1 to 9999: pyiceberg writes no partitions of others.
     """
 
     def __init__(
@@ -79,7 +90,10 @@ class Values:
         folder: Path,
         token: str,
         decoders: Mapping[str, ColumnDecoder] = NO_DECODERS,
+        *,
+        of_dates: bool = False,
     ) -> None:
+        self._of_dates = of_dates
         self._settings, self._columns, self._decoders = settings, settings.columns(item.topic), decoders
         kind = parse_schema(settings.schema) if settings.schema else None
         self._parser = None if kind is None else JsonParser(kind)
@@ -103,6 +117,9 @@ class Values:
         times = batch["timestamp"].cast(pa.int64()).to_numpy()
         good = has_microseconds(times)
         bad = {row: f"timestamp {times[row]} ms does not fit into microseconds" for row in _rows(~good)}
+        if self._of_dates:
+            undated = good & ((times < FIRST_US // 1000) | (times > LAST_US // 1000))
+            bad.update((row, f"timestamp {times[row]} ms is in no year from 1 to 9999") for row in _rows(undated))
         rows: dict[str, pa.Array] = {}
         for name in self._decoders:
             rows[name], undecoded = self._decode(name, batch)
@@ -361,7 +378,10 @@ class _RangeLoad(ReadObserver):
         else:
             writer = ChangeRangeWriter(item, changes, attempt.folder, put, attempt.token, attempt.job.run)
         asked = OffsetRange(item.topic, item.partition, item.start, item.end)
-        with Values(item, settings, attempt.folder, attempt.token, attempt.decoders(item.topic)) as values:
+        decoders, columns = attempt.decoders(item.topic), attempt.job.columns
+        is_by_timestamp = settings.layout != "none" and not settings.event_time
+        of_dates = is_by_timestamp and columns is not None and has_field_ids(columns)
+        with Values(item, settings, attempt.folder, attempt.token, decoders, of_dates=of_dates) as values:
             for batch in read_ranges(attempt.job.source, [asked], READ, ids, self, reader):
                 raw, parsed = values.parse(batch)
                 self._gaps[UNPARSED] += len(batch) - len(raw)

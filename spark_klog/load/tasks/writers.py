@@ -15,18 +15,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from spark_klog.columns.plain_json import plain_json
 from spark_klog.load.journal.model import FileEntry, Range, file_path
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_columns import as_columns
+from spark_klog.tables.table import has_field_ids
 
 HOUR_US = 3_600_000_000
 #: Files that are open at a time in one task; records of more hours begin new files.
 MOST_OPEN = 24
 _STRFTIME = {"hour": "date=%Y-%m-%d/hour=%H", "day": "date=%Y-%m-%d"}
 _HOURS = {"hour": 1, "day": 24}
+#: Of records without an event time.
+_NO_SLOT = -(1 << 63)
 
 
 class FileWriter(ABC):
@@ -188,7 +192,11 @@ class RangeWriter:
         if self._settings.layout == "none":
             yield "", batch, times
             return
-        slots = layout_times // (HOUR_US * _HOURS[self._settings.layout])
+        slot_us = HOUR_US * _HOURS[self._settings.layout]
+        if self._columns is not None and has_field_ids(self._columns):
+            slots = _exact_slots(batch, times, self._settings.event_time, slot_us)
+        else:
+            slots = layout_times // slot_us
         found, counts = np.unique(slots, return_counts=True)
         if len(found) == 1:
             yield self._folder(int(found[0])), batch, times
@@ -202,6 +210,8 @@ class RangeWriter:
 
     def _folder(self, slot: int) -> str:
         start_us = slot * HOUR_US * _HOURS[self._settings.layout]
+        if slot == _NO_SLOT:
+            return "date=null"
         return time_text(start_us, _STRFTIME[self._settings.layout])
 
     def _file(self, folder: str) -> OpenFile:
@@ -234,6 +244,16 @@ class RangeWriter:
         times = file.min_us // 1000, file.max_us // 1000
         entry = FileEntry(path, item.topic, item.partition, self._first, last, file.records, size, *times)
         self._put(file.path, entry)
+
+
+def _exact_slots(batch: pa.RecordBatch, times: NDArray[np.int64], event_time: str, slot_us: int) -> NDArray[np.int64]:
+    """The slots as Iceberg computes them: of the column itself, and null for null."""
+    if not event_time:
+        return times // slot_us
+    column = pc.struct_field(batch["value"], event_time.split("."))
+    exact = column.cast(pa.timestamp("us")).cast(pa.int64())
+    slots = np.asarray(exact.fill_null(0).to_numpy(zero_copy_only=False), np.int64) // slot_us
+    return np.where(exact.is_null().to_numpy(zero_copy_only=False), _NO_SLOT, slots)
 
 
 def time_text(microseconds: int, form: str) -> str:
