@@ -25,6 +25,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 #: Of one request: content is small.
 _CLIENT = {"timeout": "10s", "connect_timeout": "5s"}
 _RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
+#: Answers after which the same request would have the same answer; not a timeout, a conflict, too many requests.
+_REFUSED = re.compile(r"non-2xx status code: 4(?!08|09|12|29)\d\d")
 #: Signatures of Azure are in the query.
 _QUERY = re.compile(r"\?[^\s'\")]+")
 
@@ -98,7 +100,8 @@ def _is_final(error: Exception) -> bool:
     """Whether the store has refused the request for good: nothing was created."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
-    return isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)
+    refused = _REFUSED.search(str(error).partition("\n")[0])
+    return refused is not None or isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)
 
 
 def _reason(error: Exception) -> str:

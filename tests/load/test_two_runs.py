@@ -115,6 +115,19 @@ def test_credentials_of_the_environment(served: Served, monkeypatch: pytest.Monk
 # Which stores are refused
 
 
+def test_a_request_that_is_refused_for_good(served: Served) -> None:
+    """It is not tried again for a minute."""
+    began = time.monotonic()
+    uri = bucket(served[0], "absent").replace("@absent", "@nobody-has-this")
+    with pytest.raises(LoadError, match=r"nobody-has-this/out.*/file can't be written"):
+        open_store(uri).create("file", b"")
+    for code in (400, 403):
+        assert conditional_put._is_final(OSError(f"PUT http://s3/x - Server returned non-2xx status code: {code} Bad"))
+    for code in (408, 409, 429, 503):
+        assert not conditional_put._is_final(OSError(f"Server returned non-2xx status code: {code} Try again"))
+    assert time.monotonic() - began < _SECONDS
+
+
 def test_a_store_without_conditional_puts(served: Served) -> None:
     address, s3 = served
     uri = bucket(address, "unconditional")
@@ -151,7 +164,7 @@ def test_a_second_run_is_refused_while_the_first_one_lives(served: Served) -> No
                     with locked(open_store(uri)):
                         pytest.fail("two runs have the lease")
             open_store(uri).write("_klog/load.json", b"")
-    assert len(open_store(uri).names("_klog/lease")) == 1
+    assert open_store(uri).names("_klog/lease") == ["00000002", "00000002.renewed"]
 
 
 def test_a_first_run_that_is_refused_leaves_nothing(cluster: EmbeddedCluster, topic: str, served: Served) -> None:

@@ -1,9 +1,10 @@
 """The lock of a load in an object store or HDFS, which have no locks: a lease that its holder renews.
 
-    OUTPUT/_klog/lease/EPOCH    the holder's token, process and renewals, and whether it has ended
+    OUTPUT/_klog/lease/EPOCH            the holder's token, process and start; is never replaced
+    OUTPUT/_klog/lease/EPOCH.renewed    how often it has renewed the lease, and whether its run has ended
 
-Only the creation of a file decides (`ArrowFolder.create`): who creates the next epoch holds the lease. The holder
-renews its file, which nobody else writes, and then looks for a later epoch. Another run sees the file change, and is
+Only the creation of EPOCH decides (`ArrowFolder.create`): who creates the next one holds the lease. The holder replaces
+EPOCH.renewed, which nobody else writes, and then looks for a later epoch. Another run sees the file change, and is
 refused. If it does not change for `LEASE_SECONDS`, by the watcher's own clock, its holder is dead, and the watcher
 creates the next epoch. The newest epoch stays there when a run ends, so that no number is used twice, unless it is the
 first one and its run has written nothing.
@@ -19,6 +20,7 @@ import copy
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import threading
@@ -27,7 +29,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
@@ -37,6 +39,8 @@ from spark_klog.load.journal.model import FOLDER
 _log = logging.getLogger(__name__)
 _LEASES = f"{FOLDER}/lease"
 _DIGITS = 8
+_RENEWED, _ENDED = ".renewed", b"ended"
+_OF_LEASE = re.compile(r"(\d+)(?:\.renewed)?")
 #: How often a holder renews, when a lease ends that is not renewed, and how long before it a holder stops its changes.
 RENEW_SECONDS, LEASE_SECONDS, MARGIN_SECONDS = 3.0, 20.0, 5.0
 _LOOK_SECONDS = 0.5
@@ -64,54 +68,75 @@ def lease(store: ArrowFolder) -> Iterator[None]:
         held.release()
 
 
+class _State(NamedTuple):
+    """The content of a lease's two files; `renewed` is None before the first renewal."""
+
+    holder: bytes
+    renewed: bytes | None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.renewed == _ENDED
+
+    def __str__(self) -> str:
+        written = _parsed(self.holder)
+        return f"process {written.get('process')} on {written.get('host')} began at {written.get('started')}"
+
+
+def _parsed(holder: bytes) -> dict[str, Any]:
+    with suppress(ValueError):
+        if isinstance(written := json.loads(holder), dict):
+            return written
+    return {}  # people have edited it
+
+
 class _Lease:
     def __init__(self, store: ArrowFolder) -> None:
         self._store = store
         self._epoch = 0
-        self._token = secrets.token_hex(8)
         self._renewals = 0
         self._valid_until = 0.0
         self._is_lost = False
         self._lock = threading.Lock()
-        self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.ended = threading.Event()
 
     def acquire(self) -> None:
         """Wait for the end of a former holder that is dead; `LoadError` if there is one that lives."""
         store = self._store
         last = self._last_epoch()
-        former = store.read(_path(last)) if last else None
-        if former is not None and not _has_ended(former):
+        former = self._state(last) if last else None
+        if former is not None and not former.has_ended:
             former = self._watch(last, former)
         began = _now()
-        if not store.create(_path(last + 1), self._content()):
+        content = self._content()
+        if not store.create(_path(last + 1), content):
             raise self._under_way(None)
         self._epoch = last + 1
-        if store.create(_path(self._epoch), self._content()):  # a store that ignores the condition would lose records
+        if store.create(_path(self._epoch), content):  # a store that ignores the condition would lose records
             raise LoadError(str(no_conditional_put(store.address)))
         self._valid_until = began + LEASE_SECONDS - MARGIN_SECONDS
         # In this order: a holder that renews late either finds this epoch, or is found here.
         if self._last_epoch() > self._epoch:
             raise self._under_way(None)
-        if former is not None and (now := store.read(_path(last))) not in (None, former):
+        if former is not None and (now := self._state(last)) not in (None, former):
             raise self._under_way(now)
-        for epoch in self._epochs():
-            if epoch < self._epoch:
-                store.remove(_path(epoch))
+        for name in store.names(_LEASES):
+            if (older := _OF_LEASE.fullmatch(name)) and int(older[1]) < self._epoch:
+                store.remove(f"{_LEASES}/{name}")
 
-    def _watch(self, epoch: int, former: bytes) -> bytes:
+    def _watch(self, epoch: int, former: _State) -> _State:
         """Watch the lease of a run that may be dead until it ends; returns what was read last."""
-        end = _now() + (0 if _is_of_dead_process(former) else LEASE_SECONDS)
-        while _now() < end:
+        end = _now() + LEASE_SECONDS
+        while _now() < end and not _is_dead_process(former.holder):
             time.sleep(_LOOK_SECONDS)
-            found = self._store.read(_path(epoch))
-            if found is None:  # a third run goes on after this one
+            state = self._state(epoch)
+            if state is None:  # a third run goes on after this one
                 raise self._under_way(None)
-            if _has_ended(found):
-                return found
-            if found != former:
-                raise self._under_way(found)
-        _log.warning("%s: the run that %s is dead: going on", self._store.address, _holder(former))
+            if state.has_ended:
+                return state
+            if state != former:
+                raise self._under_way(state)
+        _log.warning("%s: the run (%s) is dead: going on", self._store.address, former)
         return former
 
     def renew_until_end(self) -> None:
@@ -138,7 +163,7 @@ class _Lease:
                 return
             began = _now()
             self._renewals += 1
-            self._store.write(_path(self._epoch), self._content())
+            self._store.write(f"{_path(self._epoch)}{_RENEWED}", b"%d" % self._renewals)
             if self._last_epoch() > self._epoch:
                 self._is_lost = True
             else:
@@ -150,33 +175,35 @@ class _Lease:
             if self._epoch and not self._is_lost:
                 try:
                     if self._epoch == 1 and self._store.names(FOLDER) == [_LEASES.rpartition("/")[2]]:
-                        self._store.remove(_path(1))  # a first run that was refused leaves nothing behind
+                        self._store.remove(_LEASES)  # a first run that was refused leaves nothing behind
                         return
-                    self._store.write(_path(self._epoch), self._content(has_ended=True))
+                    self._store.write(f"{_path(self._epoch)}{_RENEWED}", _ENDED)
                 except LoadError as error:  # the next run waits for the lease's end
                     _log.warning("the next run has to wait for %g s: %s", LEASE_SECONDS, error)
 
-    def _epochs(self) -> list[int]:
-        return [int(name) for name in self._store.names(_LEASES) if name.isascii() and name.isdecimal()]
-
     def _last_epoch(self) -> int:
-        return max(self._epochs(), default=0)
+        names = self._store.names(_LEASES)
+        return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=0)
 
-    def _content(self, *, has_ended: bool = False) -> bytes:
+    def _state(self, epoch: int) -> _State | None:
+        """What a lease says now; None if there is none."""
+        holder = self._store.read(_path(epoch))
+        renewed = self._store.read(f"{_path(epoch)}{_RENEWED}")
+        return None if holder is None else _State(holder, renewed)
+
+    def _content(self) -> bytes:
         return json.dumps(
             {
-                "token": self._token,
+                "token": secrets.token_hex(8),
                 "host": socket.gethostname(),
                 "process": os.getpid(),
                 "instance": _instance(os.getpid()),
-                "started": self._started,
-                "renewals": self._renewals,
-                "ended": has_ended,
+                "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             }
         ).encode()
 
-    def _under_way(self, content: bytes | None) -> LoadError:
-        which = f" ({_holder(content)})" if content else ""
+    def _under_way(self, state: _State | None) -> LoadError:
+        which = f" ({state})" if state else ""
         return LoadError(f"another run of the load in {self._store.address} is under way{which}: wait for its end")
 
 
@@ -189,36 +216,21 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
-    with suppress(ValueError):
-        if isinstance(found := json.loads(content), dict):
-            return found
-    return {}  # cut off by people; it ends if nobody renews it
-
-
-def _has_ended(content: bytes) -> bool:
-    return _parsed(content).get("ended") is True
-
-
-def _holder(content: bytes) -> str:
-    found = _parsed(content)
-    return f"process {found.get('process')} on {found.get('host')} began at {found.get('started')}"
-
-
 def _instance(process: int) -> list[str] | None:
-    """What tells a process from all others, on all hosts; None if it is not there, or the system does not tell."""
+    """What tells a process from all others, on all hosts; None if it has ended, or the system does not tell."""
     with suppress(OSError, IndexError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
-        started = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-        return [boot, namespace, started]
+        state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        if state not in "ZX":  # it has ended, and its parent has not noticed
+            return [boot, namespace, fields[18]]
     return None
 
 
-def _is_of_dead_process(content: bytes) -> bool:
+def _is_dead_process(holder: bytes) -> bool:
     """Whether the holder was a process of this system, of which it is known that it has ended."""
-    found, own = _parsed(content), _instance(os.getpid())
-    process, instance = found.get("process"), found.get("instance")
+    written, own = _parsed(holder), _instance(os.getpid())
+    process, instance = written.get("process"), written.get("instance")
     if own is None or not isinstance(process, int) or not isinstance(instance, list):
         return False
     return instance[:2] == own[:2] and instance != _instance(process)
