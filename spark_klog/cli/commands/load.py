@@ -120,6 +120,50 @@ def _print_status(found: Status, compared: Completeness | None, with_bars: bool,
 
 
 @load.command(
+    "verify",
+    epilog="""\b
+Examples:
+  klog load verify /data/clicks
+  klog load verify delta:s3://lake/clicks -b broker:9092 --hash
+""",
+)
+@click.argument("output")
+@click.option("--hash", "with_hash", is_flag=True, help="Read all records of files and log, and compare them.")
+@cluster_options
+def verify_command(output: str, with_hash: bool, cluster: ChosenCluster, as_json: bool) -> None:
+    """Compare the runs of the load in OUTPUT, or of a table, with its files, and name what is missing or double.
+
+    With a cluster (-b, --cluster or --command-config) also with the log, as it is now. The exit code is 1 if something
+    is missing, double or different.
+    """
+    from spark_klog.load.verify import verified_json, verify
+
+    settings = cluster.settings()
+    client = dict(settings) if "bootstrap.servers" in settings else None
+    if with_hash and client is None:
+        raise click.UsageError("--hash needs a cluster: give -b HOST:PORT")
+    found = verify(output, client, with_hash=with_hash)
+    if as_json:
+        click.echo(json.dumps(verified_json(found)))
+    else:
+        names = ("partition", "start", "until", "records", "in_files", "lag", "compared", "gone")
+        rows = [
+            (item.topic, *("-" if (number := getattr(item, name)) is None else f"{number:,}" for name in names))
+            for item in found.partitions
+        ]
+        print_table(("topic", *(name.replace("_", " ") for name in names)), rows)
+        for name in found.unknown:
+            click.echo(f"{name}: offsets of the old topic and the new one can't be told apart")
+        for item in found.findings:
+            place = f"{item.topic}-{item.partition} " if item.partition >= 0 else ""
+            click.echo(f"wrong: {place}{item.what}")
+        if not found.findings:
+            click.echo("all records are there once")
+    if found.findings:
+        raise SystemExit(1)
+
+
+@load.command(
     "compact",
     epilog="""\b
 Examples:
