@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_klog.client import Admin, Producer
@@ -64,6 +65,7 @@ def _runnable(page: str) -> list[Snippet]:
 #: Pages that take long; README and the tutorial have streams, and tests of the source those of lineage and folders.
 _LONG = {
     "docs/recipes/schemas.md",
+    "docs/recipes/cdc.md",
     "docs/recipes/debezium.md",
     "docs/explanation/systems.md",
     "docs/recipes/lineage.md",
@@ -194,6 +196,11 @@ def _call_test(reader: _Reader, name: str = "test_what_is_sent_is_read") -> None
     reader.namespace[name](Cluster, topic)
 
 
+def _check_merged(reader: _Reader) -> None:
+    rows = DeltaTable(reader.folder / "data" / "customers-stream").to_pyarrow_table()
+    assert rows.select(["id", "name", "_offset"]).to_pylist() == [{"id": 1, "name": "Ada Lovelace", "_offset": 2}]
+
+
 def _check_clean(reader: _Reader) -> None:
     assert reader.namespace["clean"].count() == 9
 
@@ -241,6 +248,7 @@ _BEFORE: dict[str, Callable[[_Reader, EmbeddedCluster, Path], None]] = {
 }
 _AFTER: dict[str, Callable[[_Reader], None]] = {
     "README.md": _check_readme,
+    "docs/recipes/cdc.md": _check_merged,
     "docs/recipes/debezium.md": _check_customers,
     "docs/recipes/exactly-once.md": _check_clean,
     "docs/recipes/testing.md": _call_test,
