@@ -22,7 +22,8 @@ from tests.support.secure_kafka import JAAS, add_scram_users, tls_properties
 from tests.ui.browser import Browser
 from tests.ui.support import Page, serving
 
-pytestmark = pytest.mark.peer
+#: `make test` has commands by TLS and SASL with our broker (tests/cli/test_command_config.py), clients with Kafka.
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("again")]
 PASSWORDS = {"alice": "alice's, secret=1", "reader": "reader-secret-2"}
 AUTHORIZERS = {
     "3.9.1": "kafka.security.authorizer.AclAuthorizer",
@@ -121,7 +122,6 @@ def open_first(browser: Browser) -> str:
     return browser.text("#messages pre[aria-label='klog consume']")
 
 
-@pytest.mark.test_all("again")
 def test_the_page(browser: Browser, secure: SecureKafka) -> None:
     browser.open("overview")
     assert secure.servers in browser.text("#main")  # the page shows the address of the listener that it uses
@@ -151,7 +151,6 @@ def test_the_page(browser: Browser, secure: SecureKafka) -> None:
         assert PASSWORDS["alice"] not in json.dumps(browser.page.get(view))
 
 
-@pytest.mark.test_all("again")
 def test_the_page_of_a_user_who_may_read_one_topic(
     chromium: webdriver.Chrome, secure: SecureKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
