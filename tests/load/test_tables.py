@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,39 @@ def test_two_loads_at_once(
         assert load(options, InProcess()).runs == []
         assert data_files(tmp_path) == committed(tmp_path)
     assert status(address).findings == []
+
+
+@pytest.mark.test_all("long")
+def test_two_loads_race(cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty times, without locks: whoever loses is told so, and each record is there once."""
+    servers, address = cluster.bootstrap_servers, f"delta:{tmp_path}"
+    create_topic(servers, topic, 2)
+    monkeypatch.setattr("spark_klog.load.run.locked", _unlocked)
+    options = LoadOptions({"bootstrap.servers": servers}, [topic], address, max_task_records=20)
+    lost: list[str] = []
+
+    def work() -> None:
+        try:
+            load(options, InProcess())
+        except LoadError as error:
+            lost.append(str(error))
+
+    for number in range(20):
+        produce(servers, topic, values(60, start=number * 60, partitions=2))
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        found = seen(tmp_path)
+        assert len(found) == len(set(found))
+        load(options, InProcess())
+        assert seen(tmp_path) == expected(topic, dict.fromkeys(range(2), 30 * (number + 1)))
+        load(options, InProcess())
+        assert data_files(tmp_path) == committed(tmp_path)
+    assert status(address).findings == []
+    assert lost
+    assert all("another run" in one or "run again" in one.lower() or "another attempt" in one for one in lost), lost
 
 
 class _unlocked:
