@@ -13,6 +13,7 @@ from pyarrow.fs import LocalFileSystem
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
+from spark_klog.load.journal import lease
 from tests.load.support import Killed, by_duckdb, expected, run
 from tests.spark.support import create_topic, produce, values
 
@@ -115,6 +116,8 @@ def test_a_load_that_dies_within_any_write(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = cluster.bootstrap_servers
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.6)  # one run at a time
+    monkeypatch.setattr(lease, "MARGIN_SECONDS", 0.2)
     create_topic(servers, topic, 2)
     produce(servers, topic, values(60, partitions=2))
     number, died = 0, True

@@ -208,6 +208,7 @@ def test_a_run_that_is_late_but_alone_goes_on(served: Served, monkeypatch: pytes
     assert store.read("file") == b""
 
 
+@pytest.mark.test_all("again")
 def test_both_find_each_other(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder renews at the very moment of the take-over: the other one may withdraw, both may, but never none."""
     uri = bucket(served[0], "moment")
