@@ -26,6 +26,8 @@ from pyiceberg.utils.config import Config
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.files import open_folder
+from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load.audit import status
 from spark_klog.load.settings import WriteSettings
@@ -34,8 +36,10 @@ from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.security.config import Settings
 from spark_klog.tables.changes import debezium_type
+from spark_klog.tables.delta import storage_options
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import Table
+from tests.load.buckets import bucket
 from tests.load.support import Killed, die, failing, kills, run
 from tests.spark.support import Sent, create_topic, produce
 
@@ -49,8 +53,13 @@ _PARTITIONS = 4
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """With a catalog `local` of Iceberg."""
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/iceberg"}
+    return _catalog(monkeypatch, properties)
+
+
+def _catalog(monkeypatch: pytest.MonkeyPatch, properties: Mapping[str, str]) -> dict[str, str]:
     for name, value in properties.items():
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__LOCAL__{name.upper()}", value)
+        name = name.upper().replace(".", "__").replace("-", "_")
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LOCAL__{name}", value)
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # it has read the environment at its import
     return dict(os.environ)
 
@@ -63,7 +72,9 @@ def content(address: str) -> pa.Table:
     """The table as another program reads it; one without rows, if there is none."""
     kind, _, place = address.partition(":")
     if kind == "delta":
-        return DeltaTable(place).to_pyarrow_table() if DeltaTable.is_deltatable(place) else pa.table({"id": []})
+        url, options = storage_options(place) if "://" in place else (place, {})
+        is_there = DeltaTable.is_deltatable(url, options)
+        return DeltaTable(url, storage_options=options).to_pyarrow_table() if is_there else pa.table({"id": []})
     catalog = load_catalog("local")
     name = place.removeprefix("local.")
     return catalog.load_table(name).scan().to_arrow() if catalog.table_exists(name) else pa.table({"id": []})
@@ -147,6 +158,37 @@ def test_killed_at_each_change(
         assert run(source.servers, address, topic, settings=_KEYED).runs == []
         location = Path(open_table(address).location.removeprefix("file://"))
         assert not list(location.glob("_klog/runs/*/changes"))
+    assert number > 20
+
+
+@pytest.mark.test_all("kill")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_killed_at_each_change_in_a_bucket(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, s3_process: str, monkeypatch: Any, kind: str
+) -> None:
+    source = Source(cluster.bootstrap_servers, topic, 30)
+    source.change(200)
+    keys = {"s3.access-key-id": "key", "s3.secret-access-key": "secret", "s3.region": "us-east-1"}
+    keys["s3.endpoint"] = f"http://{s3_process}"
+    bucket(s3_process, "lake")
+    _catalog(monkeypatch, {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": "s3://lake/wh", **keys})
+    number, died = 0, True
+    while died:
+        number += 12
+        uri = bucket(s3_process, f"upserts{number}")
+        address = f"delta:{uri}" if kind == "delta" else address_of(kind, tmp_path, f"t{number}")
+        try:
+            with failing(ArrowFolder, number, die):
+                run(source.servers, address, topic, settings=_KEYED, max_task_records=40)
+            died = False
+        except Killed:
+            pass
+        assert source.check(address) in ({}, source.end)
+        run(source.servers, address, topic, settings=_KEYED, max_task_records=40)
+        assert source.check(address) == source.end
+        assert status(address).findings == []
+        store = open_folder(open_table(address).location)
+        assert not [path for path in store.paths_below("_klog/runs") if "/changes/" in path]
     assert number > 20
 
 
