@@ -139,13 +139,17 @@ class ChangeFormat:
             raise ConfigError(f"the envelope's rows are {row}, not records with fields: MongoDB's are not understood")
         return row
 
-    def changes(self, records: pa.RecordBatch, incarnation: int = 0) -> pa.RecordBatch:
+    def changes(
+        self, records: pa.RecordBatch, incarnation: int = 0, bad: dict[int, str] | None = None
+    ) -> pa.RecordBatch:
         """The changes of records with the connector's columns key, value, topic, partition, offset, timestamp.
 
-        `LoadError` names a record that has no key, or an operation that is not understood.
+        A record without a key, or with an operation that is not understood, is left out, and its number and the reason
+        are put into `bad`. Without `bad`, `LoadError` names the first one.
         """
+        reasons: dict[int, str] = {} if bad is None else bad
         if self.envelope == "debezium":
-            rows, deleted, numbers = self._unwrapped(records)
+            rows, deleted, numbers = self._unwrapped(records, reasons)
         else:
             numbers = np.arange(len(records))
             rows = self._row_fields(records["value"])
@@ -156,17 +160,21 @@ class ChangeFormat:
             places, keys = places.take(pa.array(numbers)), keys.take(pa.array(numbers))
         rows |= self._keys(rows, keys, deleted)
         for name in self.key:
-            if rows[name].null_count:
-                first = int(numbers[int(pc.index(rows[name].is_null(), True).as_py())])
-                raise LoadError(
-                    f"{_place_of(records, first)} has no {name}, which is in the key of its row: every record needs "
-                    "one. A record without a value (a tombstone) has only what the record's key has"
+            for row in numbers[_mask(rows[name].is_null())].tolist() if rows[name].null_count else ():
+                reasons.setdefault(
+                    row,
+                    f"has no {name}, which is in the key of its row. One without a value (a tombstone) has only what "
+                    "the record's key has",
                 )
+        if bad is None and reasons:
+            first = min(reasons)
+            raise LoadError(f"{_place_of(records, first)} {reasons[first]}")
         columns = [rows[name] for name in self._row]
         here = pa.nulls(len(places), pa.int32()).fill_null(incarnation)
         times = places["timestamp"].cast(PLACE.field(TIMESTAMP).type)
         columns += [here, places["partition"], places["offset"], times, deleted]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        made = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return made.filter(pa.array(~np.isin(numbers, list(reasons)))) if reasons else made
 
     def _row_fields(self, row: pa.Array) -> dict[str, pa.Array]:
         if pa.types.is_struct(row.type):
@@ -183,7 +191,9 @@ class ChangeFormat:
         # of a deletion without a row
         return _filled(rows, {name: of_record[name] for name in self.fields if name in of_record})
 
-    def _unwrapped(self, records: pa.RecordBatch) -> tuple[dict[str, pa.Array], pa.Array, NDArray[np.int64]]:
+    def _unwrapped(
+        self, records: pa.RecordBatch, bad: dict[int, str]
+    ) -> tuple[dict[str, pa.Array], pa.Array, NDArray[np.int64]]:
         """The rows of an envelope's changes, which of them are deletions, and each one's number of a record.
 
         An update that changes the key deletes the row of the old key, too: Debezium writes both as records of their
@@ -191,19 +201,20 @@ class ChangeFormat:
         """
         value = records["value"]
         before, after, op = self._envelope_fields(value)
-        known = pc.is_in(op, pa.array([*_WRITES, _DELETE, _MESSAGE]))
-        if wrong := np.flatnonzero(_mask(pc.and_(value.is_valid(), pc.invert(known)))).tolist():
-            name, where = op[wrong[0]].as_py(), _place_of(records, wrong[0])
+        is_known = _mask(pc.is_in(op, pa.array([*_WRITES, _DELETE, _MESSAGE])))
+        for row in np.flatnonzero(_mask(value.is_valid()) & ~is_known).tolist():
+            name = op[row].as_py()
+            bad[row] = f"has the operation {name!r}: an envelope of Debezium has one of c, u, r, d, m"
             if name == _TRUNCATE:
-                raise LoadError(
-                    f"{where} truncates its table, which is not understood: begin another table behind it, or have "
-                    "the connector skip it (skipped.operations=t)"
+                bad[row] = (
+                    "truncates its table, which is not understood: begin another table behind it, or have the "
+                    "connector skip it (skipped.operations=t)"
                 )
-            raise LoadError(f"{where} has the operation {name!r}: an envelope of Debezium has one of c, u, r, d, m")
         is_write = _mask(pc.is_in(op, pa.array(_WRITES)))
         is_delete = _mask(pc.equal(op, _DELETE))
-        if lost := np.flatnonzero(is_write & _mask(after.is_null())).tolist():
-            raise LoadError(f"{_place_of(records, lost[0])} has the operation {op[lost[0]].as_py()!r} and no row")
+        for row in np.flatnonzero(is_write & _mask(after.is_null())).tolist():
+            bad[row] = f"has the operation {op[row].as_py()!r} and no row"
+            is_write[row] = False
         # A tombstone repeats the deletion before it. It is the only one if the deletion is compacted away.
         tombstones = _mask(value.is_null()) & pa.types.is_struct(self.key_type)
         is_deleted = is_delete | tombstones
@@ -217,7 +228,7 @@ class ChangeFormat:
             rows = pa.concat_arrays([rows, before.take(pa.array(moved))])
             numbers, deleted = np.append(numbers, moved), np.append(deleted, np.ones(len(moved), np.bool_))
         row = self._row_fields(rows)
-        self._check_available(records, row, pa.array(deleted), numbers)
+        self._check_available(row, pa.array(deleted), numbers, bad)
         return row, pa.array(deleted), numbers
 
     def _envelope_fields(self, value: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
@@ -245,16 +256,15 @@ class ChangeFormat:
         return differs & is_whole
 
     def _check_available(
-        self, records: pa.RecordBatch, row: dict[str, pa.Array], deleted: pa.Array, numbers: NDArray[np.int64]
+        self, row: dict[str, pa.Array], deleted: pa.Array, numbers: NDArray[np.int64], bad: dict[int, str]
     ) -> None:
         for name, column in row.items():
             if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
                 marks = _mask(pc.and_not(pc.equal(column, pa.scalar(UNAVAILABLE, column.type)), deleted))
-                if marks.any():
-                    where = _place_of(records, int(numbers[int(marks.argmax())]))
-                    raise LoadError(
-                        f"{where} has {UNAVAILABLE} as {name}: the connector has not the column's value. Give the "
-                        "database's table REPLICA IDENTITY FULL, or the connector a ReselectColumnsPostProcessor"
+                for number in numbers[marks].tolist() if marks.any() else ():
+                    bad[number] = (
+                        f"has {UNAVAILABLE} as {name}: the connector has not the column's value. Give the database's "
+                        "table REPLICA IDENTITY FULL, or the connector a ReselectColumnsPostProcessor"
                     )
 
 

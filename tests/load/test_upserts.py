@@ -30,6 +30,8 @@ from spark_klog.files import open_folder
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load.audit import status
+from spark_klog.load.journal.model import LETTERS
+from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.values import parse_schema, schema_text
 from spark_klog.schema_registry import SchemaRegistry
@@ -258,7 +260,7 @@ def test_debeziums_json(cluster: EmbeddedCluster, topic: str, tmp_path: Path, en
     assert rows({"op": "m"}) == [(3, "Ada", 2), (4, "Bob", 5)], "a run that changes no row is one"
     assert len(status(address).runs) == 3
     produce(servers, topic, _debezium({"op": "t"}))
-    with pytest.raises(LoadError, match=f"{topic}-0, offset 7, truncates its table"):
+    with pytest.raises(LoadError, match="more than --max-bad 0"):
         run(servers, address, topic, settings=settings)
 
 
@@ -325,6 +327,20 @@ def test_what_is_refused(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -
         WriteSettings(schema=ROW, upsert_key="id", layout="day")
     with pytest.raises(ConfigError, match="no such field, only id, name"):
         WriteSettings(schema=ROW, upsert_key="ids")
-    produce(servers, topic, [Sent(None, b"1")])
-    with pytest.raises(LoadError, match=rf"{topic}-0, offset 1, has no id, which is in the key of its row"):
+
+
+def test_records_that_are_no_changes_are_dead_letters(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers, address = cluster.bootstrap_servers, address_of("delta", tmp_path)
+    create_topic(servers, topic)
+    good = [Sent(b'{"id": %d, "name": "a"}' % number, b"k") for number in (1, 2)]
+    produce(servers, topic, [good[0], Sent(None, b"k"), good[1]])
+    with pytest.raises(LoadError, match="has 1 bad record batches or values, more than --max-bad 0"):
         run(servers, address, topic, settings=BY_ID)
+    loaded = run(servers, address, topic, settings=BY_ID, max_bad=MaxBad(1))
+    assert (loaded.runs, loaded.bad) == ([1], 1)
+    [letters] = (tmp_path / "rows" / LETTERS).iterdir()
+    letter = json.loads(letters.read_text())
+    assert (letter["offset"], letter["value"]) == (1, None)
+    assert letter["reason"].startswith("the record has no id, which is in the key of its row")
+    assert content(address)["_offset"].to_pylist() == [0, 2]
+    assert status(address).findings == []

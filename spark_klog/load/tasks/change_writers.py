@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from spark_klog.load.journal.model import FileEntry, Range, changes_path, file_path
 from spark_klog.tables.change_files import ChangeWriter
-from spark_klog.tables.changes import ChangeFormat
 
 
 class ChangeRangeWriter:
-    """As `RangeWriter`, of records that are changes: a file has the last change of each key among its records.
+    """As `RangeWriter`, for changes: a file has the last change of each key among its records.
 
     The `records` of a file's entry are those of the log, also the ones that it has no changes of.
     """
@@ -23,24 +22,24 @@ class ChangeRangeWriter:
     def __init__(
         self,
         item: Range,
-        change_format: ChangeFormat,
+        key: Sequence[str],
         scratch: Path,
         put: Callable[[Path, FileEntry], None],
         token: str,
         run: int,
     ) -> None:
-        self._range, self._format, self._put, self._token, self._run = item, change_format, put, token, run
-        self._writer = ChangeWriter(change_format.key, scratch, self._complete)
+        self._range, self._put, self._token, self._run = item, put, token, run
+        self._writer = ChangeWriter(key, scratch, self._complete)
         self._first, self._last = item.start, item.start - 1
         self._records = 0
         self._times: list[int] = []
 
-    def add(self, batch: pa.RecordBatch, times: NDArray[np.int64], _layout_times: NDArray[np.int64]) -> None:
-        """Add records in the order of offsets; `times` are their timestamps in microseconds."""
-        self._records += len(batch)
-        self._last = batch["offset"][len(batch) - 1].as_py()
+    def add(self, changes: pa.RecordBatch, times: NDArray[np.int64], last: int) -> None:
+        """Add the changes of records up to offset `last`, whose `times` are their timestamps in microseconds."""
+        self._records += len(times)
+        self._last = last
         self._times += [int(times.min()) // 1000, int(times.max()) // 1000]
-        self._writer.add(self._format.changes(batch, self._range.incarnation))
+        self._writer.add(changes)
 
     def finish(self, until: int) -> None:
         """Complete the last file; the range has been read up to `until`."""

@@ -59,6 +59,7 @@ from spark_klog.records.reading.reader import AbortedTransactions
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
 from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
+from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.table import has_field_ids
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Values:
         self._settings, self._columns, self._decoders = settings, settings.columns(item.topic), decoders
         kind = parse_schema(settings.schema) if settings.schema else None
         self._parser = None if kind is None else JsonParser(kind)
+        self._incarnation = item.incarnation
         self.letters = folder / letters_name(item, token)
         self.bad = 0
         self._file: IO[str] | None = None
@@ -163,6 +165,23 @@ class Values:
             why = f"the {name} has a time before the year 1 or after 9999, which JSON lines do not have"
             bad += [(row, why) for row in range(len(column)) if not is_dated(column.slice(row, 1))]
         return column, bad
+
+    def changes(
+        self, raw: pa.RecordBatch, parsed: pa.RecordBatch, change_format: ChangeFormat
+    ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """The records that say something of rows, as they are in the log, and the changes; others are bad."""
+        bad: dict[int, str] = {}
+        made = change_format.changes(parsed, self._incarnation, bad)
+        if bad:
+            numbers = sorted(bad)
+            columns = dict(zip(raw.schema.names, raw.take(pa.array(numbers)).columns, strict=True))
+            columns["timestamp"] = columns["timestamp"].cast(READ.field("timestamp").type)
+            letters = pa.RecordBatch.from_arrays(list(columns.values()), schema=READ)
+            self._keep(letters, [f"the record {bad[row]}" for row in numbers])
+            good = np.ones(len(raw), np.bool_)
+            good[numbers] = False
+            raw = raw.filter(pa.array(good))
+        return raw, made
 
     def layout_times(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """The times that decide on the records' folders, in microseconds as clocks of the time zone show them."""
@@ -372,11 +391,11 @@ class _RangeLoad(ReadObserver):
             self._files.append(entry)
 
         writer: RangeWriter | ChangeRangeWriter
-        changes = settings.change_format(item.topic)
-        if changes is None:
+        change_format = settings.change_format(item.topic)
+        if change_format is None:
             writer = RangeWriter(item, settings, attempt.folder, put, attempt.token, attempt.job.columns)
         else:
-            writer = ChangeRangeWriter(item, changes, attempt.folder, put, attempt.token, attempt.job.run)
+            writer = ChangeRangeWriter(item, change_format.key, attempt.folder, put, attempt.token, attempt.job.run)
         asked = OffsetRange(item.topic, item.partition, item.start, item.end)
         decoders, columns = attempt.decoders(item.topic), attempt.job.columns
         is_by_timestamp = settings.layout != "none" and not settings.event_time
@@ -384,11 +403,16 @@ class _RangeLoad(ReadObserver):
         with Values(item, settings, attempt.folder, attempt.token, decoders, of_dates=of_dates) as values:
             for batch in read_ranges(attempt.job.source, [asked], READ, ids, self, reader):
                 raw, parsed = values.parse(batch)
+                if change_format is not None:
+                    raw, parsed = values.changes(raw, parsed, change_format)
                 self._gaps[UNPARSED] += len(batch) - len(raw)
                 if len(raw):
                     times = np.frombuffer(raw["timestamp"].buffers()[1], np.int64)[: len(raw)]
                     self._count(raw, times)
-                    writer.add(parsed, times, values.layout_times(parsed, times))
+                    if isinstance(writer, ChangeRangeWriter):
+                        writer.add(parsed, times, raw["offset"][len(raw) - 1].as_py())
+                    else:
+                        writer.add(parsed, times, values.layout_times(parsed, times))
             writer.finish(self._until)
         if values.bad:
             self._bad_values = values.bad
