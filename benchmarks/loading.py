@@ -13,14 +13,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from confluent_kafka import Producer
-
 from benchmarks.bare_load import NAME as BARE, bare_load
 from benchmarks.brokers import check_count, create_topic, delete_topic, topic as new_topic
 from benchmarks.data import PARTITIONS, RECORD_SIZE, produce
 from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.record_batches import take_turns
-from benchmarks.schemas import SCHEMA, encoded_orders
+from benchmarks.schemas import SCHEMA
 from benchmarks.sides import (
     JVM,
     SideFailed,
@@ -33,6 +31,7 @@ from benchmarks.sides import (
     topic_options,
 )
 from benchmarks.spark_reads import fill_evenly
+from benchmarks.typed import fill_orders
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.prefix import id_prefix
 from spark_klog.schemas.registry.client import RegistryClient
@@ -151,8 +150,6 @@ _RECORDS_A_PARTITION, _LARGE, _RECORDS_FOR_EACH = 1_000, 1024, 2.62144
 _LIMIT_MB = 400
 _SECONDS = 600.0
 _NAMES = itertools.count()
-#: Distinct orders.
-_ROWS = 65_536
 _NOTHING = "from pyspark.sql import SparkSession\n"
 
 
@@ -234,16 +231,7 @@ def _rows(bench: Bench, kafka: Kafka, klog: SparkSide, folder: Path) -> Result:
     with SchemaRegistry({"bootstrap.servers": servers}, "0") as registry:
         client = RegistryClient(registry_config({"url": registry.url}))
         prefix = id_prefix(client.register("orders-value", Schema(json.dumps(SCHEMA))))
-        values = encoded_orders(_ROWS, prefix)
-        producer = Producer({"bootstrap.servers": servers, "compression.type": "lz4", "linger.ms": 50})
-        for number in range(records):
-            while True:
-                try:
-                    producer.produce("orders", values[number % _ROWS], partition=number % PARTITIONS)
-                    break
-                except BufferError:
-                    producer.poll(1)
-        producer.flush(_SECONDS)
+        fill_orders(servers, "orders", prefix, records)
         check_count(kafka, "orders", records)
 
         def rate(**more: str) -> float:

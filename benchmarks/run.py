@@ -35,6 +35,7 @@ from benchmarks.protobuf import PROTOBUF
 from benchmarks.schemas import AVRO, FUNCTIONS, JSON_RECORDS
 from benchmarks.spark_reads import BATCH_READ, DIRECTORY_READ, LATENCY, READS, SHORT_READS
 from benchmarks.spark_writes import WRITE, WRITE_LATENCY
+from benchmarks.tables import TABLES
 from benchmarks.typed import TYPED
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ WORK: tuple[Work, ...] = (
     WRITE_LATENCY,
     TYPED,
     LOAD,
+    TABLES,
     WORKER_MEMORY,
     BREAKDOWN,
     DECODE,

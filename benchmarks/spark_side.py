@@ -153,6 +153,53 @@ def stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]
     return {"seconds": seconds, "rows": sum(rows), "batches": sum(count > 0 for count in rows)}
 
 
+def sink(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Read all columns with AvailableNow into Spark's sink of a new Delta table; time the query from start to end."""
+    folder = request["folder"]
+    frame = spark.readStream.format(source).options(**request["options"]).load()
+    writer = frame.writeStream.format("delta").option("checkpointLocation", f"{folder}-checkpoint")
+    started = time.perf_counter()
+    writer.trigger(availableNow=True).start(folder).awaitTermination()
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "rows": spark.read.format("delta").load(folder).count()}
+
+
+def merge(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Read changes with AvailableNow, and merge each micro-batch into a new Delta table by the record's key."""
+    folder = request["folder"]
+    write = _upsert(folder) if source == "klog" else _merge_into(spark, folder)
+    frame = spark.readStream.format(source).options(**request["options"]).load()
+    writer = frame.writeStream.option("checkpointLocation", f"{folder}-checkpoint").foreachBatch(write)
+    started = time.perf_counter()
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "batches": sum(progress["numInputRows"] > 0 for progress in query.recentProgress)}
+
+
+def _upsert(folder: str) -> Callable[[DataFrame, int], None]:
+    from spark_klog.tables import upsert
+
+    return upsert(f"delta:{folder}")
+
+
+def _merge_into(spark: SparkSession, folder: str) -> Callable[[DataFrame, int], None]:
+    columns = "key BINARY, value BINARY, partition INT, offset BIGINT, timestamp TIMESTAMP"
+    spark.sql(f"CREATE TABLE delta.`{folder}` ({columns}) USING delta")
+
+    def write(batch: DataFrame, _: int) -> None:
+        change = F.struct("value", "partition", "offset", "timestamp")
+        last = batch.groupBy("key").agg(F.max_by(change, "offset").alias("last")).select("key", "last.*")
+        last.createOrReplaceTempView("changes")
+        batch.sparkSession.sql(
+            f"MERGE INTO delta.`{folder}` t USING changes c ON t.key = c.key "
+            "WHEN MATCHED AND c.value IS NULL THEN DELETE WHEN MATCHED THEN UPDATE SET * "
+            "WHEN NOT MATCHED AND c.value IS NOT NULL THEN INSERT *"
+        )
+
+    return write
+
+
 #: A log line in JSON; the column id makes each line different.
 _LINE = """concat('{"ts":', 1700000000000 + id * 17, ',"level":"', element_at(array('INFO', 'WARN', 'ERROR'), cast(1 +
     pmod(hash(id), 10) / 4 as int)), '","host":"web-', id % 20, '","ms":', pmod(hash(id + 1), 2000), ',"msg":"')"""
@@ -268,7 +315,22 @@ def stop(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
 WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
     work.__name__: work
     for work in (
-        *(count_sum, parquet, load, plan, stream, make_rows, write, write_stream, avro, copy, probes, stop),
+        *(
+            count_sum,
+            parquet,
+            load,
+            sink,
+            merge,
+            plan,
+            stream,
+            make_rows,
+            write,
+            write_stream,
+            avro,
+            copy,
+            probes,
+            stop,
+        ),
         *(sum_rows, sum_from_avro, sum_by_fastavro, parquet_rows, write_rows, write_to_avro),
     )
 }

@@ -11,7 +11,7 @@ import pyarrow as pa
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
-from benchmarks.brokers import check_count, create_topic, topic
+from benchmarks.brokers import check_count, create_topic, topic as new_topic
 from benchmarks.data import PARTITIONS, ToolFailed
 from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.schemas import SCHEMA, encoded_orders
@@ -28,6 +28,7 @@ from benchmarks.sides import (
 )
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat
+from spark_klog.schemas.prefix import id_prefix
 from tests.support.jvm_connector import connector_jars, spark_artifact
 from tests.support.kafka import Kafka
 from tests.support.pyspark_versions import with_connector
@@ -57,7 +58,7 @@ def _typed(bench: Bench) -> Iterator[Result]:
             client = SchemaRegistryClient({"url": registry.url})
             number = client.register_schema(_SUBJECT, Schema(json.dumps(SCHEMA), "AVRO"))
             create_topic(servers, _TOPIC, PARTITIONS)
-            _fill(servers, number, count)
+            fill_orders(servers, _TOPIC, id_prefix(number), count)
             check_count(kafka, _TOPIC, count)
             yield from _reads(bench, folder, servers, registry.url, count)
             yield from _writes(bench, folder, kafka, registry.url, count)
@@ -69,16 +70,17 @@ def _jvm_side(folder: Path) -> SparkSide:
     return SparkSide(JVM, "kafka", folder / "jvm", python=with_connector(), confs={"spark.jars": jars})
 
 
-def _fill(servers: str, schema_id: int, count: int) -> None:
+def fill_orders(servers: str, topic: str, prefix: bytes, count: int) -> None:
+    """Fill a topic with Avro records of orders after a registry's prefix, over all partitions in turn."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "compression.type": "lz4"})
-    values = encoded_orders(_ORDERS, b"\0" + schema_id.to_bytes(4, "big"))
+    values = encoded_orders(_ORDERS, prefix)
     for sent, value in zip(range(count), itertools.cycle(values)):
-        producer.produce(_TOPIC, value, partition=sent % PARTITIONS)
+        producer.produce(topic, value, partition=sent % PARTITIONS)
         if not sent % 10_000:
             while len(producer) > 50_000:
                 producer.poll(0.05)
     if producer.flush(120):
-        raise ToolFailed(f"{_TOPIC} could not be filled")
+        raise ToolFailed(f"{topic} could not be filled")
 
 
 def _write_batch(file: Path) -> None:
@@ -150,7 +152,7 @@ def _writes(bench: Bench, folder: Path, kafka: Kafka, url: str, count: int) -> I
     def speed(side: SparkSide) -> float:
         if side.name == NO_OP:
             return count / 1e6 / float(side.ask("write_rows", {}, folder=orders)["seconds"])
-        with topic(kafka.bootstrap_servers, f"typed-{next(_NAMES)}") as name:
+        with new_topic(kafka.bootstrap_servers, f"typed-{next(_NAMES)}") as name:
             options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name, **_OPTIONS}
             if side.name == JVM:
                 answer = side.ask("write_to_avro", options, folder=orders, schema=json.dumps(SCHEMA))
