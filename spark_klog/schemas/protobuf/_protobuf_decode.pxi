@@ -1,5 +1,6 @@
 # Messages to columns: the fields of a message are first sought, the last value of each counting, then appended in the
-# order of the columns. Elements of a list are read where they stand when their column is appended.
+# order of the columns. Elements of a list are read where they stand when their column is appended: where that is, is
+# noted, so that the fields between them are not read again. So it is of messages that are there several times.
 
 cdef struct Message:
     int32_t first_field
@@ -36,10 +37,17 @@ cdef struct Field:
 cdef struct Seen:
     int64_t count
     uint64_t value  # of a number
-    const uint8_t *at  # of bytes and of the last message; of a list the first element's tag
+    const uint8_t *at  # of bytes and of the last message
     int64_t size
-    const uint8_t *first  # the first message's tag
-    const uint8_t *end  # of the last message or element
+    int64_t run  # the number, from 1, of the first run; 0: none
+    int64_t last_run
+
+
+# Elements of a list that follow each other, with their tags; or a message that is not the last one.
+cdef struct Run:
+    const uint8_t *at
+    const uint8_t *end
+    int64_t next  # the number of the field's next run; 0: none
 
 
 cdef struct Tables:
@@ -50,6 +58,7 @@ cdef struct Tables:
     const uint8_t *constants
     Seen *seen  # by field
     int32_t *current  # by oneof: its field, -1
+    Bytes runs  # of the messages that are being read
     const uint8_t *data  # all records
     const uint8_t *limit
     Builder *builders
@@ -131,6 +140,29 @@ cdef inline void read_content(Cursor *cursor, const Field *field, const uint8_t 
             cursor.at += size[0]
 
 
+cdef inline Run *run_of(const Tables *tables, int64_t number) noexcept nogil:
+    return <Run *>tables.runs.data + number - 1
+
+
+cdef int add_run(Tables *tables, Seen *seen, const uint8_t *at, const uint8_t *end) noexcept nogil:
+    """Note where something of a field stands. NO_MEMORY or OK."""
+    cdef Run run
+    cdef int64_t number
+    if seen.run and run_of(tables, seen.last_run).end == at:
+        run_of(tables, seen.last_run).end = end
+        return OK
+    run.at, run.end, run.next = at, end, 0
+    if put(&tables.runs, &run, sizeof(Run)) < 0:
+        return NO_MEMORY
+    number = tables.runs.size // <int64_t>sizeof(Run)
+    if seen.run:
+        run_of(tables, seen.last_run).next = number
+    else:
+        seen.run = number
+    seen.last_run = number
+    return OK
+
+
 cdef int seek_fields(Tables *tables, const Message *message, Cursor *cursor) noexcept nogil:
     """Read what a message has of each of its fields. A reason."""
     cdef uint32_t tag
@@ -159,9 +191,8 @@ cdef int seek_fields(Tables *tables, const Message *message, Cursor *cursor) noe
                         skip_group(cursor, field.number)
                     else:
                         skip_plain(cursor, wire)
-                    if seen.count == 0:
-                        seen.at = start
-                    seen.end = cursor.at
+                    if cursor.reason == OK and add_run(tables, seen, start, cursor.at) != OK:
+                        return NO_MEMORY
                 elif field.op <= OP_EIGHT:
                     value = read_plain(cursor, wire)
                     if field.enum_closed and cursor.reason == OK and enum_index(tables, field, <int32_t>value) < 0:
@@ -170,11 +201,12 @@ cdef int seek_fields(Tables *tables, const Message *message, Cursor *cursor) noe
                     seen.value = value
                 else:
                     if field.oneof >= 0 and tables.current[field.oneof] != index:
-                        seen.count = 0
-                    if seen.count == 0:
-                        seen.first = start
+                        seen.count = seen.run = 0
+                    if field.op >= OP_MESSAGE and seen.count and (
+                        add_run(tables, seen, seen.at, seen.at + seen.size) != OK
+                    ):
+                        return NO_MEMORY
                     read_content(cursor, field, &seen.at, &seen.size)
-                    seen.end = cursor.at
                 if cursor.reason != OK:
                     tables.position = index
                     return cursor.reason
@@ -189,9 +221,8 @@ cdef int seek_fields(Tables *tables, const Message *message, Cursor *cursor) noe
                 if cursor.reason != OK:
                     tables.position = index
                     return cursor.reason
-                if seen.count == 0:
-                    seen.at = start
-                seen.end = cursor.at
+                if add_run(tables, seen, start, cursor.at) != OK:
+                    return NO_MEMORY
                 seen.count += 1
                 continue
         elif index < -1 and wire == (WIRE_GROUP if (-2 - index) & 1 else WIRE_SIZED):
@@ -300,29 +331,25 @@ cdef int append_content(Tables *tables, const Field *field, int32_t slot, const 
 
 cdef int append_merged(Tables *tables, const Field *field, const Seen *seen) noexcept nogil:
     """Append a message that is there several times: all their fields, one after the other."""
-    cdef Cursor cursor
-    cdef uint8_t *merged = <uint8_t *>malloc(seen.end - seen.first)
-    cdef const uint8_t *at
-    cdef int64_t size, total = 0
-    cdef uint32_t tag
+    cdef Run run
+    cdef uint8_t *merged
+    cdef int64_t total = seen.size, number = seen.run
     cdef int state
+    while number:
+        run = run_of(tables, number)[0]
+        total += run.end - run.at
+        number = run.next
+    merged = <uint8_t *>malloc(max(total, 1))
     if merged == NULL:
         return NO_MEMORY
-    cursor.at, cursor.end, cursor.reason = seen.first, seen.end, OK
-    while cursor.at < cursor.end and cursor.reason == OK:
-        tag = read_tag(&cursor)
-        if <int32_t>(tag >> 3) == field.number and <int32_t>(tag & 7) == field.wire:
-            read_content(&cursor, field, &at, &size)
-            if cursor.reason == OK:
-                memcpy(merged + total, at, size)
-                total += size
-        elif tag & 7 == WIRE_GROUP:
-            skip_group(&cursor, tag >> 3)
-        else:
-            skip_plain(&cursor, tag & 7)
-    state = cursor.reason
-    if state == OK:
-        state = append_content(tables, field, field.slot, merged, total)
+    total, number = 0, seen.run
+    while number:
+        run = run_of(tables, number)[0]
+        memcpy(merged + total, run.at, run.end - run.at)
+        total += run.end - run.at
+        number = run.next
+    memcpy(merged + total, seen.at, seen.size)
+    state = append_content(tables, field, field.slot, merged, total + seen.size)
     free(merged)
     return state
 
@@ -353,6 +380,8 @@ cdef int append_items(Tables *tables, const Field *field, const Seen *seen) noex
     cdef Builder *builder = &tables.builders[field.slot]
     cdef int32_t slot = field.slot + 1
     cdef int64_t length = last_end(builder)
+    cdef int64_t number = seen.run
+    cdef Run run
     cdef Cursor cursor, packed_items
     cdef const uint8_t *at
     cdef int64_t size
@@ -361,18 +390,12 @@ cdef int append_items(Tables *tables, const Field *field, const Seen *seen) noex
     cdef int state
     if append_present(builder) < 0:
         return NO_MEMORY
-    if seen.count:
-        cursor.at, cursor.end, cursor.reason = seen.at, seen.end, OK
+    while number:
+        run = run_of(tables, number)[0]  # a copy: runs of messages in it are added behind, and may move all
+        number = run.next
+        cursor.at, cursor.end, cursor.reason = run.at, run.end, OK
         while cursor.at < cursor.end:
             tag = read_tag(&cursor)
-            if <int32_t>(tag >> 3) != field.number or (
-                <int32_t>(tag & 7) != field.wire and not (tag & 7 == WIRE_SIZED and is_packable(field.op))
-            ):
-                if tag & 7 == WIRE_GROUP:
-                    skip_group(&cursor, tag >> 3)
-                else:
-                    skip_plain(&cursor, tag & 7)
-                continue
             if not is_packable(field.op):
                 read_content(&cursor, field, &at, &size)
                 state = append_content(tables, field, slot, at, size)
@@ -415,12 +438,14 @@ cdef int decode_message(
     cdef Cursor cursor
     cdef int32_t index
     cdef const Field *field
+    cdef int64_t runs_before = tables.runs.size
     cdef int state
     cursor.at, cursor.end, cursor.reason = at, end, OK
     state = seek_fields(tables, message, &cursor)
     if state != OK:
         return state
     if is_entry and tables.has_unknown:
+        tables.runs.size = runs_before
         return NO_ENTRY
     if append_present(&tables.builders[message.slot]) < 0:
         return NO_MEMORY
@@ -433,6 +458,7 @@ cdef int decode_message(
             state = append_items(tables, field, &tables.seen[index])
         if state != OK:
             return state
+    tables.runs.size = runs_before
     return OK
 
 
@@ -470,6 +496,7 @@ cdef int decode_rows(const Rows *rows, Tables *tables, int64_t before, Bytes *fa
         end = rows.offsets[at + 1]
         at = rows.offsets[at] + (rows.start if rows.starts == NULL else rows.starts[row])
         tables.position = -1
+        tables.runs.size = 0  # a row that failed has left its runs
         if at < 0 or at > end or end > rows.size:
             state = TRUNCATED
         else:
@@ -567,3 +594,5 @@ cdef class ColumnBuilders(Builders):
         finally:
             self._is_busy = False
             free(failures.data)
+            free(self._tables.runs.data)
+            memset(&self._tables.runs, 0, sizeof(Bytes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from time import process_time
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.protobuf.decoder import ProtobufDecoder
 from spark_klog.schemas.rows import Decoded
 
-from .support import message_class, schema
+from .support import WIDE, message_class, order, plain, schema
 
 pytestmark = pytest.mark.usefixtures("kernel")
 _TEXT = """syntax = "proto2";
@@ -97,6 +98,35 @@ def test_fields_in_any_order_and_again() -> None:
     assert row["id"] == 2
     assert row["inner"] == {"x": 1, "s": "y"}
     assert row["by"] == [("k", {"x": 2, "s": None})]
+
+
+def test_messages_one_after_the_other_are_merged() -> None:
+    made = schema(WIDE)
+    decoder = ProtobufDecoder(made)
+    data = b"".join(order(made, number).SerializeToString() for number in (1, 35, 2, 6, 5, 71, 210))
+    again = message_class(made).FromString(data).SerializeToString()
+    damaged = data + b"\x32\2\x0a\5"  # a line that ends too early, after many
+    decoded = decoder.decode(pa.array([data, damaged, again, data]), [made])
+    assert [row for row, _ in decoded.bad] == [1]
+    first, _, second, third = plain(decoded.values)
+    assert first == second == third
+
+
+def test_elements_of_many_lists_in_turn(kernel: str) -> None:
+    lists = 300
+    fields = "".join(f"repeated fixed32 f{number} = {number};" for number in range(16, 16 + lists))
+    made = schema(f'syntax = "proto3"; message M {{ {fields} }}')
+    decoder = ProtobufDecoder(made)
+    once = [message_class(made)(**{f"f{number}": [number]}).SerializeToString() for number in range(16, 16 + lists)]
+    decoder.decode(pa.array(once), [made])  # also compiles the schema
+    seconds = []
+    for data in (b"".join(element * 200 for element in once), b"".join(once) * 200):
+        started = process_time()
+        decoded = decoder.decode(pa.array([data]), [made])
+        seconds.append(process_time() - started)
+        (row,) = decoded.values.to_pylist()
+        assert row == {f"f{number}": [number] * 200 for number in range(16, 16 + lists)}
+    assert kernel != "native" or seconds[1] < 0.02 + 5 * seconds[0]
 
 
 def test_all_rows_bad_or_null_or_none() -> None:
