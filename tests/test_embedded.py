@@ -174,6 +174,7 @@ def test_a_cluster_waits_for_one_that_was_killed(tmp_path: Path) -> None:
     assert new.returncode == 0
 
 
+@pytest.mark.test_all("long")
 def test_a_free_port_that_is_taken_before_zookeeper_binds_it(server_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A JVM takes half a second until it does."""
     real, chosen = embedded.bind, list[int]()
