@@ -72,6 +72,8 @@ class DeltaLakeTable:
         if not uri:
             raise ConfigError("the table's location is empty: give delta:FOLDER or delta:URI")
         self.location = os.path.abspath(local) if local is not None else uri
+        #: The table as it was last read: what is new is read at the next time.
+        self._known: DeltaTable | None = None
         self._url, self._options = (self.location, {}) if local is not None else storage_options(uri)
 
     @property
@@ -147,6 +149,7 @@ class DeltaLakeTable:
 
     def append(self, files: Sequence[DataFile], run: Run) -> None:
         def attempt() -> None:
+            self._known = None  # a table that was dropped since has no log for a commit to follow
             table = self._existing()
             if self._has(table, run):
                 return
@@ -188,6 +191,7 @@ class DeltaLakeTable:
 
     def compact(self, target_bytes: int) -> int:
         def attempt() -> int:
+            self._known = None
             return int(self._existing().optimize.compact(target_size=target_bytes)["numFilesRemoved"])
 
         return self._again("compacted", attempt)
@@ -196,10 +200,17 @@ class DeltaLakeTable:
 
     def _open(self) -> DeltaTable | None:
         def opened() -> DeltaTable | None:
+            if self._known is not None:
+                try:
+                    self._known.update_incremental()
+                    return self._known
+                except DeltaError:  # the log has no longer what came next
+                    self._known = None
             try:
-                return DeltaTable(self._url, storage_options=self._options)
+                self._known = DeltaTable(self._url, storage_options=self._options)
             except TableNotFoundError:
                 return None
+            return self._known
 
         return self._trying("read", opened)
 
