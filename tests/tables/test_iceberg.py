@@ -93,7 +93,12 @@ def test_a_run_of_the_same_number_conflicts(warehouse: Warehouse) -> None:
 @pytest.mark.parametrize("is_committed", [True, False])
 @pytest.mark.parametrize(
     "error",
-    [CommitStateUnknownException("504"), CommitFailedException("lost"), TimeoutError(), ValueError("no such answer")],
+    [
+        CommitStateUnknownException("504"),
+        CommitFailedException("lost"),
+        pytest.param(TimeoutError(), marks=pytest.mark.test_all("again")),
+        ValueError("no such answer"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_an_answer_is_lost(warehouse: Warehouse, error: Exception, is_committed: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import (
     DataFile as IcebergFile,
     DataFileContent,
@@ -29,10 +31,12 @@ from spark_klog.tables import iceberg_compaction
 from spark_klog.tables.iceberg import IcebergTable
 from spark_klog.tables.table import RunConflict
 from tests.load.buckets import bucket
+from tests.load.support import in_child
 from tests.support.kafka import free_port
 from tests.tables.iceberg_tables import LOAD, TOPIC, Warehouse, before_commit, rows, run_of, write
 
 _HOST = "127.0.0.1"
+_AGAIN, _KILL = pytest.mark.test_all("again"), pytest.mark.test_all("kill")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ def _loaded(warehouse: Warehouse, runs: int = 4) -> IcebergTable:
     return table
 
 
-@pytest.mark.parametrize("store", ["disk", "s3"])
+@pytest.mark.parametrize("store", ["disk", pytest.param("s3", marks=_AGAIN)])
 def test_small_files_become_one_by_partition(tmp_path: Path, request: pytest.FixtureRequest, store: str) -> None:
     options = {}
     if store == "s3":
@@ -160,8 +164,15 @@ def _delete_position(warehouse: Warehouse, path: str, position: int, content: Da
         append._manifests = manifests  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("content", [DataFileContent.POSITION_DELETES, DataFileContent.EQUALITY_DELETES])
-@pytest.mark.parametrize("is_during", [True, False])
+@pytest.mark.parametrize(
+    ("content", "is_during"),
+    [
+        (DataFileContent.POSITION_DELETES, True),
+        pytest.param(DataFileContent.POSITION_DELETES, False, marks=_AGAIN),
+        pytest.param(DataFileContent.EQUALITY_DELETES, True, marks=_AGAIN),
+        pytest.param(DataFileContent.EQUALITY_DELETES, False, marks=_AGAIN),
+    ],
+)
 def test_deleted_rows_stay_deleted(tmp_path: Path, content: DataFileContent, is_during: bool) -> None:
     warehouse = Warehouse(tmp_path)
     table = _loaded(warehouse)
@@ -251,6 +262,37 @@ def test_processes_race(tmp_path: Path) -> None:
     while not results.empty():
         wins.append(results.get())
     assert sorted(wins) == [*range(1, 9)]
+
+
+_POINTS = {
+    "while it writes": (iceberg_compaction, "_projected", False),
+    "before the commit": (SqlCatalog, "commit_table", False),
+    "after the commit": (SqlCatalog, "commit_table", True),
+}
+
+
+@pytest.mark.parametrize("point", [pytest.param(one, marks=() if _POINTS[one][2] else _KILL) for one in _POINTS])
+def test_killed(tmp_path: Path, point: str) -> None:
+    warehouse = Warehouse(tmp_path)
+    table = _loaded(warehouse)
+    owner, name, is_after = _POINTS[point]
+    real = getattr(owner, name)
+
+    def die(*arguments: Any) -> None:
+        if is_after:
+            real(*arguments)
+        os._exit(9)
+
+    def compact() -> None:
+        setattr(owner, name, die)
+        warehouse.open().compact(1 << 20)
+
+    assert in_child(compact) == 9
+    assert warehouse.offsets() == [*range(10, 50)]
+    assert len(list(table.files())) == (2 if is_after else 8)
+    assert table.compact(1 << 20) == (0 if is_after else 8)
+    assert warehouse.offsets() == [*range(10, 50)]
+    assert table.last_run(LOAD) == run_of(4, 50)
 
 
 def _peak_mb(options: dict[str, str], results: Any) -> None:
