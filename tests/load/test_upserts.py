@@ -208,19 +208,25 @@ def test_random_kills(
     given |= {"settings": {"schema": ROW, "upsert_key": "key"}, "records": count // rounds}  # type: ignore[dict-item]
     command = [sys.executable, "-m", "tests.load.upsert_program", json.dumps(given)]
     seen: Mapping[str, int] = {}
-    killed = 0
-    for _ in range(rounds):
-        source.change(count // rounds)
+    killed = attempts = 0
+    longest = 2.0  # seconds of a call that nobody killed
+    while killed < rounds:
+        attempts += 1
+        assert attempts < 10 * rounds
+        if attempts <= rounds:
+            source.change(count // rounds)
+        begun = time.monotonic()
         with subprocess.Popen(command, env=environment) as process:
             try:
-                process.wait(1 + 3 * chance.random())
+                process.wait(longest * (0.2 + 0.8 * chance.random()))
+                longest = time.monotonic() - begun
+                assert process.returncode == 0
             except subprocess.TimeoutExpired:
                 process.kill()
                 killed += 1
         offsets = source.check(address)
         assert all(offsets.get(key, 0) >= offset for key, offset in seen.items())
         seen = offsets
-    assert killed
     deadline = time.monotonic() + 300
     while source.check(address) != source.end:
         assert time.monotonic() < deadline
