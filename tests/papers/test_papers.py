@@ -39,7 +39,21 @@ _GENERATED = [f"docs/reference/generated/{name}" for name in generate.PAGES]
 _NOTEBOOKS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 _LANGUAGES = {"python", "bash", "text", "toml", "{toctree}", "{include}"}
 #: Programs in snippets that are not ours.
-_PROGRAMS = {".", "cd", "cp", "curl", "make", "pip", "printf", "python", "python3", "spark-submit", "sudo", "venv-pack"}
+_PROGRAMS = {
+    ".",
+    "cd",
+    "cp",
+    "curl",
+    "export",
+    "make",
+    "pip",
+    "printf",
+    "python",
+    "python3",
+    "spark-submit",
+    "sudo",
+    "venv-pack",
+}
 #: Options of Spark's own readers and writers, in lower case.
 _SPARKS = {"checkpointlocation", "path", "queryname", "txnappid", "txnversion"}
 _OPTION = re.compile(r'\.option\(\s*"([^"]+)"')
