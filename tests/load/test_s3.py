@@ -125,7 +125,7 @@ def test_a_compaction_beside_a_run(cluster: EmbeddedCluster, topic: str, s3: str
             produced.append(path)
             self.guard = lambda: None  # its commit is on its way when another process takes the lease over
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(lease, "_is_of_dead_process", lambda _: True)
+                patch.setattr(lease, "_is_dead_process", lambda _: True)
                 produce(servers, topic, values(10, start=30))
                 run(servers, uri, topic)
         return real(self, path, content)

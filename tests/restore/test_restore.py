@@ -19,7 +19,7 @@ from spark_klog.client.places import TimeSpec
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load import files
-from spark_klog.load.journal.history import claim_output
+from spark_klog.load.journal.history import claim_output, new_identity
 from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.journal.store import open_store
 from spark_klog.load.run import MaxBad
@@ -313,7 +313,7 @@ def test_a_replay_that_is_interrupted(
 def test_corrupt_batches_of_one_topic(tmp_path: Path) -> None:
     """Files are counted by name: "a" is a prefix of "a-1" and "a-b"; a damaged header may have a negative offset."""
     store = open_store(str(tmp_path))
-    claim_output(store, None, "parquet", "", {})
+    claim_output(store, new_identity(None, {"format": "parquet", "schema": ""}, {}))
     names = ("a-0-5", "a-0--5", "a-1-0-5", "a-1-2--5", "a-b-0-5", "ab-0-5", "a.-0-5")
     for name in names:
         store.write(f"{LETTERS}/{name}-0badbeef.json", b"{}")

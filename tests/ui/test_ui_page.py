@@ -21,7 +21,7 @@ from selenium.webdriver.common.keys import Keys
 
 from spark_klog.client import Admin, Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.load.journal.history import claim_output
+from spark_klog.load.journal.history import claim_output, new_identity
 from spark_klog.load.journal.store import open_store
 from tests.support.klog import klog_command
 from tests.support.topics import make_topic
@@ -89,7 +89,7 @@ def page(cluster: EmbeddedCluster, module_server_dir: Path) -> Iterator[Page]:
     (checkpoint / "commits" / "3").write_text("v1\n{}")
     load = module_server_dir / "load"
     load.mkdir()
-    claim_output(open_store(str(load)), None, "parquet", "", {})
+    claim_output(open_store(str(load)), new_identity(None, {"format": "parquet", "schema": ""}, {}))
     places = ("--checkpoint", str(checkpoint), "--load", str(load), "--load", str(module_server_dir / "<b>none"))
     with serving("-b", cluster.bootstrap_servers, "--allow-changes", *places) as running:
         yield running
