@@ -240,13 +240,14 @@ class Load:
         self._settings, self._master = settings, master
         self._runs: list[Running] = []
         self.output = self._folder / "out"
+        self.is_table = False
 
     def _arguments(self, options: Sequence[str], replaced: Mapping[str, str]) -> list[str]:
         """The arguments of batch_load.py; `replaced` overrides the options that every run has."""
         given = {
             "bootstrap-servers": self._servers,
             "topics": self._topics,
-            "output": str(self.output),
+            **({"table": f"delta:{self.output}"} if self.is_table else {"output": str(self.output)}),
         }
         given |= {name.replace("_", "-"): value for name, value in replaced.items()}
         return [*(word for name, value in given.items() for word in (f"--{name}", value)), *options]

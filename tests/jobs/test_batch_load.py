@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from deltalake import DeltaTable
 
 from spark_klog.cli.jobs.batch_load import main as batch_load
 from spark_klog.cli.jobs.running import exit_code
@@ -137,6 +138,9 @@ def test_new_topics_and_partitions_with_offsets_in_files(
     ("options", "words"),
     [
         (["--topics", "t"], "--output"),
+        ([*_GIVEN, "--table", "delta:t"], "either --output or --table"),
+        (["--topics", "t", "--table", "t"], "write delta:URI or iceberg:"),
+        (["--topics", "t", "--table", "delta:t", "--format", "json"], "--format parquet"),
         ([*_GIVEN, "--checkpoint", "c"], "--checkpoint is for"),
         (
             [*_GIVEN, "--format", "parqet"],
@@ -335,6 +339,37 @@ def test_killed_at_any_moment(
     assert zookeeper_offsets(zookeeper_cluster, "killed") == truth.ends()
     assert len(status(str(load.output)).findings) == 0
     assert sum(item.records for item in files(str(load.output))) == len(truth.rows())
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.test_all("kill")
+def test_killed_while_it_loads_into_a_table(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
+    """Nobody sees a record twice in the table at any moment, and in the end no file is there that it does not have."""
+    kills = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
+    chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
+    truth.create(topic, 3)
+    load = make_load(topic)
+    load.is_table = True
+    killed: Counter[str] = Counter()
+    rounds = 0
+    while killed.total() < kills:
+        rounds += 1
+        assert rounds <= 3 * kills, f"too many runs ended before they were killed: {killed}"
+        truth.send(topic, chance.randint(600, 1_500), 3)
+        target = [*_TARGETS][killed.total() % len(_TARGETS)]
+        running = load.start("--max-file-records", "10")
+        wait_for_the_moment(running, load, chance)
+        killed[target] += bool(0 if running.ended else kill(_TARGETS[target](running.tree())))
+        running.result()
+        if DeltaTable.is_deltatable(str(load.output)):
+            table = DeltaTable(load.output).to_pyarrow_table()
+            places = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+            assert len(set(places)) == len(places)
+    assert load.run().code in (DONE, NOTHING_NEW)
+    assert load.run().code == NOTHING_NEW  # it removes what an attempt that went on has left
+    assert DeltaTable(load.output).to_pyarrow_table().num_rows == len(truth.rows())
+    assert rows_of(load.output) == truth.rows()
+    assert len(status(str(load.output)).findings) == 0
 
 
 def test_avro_by_settings_of_the_cluster(
