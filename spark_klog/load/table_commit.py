@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CANDIDATE = re.compile(r"candidate-([0-9a-z]+)\.json")
-_SLOT = re.compile(r"date=(\d{4}-\d\d-\d\d)(?:/hour=(\d\d))?/")
+#: Years before 1000 have fewer digits in some C libraries.
+_SLOT = re.compile(r"date=(\d{1,4})-(\d\d)-(\d\d)(?:/hour=(\d\d))?/")
 _EPOCH_DAY = date(1970, 1, 1)
 #: Footers that are read at once, and the bytes at a file's end that are read first.
 _READS, _FOOTER_BYTES = 8, 64 * 1024
@@ -272,4 +273,5 @@ def _hour(path: str) -> int | None:
     found = _SLOT.search(path)
     if found is None:
         return None
-    return (date.fromisoformat(found[1]) - _EPOCH_DAY).days * 24 + int(found[2] or 0)
+    year, month, day = (int(part) for part in found.groups()[:3])
+    return (date(year, month, day) - _EPOCH_DAY).days * 24 + int(found[4] or 0)

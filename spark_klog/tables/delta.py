@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import date, timedelta
 from typing import TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -337,8 +337,8 @@ def _partition(hour: int | None, names: Sequence[str]) -> dict[str, str | None]:
     if hour is None or not names:
         return {}
     day, of_day = divmod(hour, 24)
-    date = datetime.fromtimestamp(day * 86_400, timezone.utc).strftime("%Y-%m-%d")
-    return {"date": date, "hour": str(of_day)} if "hour" in names else {"date": date}
+    text = (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+    return {"date": text, "hour": str(of_day)} if "hour" in names else {"date": text}
 
 
 def storage_options(uri: str) -> tuple[str, dict[str, str]]:

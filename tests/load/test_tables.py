@@ -31,7 +31,7 @@ from spark_klog.tables.delta import DeltaLakeTable, storage_options
 from spark_klog.tables.table import RunConflict
 from tests.load.buckets import bucket, seen as seen_in_bucket
 from tests.load.support import InProcess, Killed, Place, die, expected, failing, run
-from tests.spark.support import create_topic, delete_topic, produce, values
+from tests.spark.support import Sent, create_topic, delete_topic, produce, values
 
 
 def seen(location: Path) -> list[Place]:
@@ -191,6 +191,47 @@ def test_the_journal_is_lost(
     assert set(before) <= set(data_files(tmp_path))
     assert json.loads((tmp_path / LOAD).read_text())["load"] == load_id
     assert status(address).unfinished == ""
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["the journal is there", "the journal is lost"])
+def test_the_commit_is_no_longer_in_the_history(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, lost: bool
+) -> None:
+    """The table's log was cleaned up to a checkpoint: that has the number of the last run, but not its offsets."""
+    servers, address = cluster.bootstrap_servers, f"delta:{tmp_path}"
+    create_topic(servers, topic)
+    for number in range(2):
+        produce(servers, topic, values(10, start=number * 10))
+        run(servers, address, topic)
+    DeltaTable(tmp_path).create_checkpoint()
+    write_deltalake(tmp_path, pa.table({"topic": ["theirs"]}), mode="append", schema_mode="merge")
+    for path in tmp_path.glob("_delta_log/*.json"):
+        if int(path.stem) < DeltaTable(tmp_path).version():
+            path.unlink()
+    if lost:
+        shutil.rmtree(tmp_path / "_klog")
+    produce(servers, topic, values(10, start=20))
+    if lost:
+        with pytest.raises(LoadError, match="run 2, of which neither the table's history nor its journal"):
+            run(servers, address, topic)
+    else:
+        assert run(servers, address, topic).runs == [3]
+        assert [place for place in seen(tmp_path) if place[0] == topic] == expected(topic, {0: 30})
+
+
+def test_topics_and_times_of_a_table(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Two topics, one of a hidden name; days of the year 1 and 9999."""
+    servers, address, other = cluster.bootstrap_servers, f"delta:{tmp_path}", f"_{topic}"
+    for name in (topic, other):
+        create_topic(servers, name)
+        produce(servers, name, [Sent(b'{"at":"%s"}' % day) for day in (b"0001-01-02", b"9999-12-31", b"2026-11-23")])
+    settings = WriteSettings(schema="at date", event_time="at", layout="hour")
+    run(servers, address, topic, other, settings=settings)
+    found = DeltaTable(tmp_path).to_pyarrow_table(columns=["topic", "value", "date", "hour"]).to_pylist()
+    assert sorted({row["topic"] for row in found}) == sorted([topic, other])
+    assert [row["hour"] for row in found] == [0] * 6
+    assert all(row["value"]["at"] == row["date"] for row in found)
+    assert status(address).findings == []
 
 
 def test_the_table_is_lost(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
