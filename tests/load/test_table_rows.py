@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,41 @@ def test_a_type_that_a_table_does_not_have(cluster: EmbeddedCluster, registry: s
     assert not (tmp_path / "_klog/runs/00000002").exists()
     with pytest.raises(LoadError, match="version 2 now, which version 1"):
         _load(servers, tmp_path, topic, registry)
+
+
+@pytest.mark.parametrize("columns", ["records", "values"])
+def test_each_type(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path, columns: str) -> None:
+    """Maps, lists, records, decimals, times; a field is added inside a list meanwhile."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    item: dict[str, Any] = {"type": "record", "name": "Item", "fields": [{"name": "x", "type": "int"}]}
+    schema: dict[str, Any] = {
+        "type": "record",
+        "name": "Row",
+        "fields": [
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+            {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+            {"name": "tags", "type": {"type": "map", "values": {"type": "array", "items": "string"}}},
+            {"name": "items", "type": {"type": "array", "items": item}},
+            {"name": "raw", "type": "bytes"},
+        ],
+    }
+    at = datetime(2026, 11, 23, 10, 0, 0, 123_456, timezone.utc)
+    row = {"at": at, "day": at.date(), "price": Decimal("1.25"), "tags": {"k": ["ä", "b"]}, "raw": b"\xff"}
+    rows: list[dict[str, Any]] = [{**row, "items": [{"x": 1}, {"x": 2}]}, {**row, "items": [{"x": 3, "y": "z"}]}]
+    for number in range(2):
+        _send(servers, registry, topic, schema, [rows[number]])
+        settings = WriteSettings(table_columns=columns)
+        _load(servers, tmp_path, topic, registry, evolution="latest", settings=settings)
+        item["fields"].append({"name": "y", "type": ["null", "string"], "default": None})
+    rows[0]["items"] = [{"x": 1, "y": None}, {"x": 2, "y": None}]
+    table = DeltaTable(tmp_path).to_pyarrow_table()
+    order = "_offset" if columns == "values" else "offset"
+    found = table.sort_by(order).to_pylist(maps_as_pydicts="strict")
+    if columns == "records":
+        found = [one["value"] for one in found]
+    assert [{name: one[name] for name in rows[0]} for one in found] == rows
 
 
 def test_an_existing_table_with_wider_columns(

@@ -313,7 +313,8 @@ def _seen_in(uri: str) -> list[Place]:
     return sorted(zip(*(rows[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True))
 
 
-@pytest.mark.parametrize("step", [25, pytest.param(3, marks=_KILL)])
+@pytest.mark.test_all("kill")
+@pytest.mark.parametrize("step", [25, 3])
 def test_killed_at_each_change_in_a_bucket(cluster: EmbeddedCluster, topic: str, s3_process: str, step: int) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
