@@ -125,7 +125,7 @@ def test_a_type_that_a_table_does_not_have(cluster: EmbeddedCluster, registry: s
         _load(servers, tmp_path, topic, registry)
 
 
-@pytest.mark.parametrize("columns", ["records", "values"])
+@pytest.mark.parametrize("columns", [pytest.param("records", marks=pytest.mark.test_all("again")), "values"])
 def test_each_type(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path, columns: str) -> None:
     """Maps, lists, records, decimals, times; a field is added inside a list meanwhile."""
     servers = cluster.bootstrap_servers
