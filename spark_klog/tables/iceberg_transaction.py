@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 
@@ -15,6 +16,17 @@ class OneAttempt(Transaction):
     pyiceberg's own goes on by itself on what others have committed, among them another attempt of the same run; and
     after the last failure it deletes manifests, although a lost response may have been a commit.
     """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self._staged: tuple[object, TableMetadata] = self._updates, table.metadata
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The metadata with the updates so far. pyiceberg's own copies all snapshots at each of a dozen reads."""
+        if self._staged[0] is not self._updates:
+            self._staged = self._updates, super().table_metadata
+        return self._staged[1]
 
     @property
     def snapshots(self) -> list[Snapshot]:
