@@ -282,4 +282,7 @@ def new_identity(
 
 def claim_output(store: Store, identity: Identity) -> Identity:
     """Make an output that `check_output` found new this load's, or that of another run that was quicker."""
-    return identity if store.create(LOAD, to_json(identity)) else read_identity(store) or identity
+    values = vars(identity)
+    if not identity.table:  # earlier versions of the program read a load of files, and know no tables
+        values = {name: value for name, value in values.items() if name not in ("table", "first")}
+    return identity if store.create(LOAD, to_json(values)) else read_identity(store) or identity
