@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +28,9 @@ from spark_klog.load.places import AtRun, offsets_of_run
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
+from spark_klog.load.verify import verify
 from tests.load.support import Killed, by_duckdb, by_pyarrow, die, expected, failing, kills, run
-from tests.spark.support import Sent, create_topic, delete_topic, produce
+from tests.spark.support import Sent, create_topic, delete_topic, produce, values
 from tests.support.klog import klog
 
 _TIME = 1_700_002_800_000
@@ -158,6 +163,34 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
         assert len(files(str(output))) == 2
         assert {path.name for path in output.rglob("*.part")} == set()
     assert number > 8
+
+
+@pytest.mark.test_all("30 kills")
+def test_killed_at_any_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """A process that compacts gets SIGKILL; runs of the load go on, and what it has left does no harm."""
+    servers, chance, count = cluster.bootstrap_servers, random.Random(5), 0
+    create_topic(servers, topic, 2)
+    killed = 0
+    for _ in range(30):
+        for _ in range(2):
+            produce(servers, topic, values(40, partitions=2, start=count))
+            count += 40
+            run(servers, tmp_path, topic, max_task_records=5)
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                compact(str(tmp_path))
+            os._exit(0)
+        time.sleep(chance.random() * 0.2)
+        os.kill(child, signal.SIGKILL)
+        killed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) < 0
+        whole = expected(topic, {0: count // 2, 1: count // 2})
+        assert by_pyarrow([item.path for item in files(str(tmp_path))]) == whole
+    assert killed > 10
+    run(servers, tmp_path, topic)
+    compact(str(tmp_path))
+    assert by_pyarrow(tmp_path) == by_duckdb(tmp_path) == whole
+    assert verify(str(tmp_path), {"bootstrap.servers": servers}, with_hash=True).findings == []
 
 
 def test_neither_beside_a_run_nor_after_a_kill(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

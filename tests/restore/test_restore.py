@@ -19,6 +19,7 @@ from spark_klog.client.places import TimeSpec
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load import files
+from spark_klog.load.compaction import compact
 from spark_klog.load.journal.history import claim_output, new_identity
 from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.journal.store import open_store
@@ -80,7 +81,15 @@ def _client(target: EmbeddedCluster) -> dict[str, str]:
     return {"bootstrap.servers": target.bootstrap_servers}
 
 
-@pytest.mark.parametrize("settings", [WriteSettings("arrow"), WriteSettings(layout="hour")], ids=["arrow", "hour"])
+_SORTED = pytest.param(
+    WriteSettings(layout="hour", sort_by="key", row_group_rows=16), marks=pytest.mark.test_all("again"), id="by key"
+)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(WriteSettings("arrow"), id="arrow"), pytest.param(WriteSettings(layout="hour"), id="hour"), _SORTED],
+)
 def test_restored(
     cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path, settings: WriteSettings
 ) -> None:
@@ -90,6 +99,8 @@ def test_restored(
     for start in (0, 240):
         produce(servers, topic, _records(240, start))
         run(servers, tmp_path, topic, settings=settings, max_task_records=60)
+        if settings.sort_by:
+            assert compact(str(tmp_path)).runs
         found = _restore(options)
         assert [(item.records, item.error) for item in found] == [(80, "")] * _PARTITIONS
         assert _content(target.bootstrap_servers, f"again.{topic}") == _content(servers, topic)
