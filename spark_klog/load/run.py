@@ -151,6 +151,8 @@ class LoadOptions:
             if isinstance(self.start, AtRun):
                 raise ConfigError("--from-run loads again what the load has: for files only, as a table keeps it")
         if settings.upsert_key:
+            if settings.table_columns == VALUES:
+                raise ConfigError("--table-columns values is for records: with an upsert key fields are columns anyway")
             if not is_table(self.output):
                 raise ConfigError("an upsert key is for a table: give --table delta:URI or iceberg:...")
             if len(self.topics) > 1:

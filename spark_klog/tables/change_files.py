@@ -128,8 +128,9 @@ class ChangeFiles:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of `last_changes`."""
-        schema = self._footers[0].schema.to_arrow_schema().remove_metadata()
+        """The columns of `slices`: those of all files, which a newer schema may have given more fields."""
+        schemas = [footer.schema.to_arrow_schema().remove_metadata() for footer in self._footers]
+        schema = pa.unify_schemas(schemas, promote_options="permissive")
         return schema.remove(schema.get_field_index(_SLOT))
 
     @property
@@ -149,7 +150,9 @@ class ChangeFiles:
         for first, end in pairwise(bounds):
             parts = [part for number in range(len(self.paths)) for part in self._read(number, first, end)]
             if parts:
-                yield last_changes(pa.concat_tables(parts), self.key)
+                like = self.schema.empty_table()
+                changes = pa.concat_tables([like, *parts], promote_options="permissive").select(like.column_names)
+                yield last_changes(changes.cast(self.schema), self.key)
 
     def _read(self, number: int, first: int, end: int) -> Iterator[pa.Table]:
         """The changes of a file with slots from `first` to before `end`."""
@@ -169,4 +172,4 @@ class ChangeFiles:
         of_keys = table[_SLOT]
         if first > 0 or end < _SLOTS:
             table = table.filter(pc.and_(pc.greater_equal(of_keys, first), pc.less(of_keys, end)))
-        yield table.drop_columns([_SLOT]).cast(self.schema)
+        yield table.drop_columns([_SLOT])

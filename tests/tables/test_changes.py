@@ -88,6 +88,26 @@ def test_a_writer_holds_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert rows_in(pa.concat_tables(found)) == rows_of(log)
 
 
+def test_files_of_an_older_schema(tmp_path: Path) -> None:
+    """A run that has met a newer schema on its way keeps what its tasks have written by the older one."""
+    place = pa.struct([pa.field("city", pa.string())])
+    wider = pa.struct([*place, pa.field("zip", pa.string())])
+    paths: list[str] = []
+    for offset, kind in enumerate((place, wider)):
+        value = pa.struct([pa.field("at", kind), *([pa.field("more", pa.int64())] if offset else [])])
+        plain = records([Change(offset, "a", 0, offset)])
+        columns = dict(zip(plain.schema.names, plain.columns, strict=True))
+        columns["value"] = pa.array([{"at": {"city": "x", "zip": "1"}, "more": 5}], value)
+        writer = change_files.ChangeWriter(("id",), tmp_path, lambda path, _changes: paths.append(str(path)))
+        writer.add(ChangeFormat(plain["key"].type, value).changes(pa.RecordBatch.from_pydict(columns)))
+        writer.finish()
+    [found] = change_files.ChangeFiles(pa.fs.LocalFileSystem(), paths, ("id",)).slices()
+    assert sorted(found.select(["id", "at", "more"]).to_pylist(), key=lambda row: row["id"]) == [
+        {"id": 0, "at": {"city": "x", "zip": None}, "more": None},
+        {"id": 1, "at": {"city": "x", "zip": "1"}, "more": 5},
+    ]
+
+
 def envelopes(*values: Any, keys: list[Any] | None = None) -> pa.RecordBatch:
     """Records with these values, as text of JSON, parsed as a load parses them; None is a tombstone."""
     texts = pa.array([None if value is None else json.dumps(value).encode() for value in values], pa.binary())
