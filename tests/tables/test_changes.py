@@ -88,6 +88,13 @@ def test_a_writer_holds_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert rows_in(pa.concat_tables(found)) == rows_of(log)
 
 
+def test_a_slice_may_be_one_slot(tmp_path: Path) -> None:
+    log = [Change(number, "a", 0, number) for number in range(5)]
+    found = list(written(tmp_path, [change_batch(log[:3]), change_batch(log[2:])], 1).slices())
+    assert len(found) == 5
+    assert rows_in(pa.concat_tables(found)) == rows_of(log)
+
+
 def test_files_of_an_older_schema(tmp_path: Path) -> None:
     """A run that has met a newer schema on its way keeps what its tasks have written by the older one."""
     place = pa.struct([pa.field("city", pa.string())])
