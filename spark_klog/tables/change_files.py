@@ -172,4 +172,5 @@ class ChangeFiles:
         of_keys = table[_SLOT]
         if first > 0 or end < _SLOTS:
             table = table.filter(pc.and_(pc.greater_equal(of_keys, first), pc.less(of_keys, end)))
-        yield table.drop_columns([_SLOT])
+        if len(table):
+            yield table.drop_columns([_SLOT])
