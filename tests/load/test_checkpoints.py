@@ -38,7 +38,7 @@ def _by_manifests(store: Store) -> Summary:
         return read_summary(store, with_ranges=True)
 
 
-@pytest.mark.parametrize("runs", [300, pytest.param(8760, marks=pytest.mark.test_all("10 s"))])
+@pytest.mark.parametrize("runs", [300, pytest.param(8760, marks=pytest.mark.test_all("long"))])
 def test_a_year_of_hourly_runs(tmp_path: Path, runs: int) -> None:
     """A year takes a process two seconds, and no more files than a short history."""
     write_runs(tmp_path, range(1, runs + 1), partitions=1)

@@ -35,7 +35,7 @@ from tests.support.klog import klog
 
 _TIME = 1_700_002_800_000
 _HOUR_MS = 3_600_000
-_CUT_OFF, _ANOTHER = (pytest.param(one, marks=pytest.mark.test_all("damage")) for one in ("cut off", "of another file"))
+_CUT_OFF, _ANOTHER = (pytest.param(one, marks=pytest.mark.test_all("again")) for one in ("cut off", "of another file"))
 
 
 def _load(servers: str, topic: str, output: Path, count: int, each: int = 20, **options: Any) -> None:
@@ -165,7 +165,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
     assert number > 8
 
 
-@pytest.mark.test_all("30 kills")
+@pytest.mark.test_all("kill")
 def test_killed_at_any_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     """A process that compacts gets SIGKILL; runs of the load go on, and what it has left does no harm."""
     servers, chance, count = cluster.bootstrap_servers, random.Random(5), 0
