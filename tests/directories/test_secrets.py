@@ -11,6 +11,7 @@ import pytest
 from spark_klog.base.addresses import without_user
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.load import audit
+from spark_klog.load.journal.history import Identity
 from spark_klog.load.journal.summary import Summary
 from spark_klog.load.run import Loaded
 from spark_klog.spark.options import source_options
@@ -53,7 +54,7 @@ def test_what_is_shown_of_a_load_and_a_checkpoint(monkeypatch: pytest.MonkeyPatc
     """A load's status, a topic that is not in directories, exactly-once writes, `klog checkpoint show`, the page."""
     bucket = "s3://KEY:SECRET@bucket/out"
     store = MagicMock(address="s3://***@bucket/out")
-    monkeypatch.setattr(audit, "open_load", lambda _: (store, None))
+    monkeypatch.setattr(audit, "open_load", lambda _: (store, Identity("id", "", "parquet")))
     monkeypatch.setattr(audit, "read_summary", lambda _: Summary())
     monkeypatch.setattr(audit, "read_plan", lambda *_: None)
     monkeypatch.setattr(audit, "read_idle", lambda *_: None)
