@@ -89,6 +89,14 @@ def test_rows_by_schemas(run: Callable[[str], str]) -> None:
     assert "10500 rows, and a letter: orders 0 the record at offset " in text
 
 
+@pytest.mark.test_all("again")
+def test_topic_to_delta(run: Callable[[str], str]) -> None:
+    text = run("07-topic-to-delta")
+    assert "10000 clicks in 24 hours; the most on [('/products/" in text
+    assert "12500 clicks, each once: True\n" in text
+    assert "run ends at {'0': 5000, '1': 5000}\nrun ends at {'0': 6250, '1': 6250}\n" in text
+
+
 def test_notebooks_are_committed_without_outputs() -> None:
     for path in NOTEBOOKS.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)

@@ -68,6 +68,7 @@ def table_settings(kind: Kind, catalog: str = "tests", warehouse: Path | None = 
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         name: "org.apache.iceberg.spark.SparkCatalog",
         f"{name}.type": "jdbc",
+        f"{name}.cache-enabled": "false",  # others write, too
         f"{name}.uri": f"jdbc:sqlite:{warehouse / 'catalog.db'}",
         f"{name}.jdbc.schema-version": "V1",
         f"{name}.warehouse": str(warehouse),
