@@ -21,7 +21,8 @@ import confluent_kafka
 import pytest
 
 from spark_klog.cli.records import places
-from spark_klog.client import Consumer
+from spark_klog.cli.records.consume import _Group
+from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import OffsetSpec
 from spark_klog.embedded import EmbeddedCluster
@@ -240,6 +241,23 @@ def test_a_member_waits_for_its_share(setting: str) -> None:
                 assert running.stdout is not None
                 assert len(running.stdout.read().splitlines()) == 10
             assert running.returncode == 0
+
+
+def test_what_a_member_does_not_know_yet_is_its_share(servers: str, topic: str) -> None:
+    """The coordinator may have given it all partitions while it still takes itself to have none."""
+    settings = {"bootstrap.servers": servers, "group.id": topic}
+    with Admin({"bootstrap.servers": servers}) as admin, Consumer(settings) as consumer:
+        group = _Group(admin, settings, topic, [topic], None, follow=False, as_arrow=False)
+        consumer.subscribe([topic])
+        while len(consumer.assignment()) < 2:
+            consumer.poll(0.05)
+        assert not group._is_shared(consumer)
+        with Consumer(settings) as other:
+            other.subscribe([topic])
+            while not other.assignment():
+                other.poll(0.05)
+                consumer.poll(0.05)
+            assert not group._is_shared(consumer)
 
 
 def test_produce_lines(servers: str, topic: str) -> None:

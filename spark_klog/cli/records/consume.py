@@ -30,7 +30,7 @@ from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.client.consumer.settings import check_consumer_settings
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.settings import without_ids
-from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, WokenUp
+from spark_klog.errors import CommitFailed, ConfigError, ErrorCode, KlogError, ProtocolError, WokenUp
 from spark_klog.protocol.tables.records import LATEST
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ class _Group:
             return False
         mine = consumer.assignment()
         if not mine:
-            if not self._joining.has_joined or not self._is_shared():
+            if not self._joining.has_joined or not self._is_shared(consumer):
                 return False
             click.echo("klog: the group's other members have all partitions", err=True)
             return True
@@ -335,13 +335,21 @@ class _Group:
             self._ends |= list_offsets(self._admin.cluster, dict.fromkeys(new, LATEST))
         return all(consumer.position(*key) >= self._ends[key] for key in mine)
 
-    def _is_shared(self) -> bool:
-        """Whether members have all partitions, and none has to give one up, of which this one may get some."""
+    def _is_shared(self, consumer: Consumer) -> bool:
+        """Whether others have all partitions, and none has to give one up, of which this one may get some.
+
+        What the group has given to this member, it may not know yet.
+        """
+        try:
+            own = consumer.group_metadata().member
+        except CommitFailed:
+            return False  # it is joining again
         described = self._admin.describe_group(self._group)
         assigned = {
             (topic, number)
             for member in described.members
             for topic, numbers in (member.assignment or {}).items()
+            if member.member_id != own
             for number in numbers
         }
         partitions = partitions_of(self._admin.cluster, dict.fromkeys(self._names))
