@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +22,12 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntry
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
 from spark_klog.errors import LoadError
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns
-from spark_klog.tables.iceberg_schema import field_id, to_arrow
+from spark_klog.tables.iceberg_rows import NotProjected, file_rows
+from spark_klog.tables.iceberg_schema import to_arrow
 from spark_klog.tables.iceberg_transaction import OneAttempt
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ _log = logging.getLogger(__name__)
 _SMALL = 0.75
 #: Of a row group, in memory.
 _GROUP_ROWS, _GROUP_BYTES = 1_000_000, 32 * 1024 * 1024
-_BATCH_ROWS = 65_536
 #: Rewritten bytes of a commit.
 _COMMIT_BYTES = 1 << 30
 
@@ -156,7 +156,7 @@ class Compaction:
                 pq.ParquetWriter(stream, self._schema, compression=codec, metadata_collector=footers) as writer,
             ):
                 waiting: list[pa.RecordBatch] = []
-                for batch in self._batches(sources):
+                for batch in chain.from_iterable(file_rows(self._table, one, self._schema) for one in sources):
                     waiting.append(batch)
                     rows, size = sum(map(len, waiting)), sum(one.nbytes for one in waiting)
                     if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
@@ -165,7 +165,7 @@ class Compaction:
                 if waiting:
                     rows = sum(map(len, waiting))
                     writer.write_table(pa.Table.from_batches(waiting, self._schema), row_group_size=rows)
-        except _NotProjected as error:
+        except NotProjected as error:
             _log.info("%s: %s: its group of files stays as it is", self._address, error)
             self._remove(path)
             return None
@@ -177,72 +177,9 @@ class Compaction:
         size = len(io.new_input(path))
         return Rewritten(sources, self._footers.data_file(path, size, footer, sources[0].partition))
 
-    def _batches(self, sources: list[DataFile]) -> Iterator[pa.RecordBatch]:
-        constant = {one.source_id for one in self._table.spec().fields if isinstance(one.transform, IdentityTransform)}
-        for source in sources:
-            with self._table.io.new_input(source.file_path).open() as stream:
-                file = pq.ParquetFile(stream)
-                for group in range(file.num_row_groups):
-                    for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
-                        yield _projected(batch, self._schema, source.file_path, constant)
-
     def _remove(self, path: str) -> None:
         with suppress(OSError):
             self._table.io.delete(path)
-
-
-class _NotProjected(Exception):
-    """A file whose columns differ from the table's in more than is projected here."""
-
-
-def _projected(batch: pa.RecordBatch, schema: pa.Schema, path: str, constant: set[int]) -> pa.RecordBatch:
-    """The batch with the columns of the table, by the ids of fields."""
-    fields = {field_id(one): index for index, one in enumerate(batch.schema)}
-    arrays = []
-    for wanted in schema:
-        index = fields.get(field_id(wanted))
-        if index is None:
-            if not wanted.nullable or field_id(wanted) in constant:
-                raise _NotProjected(f"{path} has no column {wanted.name}")
-            arrays.append(pa.nulls(len(batch), wanted.type))
-        else:
-            arrays.append(_cast(batch.column(index), batch.schema.field(index), wanted, path))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _cast(array: pa.Array, has: pa.Field, wanted: pa.Field, path: str) -> pa.Array:
-    if has.type.equals(wanted.type, check_metadata=True):
-        return array
-    if pa.types.is_struct(has.type) and pa.types.is_struct(wanted.type):
-        children = {field_id(one): index for index, one in enumerate(has.type)}
-        arrays = []
-        for child in wanted.type:
-            index = children.get(field_id(child))
-            if index is None:
-                if not child.nullable:
-                    raise _NotProjected(f"{path} has no field {wanted.name}.{child.name}")
-                arrays.append(pa.nulls(len(array), child.type))
-            else:
-                arrays.append(_cast(array.field(index), has.type.field(index), child, path))
-        return pa.StructArray.from_arrays(arrays, fields=list(wanted.type), mask=array.is_null())
-    if pa.types.is_nested(has.type) and _shape(has) != _shape(wanted):
-        raise _NotProjected(f"{path} has another {wanted.name}")
-    try:
-        return array.cast(wanted.type)
-    except pa.ArrowException as error:
-        raise _NotProjected(f"{path} has {wanted.name} as {has.type}: {error}") from None
-
-
-def _shape(one: pa.Field) -> list[Any]:
-    """The ids of a field and of those in it, in their order."""
-    kind = one.type
-    if pa.types.is_map(kind):
-        children = [kind.key_field, kind.item_field]
-    elif pa.types.is_struct(kind):
-        children = list(kind)
-    else:
-        children = [kind.value_field] if pa.types.is_nested(kind) else []
-    return [field_id(one), *map(_shape, children)]
 
 
 def _undisturbed(table: Table) -> Iterator[ManifestEntry]:

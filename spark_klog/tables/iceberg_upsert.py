@@ -23,6 +23,7 @@ from pyiceberg.table import FileScanTask, Table, TableProperties
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.changes import DELETED, PLACE, newer, numbers
 from spark_klog.tables.iceberg_files import Footers
+from spark_klog.tables.iceberg_rows import NotProjected, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
 
 _FILE_BYTES = 256 * 1024 * 1024
@@ -92,10 +93,22 @@ class Upsert:
 
     def _read(self, number: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         """The rows of a file, always in the same order, with the types of the table."""
+        task = self._tasks[number]
+        if not task.delete_files:
+            has_begun = False
+            try:
+                for batch in file_rows(self._table, task.file, pa.schema([self._schema.field(one) for one in names])):
+                    has_begun = True
+                    yield batch
+            except NotProjected:
+                if has_begun:
+                    raise
+            else:
+                return
         wanted = pa.schema([self._schema.field(name).remove_metadata() for name in names])
         projected = self._table.schema().select(*names)
         scan = ArrowScan(self._table.metadata, self._table.io, projected, AlwaysTrue())
-        for batch in scan.to_record_batches([self._tasks[number]]):
+        for batch in scan.to_record_batches([task]):
             yield batch.select(names).cast(wanted)
 
 

@@ -25,9 +25,10 @@ from pyiceberg.manifest import (
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import LongType
 
+from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
 from spark_klog.files import open_folder
-from spark_klog.tables import iceberg_compaction
+from spark_klog.tables import iceberg_rows
 from spark_klog.tables.iceberg import IcebergTable
 from spark_klog.tables.table import RunConflict
 from tests.load.buckets import bucket
@@ -220,10 +221,26 @@ def test_columns_that_files_lack(tmp_path: Path) -> None:
     assert warehouse.stranger().scan().to_arrow().sort_by("offset").to_pylist() == expected
 
 
+def test_files_without_ids_of_fields(tmp_path: Path) -> None:
+    """Others may add files whose columns are the table's by name: they stay, beside files that are compacted."""
+    warehouse = Warehouse(tmp_path)
+    table, schema = warehouse.prepared("none")
+    for number in (1, 2):
+        table.append([write(table, schema, f"{number}", rows([number]))], run_of(number, number + 1))
+    for number in (7, 8):
+        plain = pa.schema([one.remove_metadata() for one in FULL])
+        pq.write_table(pa.Table.from_pylist(rows([number]), plain), tmp_path / f"{number}.parquet")
+    warehouse.stranger().add_files([f"file://{tmp_path}/{number}.parquet" for number in (7, 8)])
+    before = warehouse.stranger().scan().to_arrow().sort_by("offset").to_pylist()
+    table.compact(1 << 20)
+    assert warehouse.stranger().scan().to_arrow().sort_by("offset").to_pylist() == before
+    assert [row["offset"] for row in before] == [1, 2, 7, 8]
+
+
 def test_rows_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warehouse = Warehouse(tmp_path)
     table = _loaded(warehouse)
-    monkeypatch.setattr(iceberg_compaction, "_projected", lambda batch, *_: batch.slice(1))
+    monkeypatch.setattr(iceberg_rows, "_projected", lambda batch, *_: batch.slice(1))
     with pytest.raises(LoadError, match="files of 20 records have 16: nothing was replaced"):
         table.compact(1 << 20)
     assert warehouse.offsets() == [*range(10, 50)]
@@ -265,7 +282,7 @@ def test_processes_race(tmp_path: Path) -> None:
 
 
 _POINTS = {
-    "while it writes": (iceberg_compaction, "_projected", False),
+    "while it writes": (iceberg_rows, "_projected", False),
     "before the commit": (SqlCatalog, "commit_table", False),
     "after the commit": (SqlCatalog, "commit_table", True),
 }
