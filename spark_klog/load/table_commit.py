@@ -54,7 +54,7 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.load.table_columns import table_columns, time_column
 from spark_klog.tables.change_files import change_files
 from spark_klog.tables.changes import ChangeFormat
-from spark_klog.tables.table import DataFile, Run, Table
+from spark_klog.tables.table import STREAMS, DataFile, Run, Table
 
 if TYPE_CHECKING:
     from spark_klog.base.names import TopicPartition
@@ -128,7 +128,8 @@ class TableCommits:
                 key = topic, int(text)
                 was = known.get(key, Progress(0, 0, topic_id))
                 is_new = bool(was.topic_id and topic_id and was.topic_id != topic_id)
-                progress[key] = Progress(offset, was.incarnation + is_new, topic_id or was.topic_id)
+                again = max(was.incarnation + is_new, run.incarnations.get(topic, 0))
+                progress[key] = Progress(offset, again, topic_id or was.topic_id)
         _log.warning(
             "%s: the journal has run %s by the table's offsets alone", self.table.address, run_name(run.number)
         )
@@ -158,7 +159,9 @@ class TableCommits:
         ids = {
             topic: item.topic_id for topic, each in manifest.offsets.items() for item in each.values() if item.topic_id
         }
-        run = Run(self._load, manifest.run, token, offsets, ids)
+        again = {topic: max(item.incarnation for item in each.values()) for topic, each in manifest.offsets.items()}
+        again = {topic: count for topic, count in again.items() if count}
+        run = Run(self._load, manifest.run, token, offsets, ids, again)
         if changes is None:
             self.table.append(self._data_files(entries), run)
         else:
@@ -255,11 +258,13 @@ class TableCommits:
 def identity_of_lost_journal(table: Table, fresh: Identity) -> Identity:
     """The load that a table without a journal belongs to: the one that it names, or the new one.
 
-    `LoadError` if the table names a load and has files, but none of its runs: it is a copy.
+    `LoadError` if it belongs to streams, or names a load and has files, but none of its runs: then it is a copy.
     """
     owner = table.load_id()
     if owner is None:
         return fresh
+    if owner == STREAMS:
+        raise LoadError(f"{table.address} belongs to streams, by spark_klog.tables.upsert: use another table")
     if table.last_run(owner) is None and next(iter(table.files()), None) is not None:
         raise LoadError(
             f"{table.address} names the load {owner} and has no run of it: it is a copy of that load's table. Remove "

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
@@ -49,6 +49,8 @@ _PARTITIONS: dict[str, tuple[tuple[str, pa.DataType], ...]] = {
 _RECENT = 20
 #: How long a commit is tried again that others come before, and the pause before the next try, in seconds.
 _RETRY_S, _PAUSE_S = 60.0, 0.05
+#: A RESTORE goes by the times of files, which may differ by so much from those of commits.
+_CLOCK_MS = 1000
 #: What a commit without rows of ours to check can't keep.
 _CHECKED = re.compile(r"delta\.constraints\..+")
 _MAPPING = "delta.columnMapping.mode"
@@ -92,7 +94,7 @@ class DeltaLakeTable:
 
     def last_run(self, load: str) -> Run | None:
         table = self._open()
-        return None if table is None else self._trying("read", lambda: _last_run(table, load))
+        return None if table is None else self._trying("read", lambda: self._last_run(table, load))
 
     def files(self) -> Iterator[TableFile]:
         table = self._open()
@@ -176,9 +178,31 @@ class DeltaLakeTable:
 
         self._again("merged into", attempt)
 
+    def _last_run(self, table: DeltaTable, load: str) -> Run | None:
+        """The last run, without its token and offsets if the log has no longer the commit.
+
+        `LoadError` if the table was restored to a version before it: the app transaction stays, the rows do not.
+        """
+        number = table.transaction_version(load)
+        if number is None:
+            return None
+        for limit in (_RECENT, None):
+            commits = table.history(limit)
+            for index, commit in enumerate(commits):
+                entry = commit.get(COMMIT_ENTRY)
+                if isinstance(entry, dict) and (entry.get("load"), entry.get("number")) == (load, number):
+                    if _restored_before(commits[index::-1]):
+                        raise LoadError(
+                            f"{self.address} was restored to a version before {commit['version']}, which has run "
+                            f"{number} of load {load}: what the load has written since is gone, and would not come "
+                            f"back. Restore version {commit['version']} or a later one, or use another table"
+                        )
+                    return Run.of(entry)
+        return Run(load, number, "", {})
+
     def _has(self, table: DeltaTable, run: Run) -> bool:
         """Whether the run is in the table, of an attempt whose answer was lost; `RunConflict` if another one is."""
-        last = _last_run(table, run.load)
+        last = self._last_run(table, run.load)
         if last is not None and (last.number, last.token) == (run.number, run.token):
             return True
         before = 0 if last is None else last.number
@@ -313,17 +337,27 @@ class DeltaLakeTable:
 _PLACE = ("topic", "partition", "offset")
 
 
-def _last_run(table: DeltaTable, load: str) -> Run | None:
-    """The last run, without its token and offsets if the log has no longer the commit."""
-    number = table.transaction_version(load)
-    if number is None:
-        return None
-    for limit in (_RECENT, None):
-        for commit in table.history(limit):
-            entry = commit.get(COMMIT_ENTRY)
-            if isinstance(entry, dict) and (entry.get("load"), entry.get("number")) == (load, number):
-                return Run.of(entry)
-    return Run(load, number, "", {})
+def _restored_before(commits: Sequence[dict[str, Any]]) -> bool:
+    """Whether the table is as it was before the first of the commits, by a RESTORE among them.
+
+    A RESTORE by a time that is not in ms, as Spark's, counts as one: nobody knows the version.
+    """
+    has: dict[int, bool] = {}
+    for commit in commits:
+        is_in = not has or has[max(has)]
+        if commit.get("operation") == "RESTORE":
+            asked = commit.get("operationParameters") or {}
+            version, at = str(asked.get("version")), str(asked.get("datetime"))
+            if at.isdecimal():
+                earlier = [
+                    one["version"]
+                    for one in commits
+                    if one["timestamp"] < int(at) - _CLOCK_MS and one["version"] in has
+                ]
+                version = str(max(earlier, default=-1))
+            is_in = version.isdecimal() and has.get(int(version), False)
+        has[commit["version"]] = is_in
+    return not has[max(has)]
 
 
 def _committing(run: Run) -> CommitProperties:

@@ -57,6 +57,7 @@ from spark_klog.tables.table import LOAD_PROPERTY, DataFile, Layout, Run, RunCon
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _RUN, _TOKEN, _OFFSETS, _TOPIC_IDS = "klog.run", "klog.token", "klog.offsets", "klog.topic-ids"
+_INCARNATIONS = "klog.incarnations"
 _SNAPSHOT = "klog.snapshot"
 #: Of tables that a load creates: metadata does not grow with each run.
 _PROPERTIES = {
@@ -483,6 +484,7 @@ def _texts(run: Run) -> dict[str, str]:
         _TOKEN: run.token,
         _OFFSETS: json.dumps(run.offsets),
         _TOPIC_IDS: json.dumps(run.topic_ids),
+        _INCARNATIONS: json.dumps(run.incarnations),
     }
 
 
@@ -490,8 +492,8 @@ def _run_of(texts: Mapping[str, Any] | None, load: str) -> Run | None:
     """The run in properties or a summary; None if there is none of the load."""
     if not texts or texts.get(LOAD_PROPERTY) != load or not texts.get(_RUN):
         return None
-    offsets, ids = (json.loads(texts.get(name) or "{}") for name in (_OFFSETS, _TOPIC_IDS))
-    return Run(load, int(texts[_RUN]), texts.get(_TOKEN) or "", offsets, ids)
+    offsets, ids, again = (json.loads(texts.get(name) or "{}") for name in (_OFFSETS, _TOPIC_IDS, _INCARNATIONS))
+    return Run(load, int(texts[_RUN]), texts.get(_TOKEN) or "", offsets, ids, again)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -1,7 +1,7 @@
 """Changes of a streaming query, merged into a table by its function of `foreachBatch`, each micro-batch once.
 
 Executors write the changes into files in LOCATION/_klog/changes, the last one of each key that a task has; the driver
-merges them in one commit. All queries share a row of commits, `_OWNER`, each of which names the last micro-batch of
+merges them in one commit. All queries share a row of commits, `STREAMS`, each of which names the last micro-batch of
 every query and its offsets: one that Spark runs again is found there. If Spark plans one of this number anew, as its
 checkpoint was restored from a backup, the offsets are others, and it is merged.
 """
@@ -27,13 +27,12 @@ from spark_klog.files import open_folder
 from spark_klog.tables.change_files import ChangeFiles, ChangeWriter, change_files
 from spark_klog.tables.changes import RECORD_KEY, ChangeFormat, Envelope
 from spark_klog.tables.opening import open_table
-from spark_klog.tables.table import Run, RunConflict, Table
+from spark_klog.tables.table import STREAMS, Run, RunConflict, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _log = logging.getLogger(__name__)
-_OWNER = "spark_klog.tables.upsert"
 _FOLDER = "_klog/changes"
 _BATCH = "batch"
 _WRITTEN = "path string, partition string, end bigint"
@@ -95,8 +94,8 @@ class _Upsert:
             for row in rows:
                 ends[row.partition] = max(row.end, ends.get(row.partition, 0))
             batch = f"{stream} {self.name}".rstrip(), {_BATCH: batch_id, **ends}
-            if rows and not _has(table.last_run(_OWNER), *batch):
-                table.prepare(change_format.row, "none", "", _OWNER)
+            if rows and not _has(table.last_run(STREAMS), *batch):
+                table.prepare(change_format.row, "none", "", STREAMS)
                 paths = sorted({row.path for row in rows})
                 self._commit(table, change_files(table.location, paths, change_format.key), *batch)
         finally:
@@ -118,12 +117,12 @@ class _Upsert:
     def _commit(self, table: Table, files: ChangeFiles, query: str, batch: Mapping[str, int]) -> None:
         token, end = uuid4().hex, time.monotonic() + _RETRY_S
         while True:
-            last = table.last_run(_OWNER)
+            last = table.last_run(STREAMS)
             if _has(last, query, batch):  # the query runs twice
                 return
             offsets = {**(last.offsets if last else {}), query: batch}
             try:
-                table.upsert(files, Run(_OWNER, last.number + 1 if last else 1, token, offsets))
+                table.upsert(files, Run(STREAMS, last.number + 1 if last else 1, token, offsets))
             except RunConflict:  # of another query
                 if time.monotonic() > end:
                     raise

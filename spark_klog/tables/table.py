@@ -31,20 +31,25 @@ class RunConflict(LoadError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a load, as a commit of its table names it. `topic_ids` has those that the brokers have."""
+    """A run of a load, as a commit of its table names it. `topic_ids` has those that the brokers have.
+
+    `incarnations` has how often a topic was created again, if it was: by that its changes are ordered before offsets.
+    """
 
     load: str
     number: int
     token: str
     offsets: Offsets
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    incarnations: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Run:
         """Of the JSON in a commit, which has the fields; TypeError or KeyError if it is not what `append` has put."""
         offsets = {topic: dict(each) for topic, each in values["offsets"].items()}
         ids = dict(values.get("topic_ids", {}))
-        return cls(str(values["load"]), int(values["number"]), str(values["token"]), offsets, ids)
+        again = {topic: int(count) for topic, count in values.get("incarnations", {}).items()}
+        return cls(str(values["load"]), int(values["number"]), str(values["token"]), offsets, ids, again)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ class TableFile:
 
 #: The property of a table that has the id of its load, and the entry of a commit that has a `Run` as JSON.
 LOAD_PROPERTY, COMMIT_ENTRY = "klog.load", "klog"
+#: The id of a load that stands for all streams, of `spark_klog.tables.upsert`.
+STREAMS = "spark_klog.tables.upsert"
 
 
 #: Metadata of Arrow fields, at all levels, that a Parquet file of Iceberg has.

@@ -28,7 +28,8 @@ from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.tables.delta import DeltaLakeTable, storage_options
-from spark_klog.tables.table import RunConflict
+from spark_klog.tables.opening import open_table
+from spark_klog.tables.table import STREAMS, Run, RunConflict
 from tests.load.buckets import bucket, seen as seen_in_bucket
 from tests.load.support import InProcess, Killed, Place, die, expected, failing, run
 from tests.spark.support import Sent, create_topic, delete_topic, produce, values
@@ -421,6 +422,41 @@ def test_a_topic_is_made_anew(cluster: EmbeddedCluster, topic: str, tmp_path: Pa
     loaded = run(servers, address, topic, fail_on_loss=False)
     assert [item["cause"] for item in loaded.lost] == ["recreated"]
     assert seen(tmp_path) == sorted(expected(topic, {0: 20}) + expected(topic, {0: 30}))
+
+
+def test_changes_of_a_topic_that_is_made_anew(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Also after the journal is lost: the commit has how often the topic was made, by which changes are newer."""
+    servers, address = cluster.bootstrap_servers, f"delta:{tmp_path}"
+    changes = WriteSettings(schema="id bigint, name string", upsert_key="id")
+
+    def merged(*names: str) -> list[tuple[int, str]]:
+        produce(
+            servers, topic, [Sent(b'{"id": %d, "name": "%s"}' % pair) for pair in enumerate(map(str.encode, names))]
+        )
+        run(servers, address, topic, settings=changes, fail_on_loss=False)
+        rows = DeltaTable(tmp_path).to_pyarrow_table()
+        return sorted(zip(rows["id"].to_pylist(), rows["name"].to_pylist(), strict=True))
+
+    create_topic(servers, topic)
+    assert merged("a", "b", "c") == [(0, "a"), (1, "b"), (2, "c")]
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    assert merged("a2") == [(0, "a2"), (1, "b"), (2, "c")]
+    shutil.rmtree(tmp_path / "_klog")
+    assert merged("a3", "b3") == [(0, "a3"), (1, "b3"), (2, "c")]
+
+
+def test_a_table_of_streams(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers, table = cluster.bootstrap_servers, open_table(f"delta:{tmp_path}")
+    changes = WriteSettings(schema="id bigint, name string", upsert_key="id")
+    create_topic(servers, topic)
+    change_format = changes.change_format(topic)
+    assert change_format is not None
+    table.prepare(change_format.row, "none", "", STREAMS)
+    table.upsert(None, Run(STREAMS, 1, "token", {"a query": {"batch": 0}}))
+    with pytest.raises(LoadError, match=r"belongs to streams, by .*: use another table"):
+        run(servers, f"delta:{tmp_path}", topic, settings=changes)
+    assert not (tmp_path / "_klog").exists()
 
 
 def test_what_a_table_does_not_do(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

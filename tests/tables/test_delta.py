@@ -129,6 +129,28 @@ def test_others_write_before_the_commit(tmp_path: Path, monkeypatch: pytest.Monk
     assert table.last_run("load") == _run(3)
 
 
+def test_a_table_that_others_restore(tmp_path: Path) -> None:
+    """RESTORE leaves the app transactions of the runs that it takes away."""
+    table = DeltaLakeTable(str(tmp_path))
+    table.prepare(_COLUMNS, "none", "", "load")
+    versions = []
+    for number in (1, 2, 3):
+        table.append([_file(tmp_path, number * 10)], _run(number))
+        versions.append(DeltaTable(tmp_path).version())
+    log = tmp_path / "_delta_log"
+    before = datetime.fromtimestamp((log / f"{versions[2]:020}.json").stat().st_mtime - 0.001, timezone.utc)
+    for place, is_refused in [(versions[1], True), (versions[2], False), (before, True), (versions[2] + 2, False)]:
+        DeltaTable(tmp_path).restore(place)
+        if is_refused:
+            assert len(_offsets(tmp_path)) < 30
+            for use in (lambda: table.last_run("load"), lambda: table.append([_file(tmp_path, 40)], _run(4))):
+                with pytest.raises(LoadError, match=f"restored to a version before {versions[2]}, which has run 3"):
+                    use()
+        else:
+            assert _offsets(tmp_path) == list(range(10, 40))
+            assert table.last_run("load") == _run(3)
+
+
 def test_compact(tmp_path: Path) -> None:
     table = DeltaLakeTable(str(tmp_path))
     table.prepare(_COLUMNS, "none", "", "load")

@@ -120,7 +120,7 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     try:
         if options.follow:
             every, most = options.every or EVERY, options.max_failures or MAX_FAILURES
-            return follow_topics(once, runner, stop, every, most, options.metrics, options.output, options.as_json)
+            return follow_topics(once, runner, stop, every, most, options.metrics, asked.output, options.as_json)
         loaded = once()
     finally:
         runner.stop()
