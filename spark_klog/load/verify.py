@@ -13,6 +13,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import first_and_end
+from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import location_of, open_load, read_plan
@@ -30,7 +32,7 @@ from spark_klog.load.journal.listing import CommittedFile, is_below, table_files
 from spark_klog.load.journal.model import LETTERS, STAGED, is_of_values, place_of, staged_path
 from spark_klog.load.journal.store import Store, arrow_file
 from spark_klog.load.journal.summary import Finding, Incarnation, Summary, joined
-from spark_klog.load.settings import PARQUET
+from spark_klog.load.settings import PARQUET, VALUES
 from spark_klog.load.tasks.task import READ
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import OffsetRange
@@ -133,6 +135,8 @@ class _Verification:
             raise LoadError(f"{address} has a row for each key, not for each record: it can't be verified by offsets")
         if with_hash and (identity.schema or identity.rows):
             raise LoadError(f"{address} has decoded keys or values: their bytes can't be compared; leave out --hash")
+        of_values = plan is not None and plan.settings.get("table_columns") == VALUES
+        self._place_columns = [f"_{name}" for name in _PLACE] if of_values else _PLACE
         table = identity.table_at(location_of(output))
         self._files = _committed(self._summary) if table is None else table_files(table, self._summary)
         self._findings: list[Finding] = list(self._summary.findings)
@@ -163,7 +167,7 @@ class _Verification:
             if file.run and file.records == file.last - file.first + 1 and self._is_whole(file):
                 found = [((file.topic, file.partition), np.arange(file.first, file.last + 1))]
             else:
-                read = (_by_partition(batch) for batch in self._read(file, _PLACE))
+                read = (_by_partition(_of_load(batch, _PLACE)) for batch in self._read(file, self._place_columns))
                 found = [(key, offsets) for each in read for key, offsets, _ in each]
             for key, offsets in found:
                 if key in self._summary.totals:
@@ -196,6 +200,8 @@ class _Verification:
         try:
             with _opened(self._store, path) as opened:
                 reader = pq.ParquetFile(opened, pre_buffer=False)
+                if not file.run and not set(columns) <= set(reader.schema_arrow.names):
+                    return  # another writer's rows, which have no offsets
                 for number in range(reader.num_row_groups):
                     yield from reader.read_row_group(number, columns, use_threads=False).combine_chunks().to_batches()
         except (OSError, pa.ArrowException) as error:
@@ -296,7 +302,7 @@ class _Verification:
             is_other = file.topic and ((file.topic, file.partition) != key or file.last < start or file.first >= until)
             if is_other or self._incarnation(file, key) != incarnation:
                 continue
-            for batch in self._read(file, _CONTENT):
+            for batch in (_of_load(one, _CONTENT) for one in self._read(file, _CONTENT)):
                 for place, offsets, rows in _by_partition(batch):
                     inside = (offsets >= start) & (offsets < until)
                     if place == key and inside.any():
@@ -330,6 +336,13 @@ def _opened(store: Store, path: str) -> pa.NativeFile:
         return arrow_file(store, path)
     filesystem, place = pa.fs.FileSystem.from_uri(path)
     return filesystem.open_input_file(place)
+
+
+def _of_load(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """The records of a load, with its names and types: rows of other writers have no place, and views of strings."""
+    columns = [column.cast(FULL.field(name).type) for column, name in zip(batch.columns, names, strict=True)]
+    batch = pa.RecordBatch.from_arrays(columns, names)
+    return batch.filter(reduce(pc.and_, (pc.is_valid(batch[name]) for name in _PLACE)))
 
 
 def _by_partition(

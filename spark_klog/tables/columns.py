@@ -18,8 +18,14 @@ def differences(table: pa.Schema, columns: pa.Schema, others: AbstractSet[str]) 
     missing: list[pa.Field] = []
     wrong: list[str] = []
     known = {one.name: one for one in table}
+    folded = {name.lower(): name for name in known}
     for one in columns:
         if one.name not in known:
+            if one.name.lower() in folded:
+                wrong.append(
+                    f"{one.name} differs from {folded[one.name.lower()]} by case only, which Spark takes for one"
+                )
+                continue
             missing.append(pa.field(one.name, one.type))
             continue
         mine = known[one.name]

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load import files
 from spark_klog.load.compaction import compact
 from spark_klog.load.run import MaxBad
-from spark_klog.load.settings import WriteSettings
+from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.load.verify import OffsetSet, verify
 from tests.load.support import run
 from tests.spark.support import Sent, create_topic, delete_records, produce
@@ -104,6 +105,24 @@ def test_what_is_wrong(cluster: EmbeddedCluster, topic: str, tmp_path: Path, kin
     delete_records(servers, topic, {0: 10})
     found = verify(output, client, with_hash=True)
     assert (found.findings, found.partitions[0].compared) == ([], 50)
+
+
+def test_values_as_columns_beside_another_writer(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Compacted files have many runs', and others have rows without offsets."""
+    servers, output = cluster.bootstrap_servers, f"delta:{tmp_path}"
+    create_topic(servers, topic)
+    settings = WriteSettings(table_columns=VALUES, schema="a bigint")
+    for number in range(3):
+        produce(servers, topic, [Sent(b'{"a":%d}' % number)] * 10)
+        run(servers, output, topic, settings=settings)
+    write_deltalake(tmp_path, pa.table({"a": [7, 8]}), mode="append", schema_mode="merge")
+    assert verify(output).findings == []
+    DeltaTable(tmp_path).optimize.compact()
+    [line] = verify(output, {"bootstrap.servers": servers}).partitions
+    assert (line.records, line.in_files, line.lag) == (30, 30, 0)
+    DeltaTable(tmp_path).delete("_offset = 12")
+    [finding] = verify(output).findings
+    assert finding.what == "[10, 20): 1 of 10 records are missing"
 
 
 def test_the_command(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

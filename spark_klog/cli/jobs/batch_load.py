@@ -85,7 +85,7 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     written = {
         field.name: getattr(options, field.name) for field in fields(WriteSettings) if hasattr(options, field.name)
     }
-    written["sort_by"] = options.sort_by or ""
+    written |= {"sort_by": options.sort_by or "", "upsert_key": options.upsert_key or ""}
     written["compression"] = options.compression or CODECS[options.format][0]
     written["dictionary"] = tuple(name for name in options.dictionary.split(",") if name)
     if options.value_format == "json":
@@ -286,8 +286,11 @@ def _check(options: SimpleNamespace) -> None:
             raise click.UsageError(f"--table {options.table}: write delta:URI or iceberg:CATALOG.NAMESPACE.TABLE")
         if options.format != "parquet":
             raise click.UsageError("--table has files of --format parquet")
-    if options.envelope != "none" and not options.upsert_key:
+    if options.envelope != "none" and options.upsert_key is None:
         options.upsert_key = RECORD_KEY
+    if options.format not in CODECS and (options.upsert_key or options.sort_by):
+        name = "--upsert-key and --envelope are for --table" if options.upsert_key else "--sort-by is for parquet"
+        raise click.UsageError(f"{name}: Spark writes --format {options.format}")
     if options.format in CODECS:
         if options.checkpoint:
             raise click.UsageError(
@@ -369,7 +372,7 @@ _AT_LEAST_1 = click.IntRange(1)
 @row_format_options
 @click.option(
     "--upsert-key",
-    default="",
+    type=_name,
     metavar="FIELDS",
     help="Of a --table: records are changes of rows with this key, fields of the value or `key`, the record's key.",
 )
