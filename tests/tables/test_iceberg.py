@@ -19,12 +19,21 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import RunConflict
+from tests.support.klog import klog
 from tests.tables.iceberg_tables import LOAD, TOPIC, Warehouse, before_commit, lose_answer, rows, run_of, write
 
 
 @pytest.fixture
 def warehouse(tmp_path: Path) -> Warehouse:
     return Warehouse(tmp_path)
+
+
+def test_who_only_looks_makes_nothing(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in warehouse.options.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__C__{name.upper()}", value)
+    done = klog("load", "status", "iceberg:c.typo.t")
+    assert (done.returncode, "iceberg:c.typo.t does not exist" in done.stderr) == (1, True), done.stderr
+    assert warehouse.catalog.list_namespaces() == []
 
 
 def test_runs_are_commits(warehouse: Warehouse, tmp_path: Path) -> None:

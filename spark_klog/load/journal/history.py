@@ -186,6 +186,9 @@ def read_idle(store: Store, run: int) -> Idle | None:
 
 def open_load(output: str) -> tuple[Store, Identity]:
     """The load in a folder or URI, or of the table at an address; `LoadError` if there is none."""
+    if is_table(output) and (table := open_table(output)).schema() is None:
+        # an Iceberg table's location is then one to be made, with its namespace
+        raise LoadError(f"{table.address} does not exist: name the --table of jobs/batch_load.py")
     location = location_of(output)
     store = open_store(location)
     identity = read_identity(store)
