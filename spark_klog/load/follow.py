@@ -99,7 +99,7 @@ def follow(
         if failures >= max_failures:
             raise LoadError(f"{failures} runs in a row could not load all partitions")
         is_first, error = False, None  # its traceback keeps the run's objects alive
-        pause = every if not failures else min(every * 2**failures, max(every, _LONGEST_PAUSE))
+        pause = every if not failures else min(every * 2 ** min(failures, 16), max(every, _LONGEST_PAUSE))
         while not is_stopping():
             if has_ended():
                 raise LoadError("the Spark application has ended: call the job again, which goes on where it stopped")

@@ -135,9 +135,6 @@ class DeltaLakeTable:
                     f"{self.address} has other columns than the load: {'; '.join(wrong)}: use another table, or change "
                     "this one"
                 )
-            if LOAD_PROPERTY not in table.metadata().configuration:
-                table.alter.set_table_properties({LOAD_PROPERTY: load}, raise_if_not_exists=False)
-                table = self._existing()
             if changed:
                 table.alter.add_columns([Field.from_arrow(pa.field(one.name, one.type)) for one in changed])
                 table = self._existing()
@@ -145,6 +142,8 @@ class DeltaLakeTable:
                 if changed := differences(mine, columns, set(partitions))[0]:
                     names = ", ".join(one.name for one in changed)
                     raise LoadError(f"{self.address}: deltalake can't add to the table what is new in {names}")
+            if LOAD_PROPERTY not in table.metadata().configuration:  # last: what failed before it may be tried again
+                table.alter.set_table_properties({LOAD_PROPERTY: load}, raise_if_not_exists=False)
             return pa.schema([one for one in mine if one.name not in partitions])
 
         return self._again("changed", attempt)
