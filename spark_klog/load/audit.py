@@ -18,7 +18,7 @@ from spark_klog.client.offsets import first_and_end
 from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import location_of, open_load, read_idle, read_plan
+from spark_klog.load.journal.history import open_load, read_idle, read_plan
 from spark_klog.load.journal.listing import is_below, table_files
 from spark_klog.load.journal.model import PartitionAudit, run_name, staged_path, topic_folder
 from spark_klog.load.journal.store import Store
@@ -166,7 +166,7 @@ def status(output: str) -> Status:
         findings += [Finding(topic, partition, what.format(*hole)) for hole in of_partition]
         if totals[topic, partition]["incarnation"] == incarnation:
             totals[topic, partition]["holes"] = of_partition
-    table = identity.table_at(location_of(output))
+    table = identity.table_at(output)
     missing = _missing_files(store, summary) if table is None else _missing_of_table(store, table, summary)
     findings = missing + findings
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""

@@ -249,12 +249,7 @@ def remove_orphans(store: Store, last: int, topics: Iterable[str], *, is_last_ti
     An attempt that was late or killed has left its marker. The marker stays after the commit until the next run looks
     again (`is_last_time`), as the attempt may go on meanwhile; without its marker it writes nothing more.
     """
-    tokens: dict[int, set[str]] = defaultdict(set)
-    for name in store.names(ATTEMPTS):
-        run, token = attempt_of(name) or (last + 1, "")
-        if run <= last:
-            tokens[run].add(token)
-    for run, of_run in tokens.items():
+    for run, of_run in attempts(store, last).items():
         manifest = read_manifest(store, run)
         files = [] if manifest is None else [*(item.path for item in manifest.files), *manifest.dead_letters]
         counted = {token_of(path) for path in files}
@@ -262,12 +257,25 @@ def remove_orphans(store: Store, last: int, topics: Iterable[str], *, is_last_ti
         if late:
             late -= {token_of(path) for path in read_summary(store).files}
         if late:
-            paths = [f"{LETTERS}/{name}" for name in store.names(LETTERS)]
-            for topic in {*topics, *(item.topic for item in (manifest.partitions if manifest else ()))}:
-                paths += store.paths_below(topic_folder(topic))
-            for path in paths:
+            for path in shown(store, {*topics, *(item.topic for item in (manifest.partitions if manifest else ()))}):
                 if token_of(path) in late:
                     _log.info("removing %s/%s, which no run has", store.address, path)
                     store.remove(path)
         for token in of_run if is_last_time else of_run & counted:
             store.remove(attempt_path(run, token))
+
+
+def attempts(store: Store, last: int) -> dict[int, set[str]]:
+    """The tokens of attempts that have left a marker, by run, of runs up to `last`."""
+    tokens: dict[int, set[str]] = defaultdict(set)
+    for name in store.names(ATTEMPTS):
+        run, token = attempt_of(name) or (last + 1, "")
+        if run <= last:
+            tokens[run].add(token)
+    return tokens
+
+
+def shown(store: Store, topics: Iterable[str]) -> list[str]:
+    """The paths of what readers see: all dead letters, and the files of topics."""
+    paths = [f"{LETTERS}/{name}" for name in store.names(LETTERS)]
+    return paths + [path for topic in topics for path in store.paths_below(topic_folder(topic))]

@@ -15,8 +15,8 @@ from spark_klog.base.extras import require
 from spark_klog.lineage.datasets import DatasetUse, folder_use, kafka_namespace, topic_uses
 from spark_klog.lineage.emitter import Emitter
 from spark_klog.lineage.events import JobSettings, RunEvents, RunState, job_name
-from spark_klog.load.journal.history import location_of
 from spark_klog.load.run import Loaded, LoadOptions
+from spark_klog.tables.opening import is_table, open_table
 
 _log = logging.getLogger(__name__)
 _FLUSH_SECONDS = 5.0
@@ -32,7 +32,7 @@ def with_lineage(options: LoadOptions, load: Callable[[], Loaded], conf: Mapping
     import pyspark
 
     emitter = Emitter(conf=conf)
-    output = folder_use(location_of(options.output))
+    output = folder_use(open_table(options.output).location if is_table(options.output) else options.output)
     settings = JobSettings.of(conf)
     name = job_name(settings.application, output.name.strip("/"))
     events = RunEvents(emitter, settings, name, str(uuid4()), "BATCH", pyspark.__version__)

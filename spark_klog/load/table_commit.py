@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING
@@ -26,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_klog.errors import LoadError
-from spark_klog.load.commit import point_to
+from spark_klog.load.commit import attempts, point_to, shown
 from spark_klog.load.journal.history import Identity, read_identity, read_manifest
 from spark_klog.load.journal.model import (
     ATTEMPTS,
@@ -47,9 +45,8 @@ from spark_klog.load.journal.model import (
     run_path,
     staging_path,
     token_of,
-    topic_folder,
 )
-from spark_klog.load.journal.store import Store, read_json, to_json
+from spark_klog.load.journal.store import Store, arrow_file, read_json, to_json
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.table_columns import table_columns, time_column
 from spark_klog.tables.change_files import change_files
@@ -64,8 +61,8 @@ _CANDIDATE = re.compile(r"candidate-([0-9a-z]+)\.json")
 #: Years before 1000 have fewer digits in some C libraries.
 _SLOT = re.compile(r"date=(\d{1,4})-(\d\d)-(\d\d)(?:/hour=(\d\d))?/")
 _EPOCH_DAY = date(1970, 1, 1)
-#: Footers that are read at once, and the bytes at a file's end that are read first.
-_READS, _FOOTER_BYTES = 8, 64 * 1024
+#: Footers that are read at once.
+_READS = 8
 
 
 class TableCommits:
@@ -181,17 +178,11 @@ class TableCommits:
             ]
 
     def _footer(self, entry: FileEntry) -> pq.FileMetaData:
-        where = f"{self._store.address}/{entry.path}"
         try:
-            with closing(self._store.open(entry.path)) as file:
-                size = _FOOTER_BYTES
-                while True:
-                    tail = bytes(file.read_at(max(0, file.size - size), min(size, file.size)))
-                    needed = int.from_bytes(tail[-8:-4], "little") + 8
-                    if needed <= len(tail) or size >= file.size:
-                        return pq.read_metadata(pa.BufferReader(tail))
-                    size = needed
+            with arrow_file(self._store, entry.path) as file:
+                return pq.read_metadata(file)
         except (OSError, pa.ArrowException) as error:
+            where = f"{self._store.address}/{entry.path}"
             raise LoadError(f"{where} can't be read, and the run is not committed ({error}): run again") from None
 
     def publish(self, manifest: Manifest, *, has_leftovers: bool = True) -> None:
@@ -225,12 +216,7 @@ class TableCommits:
         The marker of an attempt that does not count stays until the next run has looked again (`is_last_time`), as it
         may go on meanwhile; without its marker it writes nothing more.
         """
-        tokens: dict[int, set[str]] = defaultdict(set)
-        for name in self._store.names(ATTEMPTS):
-            run, token = attempt_of(name) or (last + 1, "")
-            if run <= last:
-                tokens[run].add(token)
-        for run, of_run in tokens.items():
+        for run, of_run in attempts(self._store, last).items():
             manifest = read_manifest(self._store, run)
             counted: set[str] = set()
             # nobody knows the files of a run whose manifest was lost
@@ -243,10 +229,7 @@ class TableCommits:
                 self._store.remove(attempt_path(run, token))
 
     def _remove_unknown(self, known: Collection[str], tokens: Collection[str], topics: Collection[str]) -> None:
-        paths = [f"{LETTERS}/{name}" for name in self._store.names(LETTERS)]
-        for topic in topics:
-            paths += self._store.paths_below(topic_folder(topic))
-        unknown = [path for path in paths if token_of(path) in tokens and path not in known]
+        unknown = [path for path in shown(self._store, topics) if token_of(path) in tokens and path not in known]
         if unknown:
             known = {item.path for item in self.table.files()}
         for path in unknown:

@@ -27,7 +27,7 @@ from spark_klog.client.offsets import first_and_end
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import location_of, open_load, read_plan
+from spark_klog.load.journal.history import open_load, read_plan
 from spark_klog.load.journal.listing import CommittedFile, is_below, table_files
 from spark_klog.load.journal.model import LETTERS, STAGED, is_of_values, place_of, staged_path
 from spark_klog.load.journal.store import Store, arrow_file
@@ -137,7 +137,7 @@ class _Verification:
             raise LoadError(f"{address} has decoded keys or values: their bytes can't be compared; leave out --hash")
         of_values = plan is not None and plan.settings.get("table_columns") == VALUES
         self._place_columns = [f"_{name}" for name in _PLACE] if of_values else _PLACE
-        table = identity.table_at(location_of(output))
+        table = identity.table_at(output)
         self._files = _committed(self._summary) if table is None else table_files(table, self._summary)
         self._findings: list[Finding] = list(self._summary.findings)
         self._sets: dict[Incarnation, OffsetSet] = defaultdict(OffsetSet)

@@ -34,8 +34,8 @@ from spark_klog.tables.table import (
     DataFile,
     Layout,
     Run,
-    RunConflict,
     TableFile,
+    is_committed,
 )
 
 PREFIX = "delta:"
@@ -200,17 +200,7 @@ class DeltaLakeTable:
         return Run(load, number, "", {})
 
     def _has(self, table: DeltaTable, run: Run) -> bool:
-        """Whether the run is in the table, of an attempt whose answer was lost; `RunConflict` if another one is."""
-        last = self._last_run(table, run.load)
-        if last is not None and (last.number, last.token) == (run.number, run.token):
-            return True
-        before = 0 if last is None else last.number
-        if before != run.number - 1:
-            raise RunConflict(
-                f"{self.address}: another run of the load has committed run {before}; nothing of this one is in "
-                "the table, and what it has read is there once. Run again for what has come since"
-            )
-        return False
+        return is_committed(self.address, self._last_run(table, run.load), run)
 
     def compact(self, target_bytes: int) -> int:
         def attempt() -> int:

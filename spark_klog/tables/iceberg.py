@@ -52,7 +52,7 @@ from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, p
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.iceberg_transaction import OneAttempt
 from spark_klog.tables.iceberg_upsert import Upsert
-from spark_klog.tables.table import LOAD_PROPERTY, DataFile, Layout, Run, RunConflict, TableFile
+from spark_klog.tables.table import LOAD_PROPERTY, DataFile, Layout, Run, TableFile, is_committed
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -331,16 +331,7 @@ class IcebergTable:
         table = self._present()
         metadata = table.metadata
         self._check_owner(metadata, run.load)
-        last = self._last_run(metadata, run.load)
-        if last is not None and (last.number, last.token) == (run.number, run.token):
-            return None
-        number = 0 if last is None else last.number
-        if number != run.number - 1:
-            raise RunConflict(
-                f"{self.address} has run {number} of load {run.load}, so that run {run.number} can't follow: another "
-                "run has committed meanwhile. Nothing is lost: run again for what has come since"
-            )
-        return table
+        return None if is_committed(self.address, self._last_run(metadata, run.load), run) else table
 
     def _commit_run(self, transaction: OneAttempt, producer: Any, run: Run) -> None:
         snapshot = [producer.snapshot_id, transaction.table_metadata.next_sequence_number()]

@@ -7,7 +7,6 @@ its files were looked up: a file that someone has deleted, rewritten, or deleted
 from __future__ import annotations
 
 import logging
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -16,11 +15,10 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntry
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.typedef import Record
 
@@ -29,12 +27,11 @@ from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, p
 from spark_klog.tables.iceberg_rows import NotProjected, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
 from spark_klog.tables.iceberg_transaction import OneAttempt
+from spark_klog.tables.iceberg_writing import DataFileWriter
 
 _log = logging.getLogger(__name__)
 #: A file is small below this share of the target.
 _SMALL = 0.75
-#: Of a row group, in memory.
-_GROUP_ROWS, _GROUP_BYTES = 1_000_000, 32 * 1024 * 1024
 #: Rewritten bytes of a commit.
 _COMMIT_BYTES = 1 << 30
 
@@ -145,37 +142,20 @@ class Compaction:
 
     def _rewrite(self, sources: list[DataFile]) -> Rewritten | None:
         """None if a file can't be read as the table's schema has it, by what is known here."""
-        io, properties = self._table.io, self._table.properties
-        path = self._table.location_provider().new_data_location(f"compacted-{uuid.uuid4().hex}.parquet")
-        footers: list[Any] = []
-        codec = properties.get(TableProperties.PARQUET_COMPRESSION, TableProperties.PARQUET_COMPRESSION_DEFAULT)
-        output = io.new_output(path)
-        try:
-            with (
-                output.create() as stream,
-                pq.ParquetWriter(stream, self._schema, compression=codec, metadata_collector=footers) as writer,
-            ):
-                waiting: list[pa.RecordBatch] = []
+        with DataFileWriter(self._table, self._schema, "compacted") as writer:
+            try:
                 for batch in chain.from_iterable(file_rows(self._table, one, self._schema) for one in sources):
-                    waiting.append(batch)
-                    rows, size = sum(map(len, waiting)), sum(one.nbytes for one in waiting)
-                    if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
-                        writer.write_table(pa.Table.from_batches(waiting, self._schema), row_group_size=rows)
-                        waiting = []
-                if waiting:
-                    rows = sum(map(len, waiting))
-                    writer.write_table(pa.Table.from_batches(waiting, self._schema), row_group_size=rows)
-        except NotProjected as error:
-            _log.info("%s: %s: its group of files stays as it is", self._address, error)
-            self._remove(path)
-            return None
-        [footer] = footers
+                    writer.write(pa.Table.from_batches([batch], self._schema))
+            except NotProjected as error:
+                _log.info("%s: %s: its group of files stays as it is", self._address, error)
+                writer.remove()
+                return None
+            size, footer = writer.finish()
         records = sum(source.record_count for source in sources)
         if footer.num_rows != records:
-            self._remove(path)
+            writer.remove()
             raise LoadError(f"{self._address}: files of {records} records have {footer.num_rows}: nothing was replaced")
-        size = len(io.new_input(path))
-        return Rewritten(sources, self._footers.data_file(path, size, footer, sources[0].partition))
+        return Rewritten(sources, self._footers.data_file(writer.path, size, footer, sources[0].partition))
 
     def _remove(self, path: str) -> None:
         with suppress(OSError):

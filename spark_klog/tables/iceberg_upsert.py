@@ -7,27 +7,23 @@ these columns of one file, and a bit for each row of the files that change.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import FileScanTask, Table, TableProperties
+from pyiceberg.table import FileScanTask, Table
 
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.changes import DELETED, PLACE, newer, numbers
 from spark_klog.tables.iceberg_files import Footers
 from spark_klog.tables.iceberg_rows import NotProjected, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
+from spark_klog.tables.iceberg_writing import DataFileWriter
 
 _FILE_BYTES = 256 * 1024 * 1024
-_GROUP_ROWS, _GROUP_BYTES = 1_000_000, 32 * 1024 * 1024
 _ROW, _CHANGE = "_row", "_change"
 
 
@@ -118,36 +114,28 @@ class _Output:
     def __init__(self, table: Table, schema: pa.Schema) -> None:
         self._table, self._schema = table, schema
         self._footers = Footers(table.metadata)
-        properties = table.properties
-        self._codec = properties.get(TableProperties.PARQUET_COMPRESSION, TableProperties.PARQUET_COMPRESSION_DEFAULT)
-        self._waiting: list[pa.Table] = []
-        self._bytes = self._rows = 0
-        self._stream: Any = None
-        self._writer: pq.ParquetWriter | None = None
-        self._collected: list[Any] = []
-        self._paths: list[str] = []
+        self._writers: list[DataFileWriter] = []
+        self._is_open = False
         self._files: list[DataFile] = []
 
     def write(self, rows: pa.Table) -> None:
         if not len(rows):
             return
-        self._waiting.append(self._fitted(rows))
-        self._rows += len(rows)
-        self._bytes += rows.nbytes
-        if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
-            self._flush()
+        if not self._is_open:
+            self._writers.append(DataFileWriter(self._table, self._schema, "upsert"))
+            self._is_open = True
+        self._writers[-1].write(self._fitted(rows))
+        if self._writers[-1].written >= _FILE_BYTES:
+            self._finish_file()
 
     def finish(self) -> list[DataFile]:
-        self._flush()
-        self._close()
+        if self._is_open:
+            self._finish_file()
         return self._files
 
     def remove(self) -> None:
-        with suppress(Exception):
-            self._close()
-        for path in self._paths:
-            with suppress(Exception):  # Iceberg's remove_orphan_files removes it later
-                self._table.io.delete(path)
+        for writer in self._writers:
+            writer.remove()
 
     def _fitted(self, rows: pa.Table) -> pa.Table:
         """With the table's columns, null where the rows have none."""
@@ -157,26 +145,7 @@ class _Output:
         ]
         return pa.Table.from_arrays(columns, schema=self._schema)
 
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        if self._writer is None:
-            path = self._table.location_provider().new_data_location(f"upsert-{uuid4().hex}.parquet")
-            self._paths.append(path)
-            self._stream, self._collected = self._table.io.new_output(path).create(), []
-            self._writer = pq.ParquetWriter(
-                self._stream, self._schema, compression=self._codec, metadata_collector=self._collected
-            )
-        self._writer.write_table(pa.concat_tables(self._waiting), row_group_size=self._rows)
-        self._waiting, self._rows, self._bytes = [], 0, 0
-        if self._stream.tell() >= _FILE_BYTES:
-            self._close()
-
-    def _close(self) -> None:
-        if self._writer is None:
-            return
-        writer, self._writer = self._writer, None
-        writer.close()
-        self._stream.close()
-        size = len(self._table.io.new_input(self._paths[-1]))
-        self._files.append(self._footers.data_file(self._paths[-1], size, self._collected[0]))
+    def _finish_file(self) -> None:
+        self._is_open = False
+        writer = self._writers[-1]
+        self._files.append(self._footers.data_file(writer.path, *writer.finish()))

@@ -52,6 +52,23 @@ class Run:
         return cls(str(values["load"]), int(values["number"]), str(values["token"]), offsets, ids, again)
 
 
+def is_committed(address: str, last: Run | None, run: Run) -> bool:
+    """Whether a table whose last run is `last` has the run, of an attempt whose answer was lost.
+
+    `RunConflict` if the run can't follow the last one.
+    """
+    if last is not None and (last.number, last.token) == (run.number, run.token):
+        return True
+    number = 0 if last is None else last.number
+    if number != run.number - 1:
+        raise RunConflict(
+            f"{address} has run {number} of load {run.load}, so that run {run.number} can't follow: another run has "
+            f"committed run {number}; nothing of this one is in the table, and what it has read is there once. Run "
+            "again for what has come since"
+        )
+    return False
+
+
 @dataclass(frozen=True)
 class DataFile:
     """A Parquet file to append. `path` is relative to the table's location, `size` in bytes.

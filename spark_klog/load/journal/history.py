@@ -60,9 +60,11 @@ class Identity:
     VERSIONS = (VERSION, 2)
 
     def table_at(self, output: str) -> Table | None:
-        """The load's table; None if it has none. `output` is the location that the load was opened by."""
+        """The load's table; None if it has none. `output` is what the load was opened by."""
         if not self.table:
             return None
+        if is_table(output):
+            return open_table(output)
         return open_table(f"{self.table}:{output}" if self.table == DELTA else self.table)
 
 
@@ -186,20 +188,17 @@ def read_idle(store: Store, run: int) -> Idle | None:
 
 def open_load(output: str) -> tuple[Store, Identity]:
     """The load in a folder or URI, or of the table at an address; `LoadError` if there is none."""
-    if is_table(output) and (table := open_table(output)).schema() is None:
-        # an Iceberg table's location is then one to be made, with its namespace
-        raise LoadError(f"{table.address} does not exist: name the --table of jobs/batch_load.py")
-    location = location_of(output)
+    location = output
+    if is_table(output):
+        table = open_table(output)
+        if table.schema() is None:  # an Iceberg table's location is then one to be made, with its namespace
+            raise LoadError(f"{table.address} does not exist: name the --table of jobs/batch_load.py")
+        location = table.location
     store = open_store(location)
     identity = read_identity(store)
     if identity is None:
         raise LoadError(f"{store.address} has no load: name the --output or --table of jobs/batch_load.py")
     return (open_store(location, of_table=True) if identity.table else store), identity
-
-
-def location_of(output: str) -> str:
-    """The path or URI of a load's folder, which may be named by the address of its table."""
-    return open_table(output).location if is_table(output) else output
 
 
 def check_output(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import location_of, open_load
+from spark_klog.load.journal.history import open_load
 from spark_klog.load.journal.model import STAGED, FileEntry, place_of, staged_path
 from spark_klog.load.journal.summary import Summary
 from spark_klog.tables.table import Table
@@ -31,7 +31,7 @@ def files(output: str, topic: str | None = None) -> list[CommittedFile]:
     """
     store, identity = open_load(output)
     summary = read_summary(store)
-    table = identity.table_at(location_of(output))
+    table = identity.table_at(output)
     if table is not None:
         found = [one for one in table_files(table, summary) if topic in (None, one.topic) or not one.topic]
         return [replace(one, path=store.uri(one.path)) if is_below(one.path) else one for one in found]
