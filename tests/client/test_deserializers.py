@@ -463,7 +463,7 @@ def test_a_registry_that_dies_and_comes_back(make_cluster: Callable[..., Embedde
     settings = {
         "value_deserializer": "avro",
         "schema_registry_url": registry,
-        "schema_registry_retries_deadline_ms": 300,
+        "schema_registry_retries_deadline_ms": 1500,
         "max_poll_records": 2,
     }
     with consumer(cluster, topic, **settings) as reader:

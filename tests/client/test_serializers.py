@@ -95,7 +95,7 @@ def settings(cluster: EmbeddedCluster, registry: str) -> dict[str, Any]:
         "bootstrap.servers": cluster.bootstrap_servers,
         "value.serializer": "avro",
         "schema.registry.url": registry,
-        "schema.registry.retries.deadline.ms": 300,
+        "schema.registry.retries.deadline.ms": 20_000,
     }
 
 
@@ -314,7 +314,7 @@ def test_a_file_that_confluents_clients_share(cluster: EmbeddedCluster, settings
     assert of_bytes(shared) == {
         "bootstrap.servers": settings["bootstrap.servers"],
         "schema.registry.url": settings["schema.registry.url"],
-        "schema.registry.retries.deadline.ms": 300,
+        "schema.registry.retries.deadline.ms": 20_000,
         "schema.registry.basic.auth.credentials.source": "USER_INFO",
         "schema.registry.basic.auth.user.info": "bob:hunter2",
     }
@@ -450,7 +450,7 @@ def test_a_registry_that_dies_and_comes_back(make_cluster: Callable[..., Embedde
         "bootstrap.servers": cluster.bootstrap_servers,
         "value.serializer": "avro",
         "schema.registry.url": cluster.schema_registry_url,
-        "schema.registry.retries.deadline.ms": 300,
+        "schema.registry.retries.deadline.ms": 1500,
         "value.schema": '"long"',
     }
     with Producer(settings) as producer:

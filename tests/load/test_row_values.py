@@ -84,7 +84,7 @@ def _written(url: str, topic: str, schema: Any, rows: Sequence[Any], field: str 
 
 
 def _avro(url: str | None, topic: str = "", column: Any = "value", **named: Any) -> ColumnFormat:
-    settings = None if url is None else RegistrySettings(Settings({"url": url, "retries.deadline.ms": "300"}))
+    settings = None if url is None else RegistrySettings(Settings({"url": url, "retries.deadline.ms": "2000"}))
     if not named and url is not None:
         named = {"subject": f"{topic}-{column}"}
     return ColumnFormat(column, "avro", settings, **named)

@@ -288,7 +288,7 @@ def test_a_stream_writes_on_while_the_registry_is_away(
     """It asks for each micro-batch; the id that it had is right as long as nobody can delete it."""
     kind = pa.struct([("a", pa.int64())])
     with _serving(cluster, 0, f"away-{by}") as url:
-        settings = Settings({"url": url, "retries.deadline.ms": "200"})
+        settings = Settings({"url": url, "retries.deadline.ms": "1000"})
         source = ColumnFormat("value", "avro", RegistrySettings(settings), subject="away-value")
         number = register(url, "away-value", source.codec.schema_of(kind))
         given = dataclasses.replace(source, schema_id=number if by == "id" else None)
