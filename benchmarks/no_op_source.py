@@ -32,7 +32,7 @@ class NoOp(DataSource):
 
     def schema(self) -> StructType | str:
         if "file" in self.options:
-            return from_arrow_schema(_stored(self.options["file"]).schema)
+            return from_arrow_schema(stored(self.options["file"]).schema)
         return (
             "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
             "timestampType INT"
@@ -103,14 +103,14 @@ def _shares(records: int, partitions: int, source: int | str) -> list[InputParti
 
 def _batches(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     left, source = partition.value
-    batch = _stored(source) if isinstance(source, str) else _batch(source)
+    batch = stored(source) if isinstance(source, str) else _batch(source)
     while left:
         rows = min(left, batch.num_rows)
         yield batch if rows == batch.num_rows else batch.slice(0, rows)
         left -= rows
 
 
-def _stored(file: str) -> pa.RecordBatch:
+def stored(file: str) -> pa.RecordBatch:
     with pa.ipc.open_file(file) as reader:
         return reader.get_batch(0)
 

@@ -5,7 +5,7 @@
 Each line of JSON on standard input is a run, {"work": "count_sum", "options": {...}}; its answer is a line of JSON on
 standard output, {"seconds": 1.2, ...} or {"error": "..."}. The first line of output says that the session is up. The
 process ends at the end of its input. It runs on any pyspark and imports nothing of the project, except
-`no_op_source.py` with --format no-op, and what the works `load` and `avro` need.
+`no_op_source.py` and `ready_rows.py` with --format no-op, and what the works `load` and `avro` need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Request = dict[str, Any]
 
 
 def _frame(spark: SparkSession, source: str, request: Request) -> DataFrame:
-    return spark.read.format(source).options(**request["options"]).load()
+    return spark.read.format(request.get("format", source)).options(**request["options"]).load()
 
 
 def count_sum(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
@@ -350,7 +350,7 @@ def main() -> None:
     try:
         spark = _session(arguments.master, [conf.split("=", 1) for conf in arguments.conf])
         if arguments.format == "no-op":
-            _register_no_op(spark)
+            _register_bounds(spark)
     except Exception as error:
         _answer(answers, {"error": _reason(error)})
         sys.exit(1)
@@ -386,10 +386,12 @@ def _session(master: str, confs: list[list[str]]) -> SparkSession:
     return spark
 
 
-def _register_no_op(spark: SparkSession) -> None:
+def _register_bounds(spark: SparkSession) -> None:
     from no_op_source import NoOp
+    from ready_rows import ReadyRows
 
     spark.dataSource.register(NoOp)
+    spark.dataSource.register(ReadyRows)
 
 
 def _own_standard_output() -> TextIO:

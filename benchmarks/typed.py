@@ -102,7 +102,7 @@ def _reads(bench: Bench, folder: Path, servers: str, url: str, count: int) -> It
             answer = side.ask(work, options, **more)
             if answer["rows"] != count:
                 raise SideFailed(f"read {answer['rows']} rows; there are {count}")
-            if "sums" in answer and side.name != NO_OP:  # that one repeats other rows
+            if "sums" in answer and side.name != NO_OP:  # its sources repeat other rows
                 answers.setdefault(work, []).append(answer["sums"])
                 first = next(iter(answers.values()))[0]
                 if answer["sums"] != first:
@@ -116,7 +116,7 @@ def _reads(bench: Bench, folder: Path, servers: str, url: str, count: int) -> It
     _write_batch(file)
     ready = {"file": str(file), "records": str(count), "partitions": str(PARTITIONS)}
     ours, undecoded, python, jvm = Side("klog"), Side(_BYTES), Side(_FASTAVRO), Side(f"from_avro, {JVM}")
-    bound = Side(NO_OP)
+    bound, fetched = Side(NO_OP), Side("klog, decoding nothing")
     # klog's sides share a session: only what they read differs
     with klog_side(folder / "klog") as side, _jvm_side(folder) as other, no_op_side(folder) as no_op:
         runs = [
@@ -125,6 +125,7 @@ def _reads(bench: Bench, folder: Path, servers: str, url: str, count: int) -> It
             (python, side, speed("sum_by_fastavro", options, schema=text)),
             (jvm, other, speed("sum_from_avro", options, schema=text)),
             (bound, no_op, speed("sum_rows", ready)),
+            (fetched, no_op, speed("sum_rows", {**options, "file": str(file)}, format="ready-rows")),
         ]
         for process in (side, other, no_op):
             process.start()
@@ -138,8 +139,10 @@ def _reads(bench: Bench, folder: Path, servers: str, url: str, count: int) -> It
                         else:
                             figures.cold = value
     work = f"Spark batch read of {count:,} Avro records of 10 fields, sums of all of them, lz4"
-    for peer in (jvm, undecoded, python, bound):
+    for peer in (jvm, undecoded, python, fetched, bound):
         yield Result(work, _UNIT, ours, peer, bench.command)
+    for peer in (undecoded, python):
+        yield Result(f"{work}, without decoding", _UNIT, fetched, peer, bench.command)
 
 
 def _writes(bench: Bench, folder: Path, kafka: Kafka, url: str, count: int) -> Iterator[Result]:
@@ -185,14 +188,16 @@ TYPED = Work(
     _typed,
     (
         "Rows by a schema: orders of ten fields, 55 B (see Avro), after a registry's prefix, in a topic of "
-        f"{PARTITIONS} partitions of Kafka 3.9.1, with our registry over it; local[2], sums over all ten fields, whose "
-        "results must be equal on all sides. The JVM connector's values go through Spark's own `from_avro` with the "
-        "prefix cut off by `substring`. The read of bytes is `count(*)` and `sum(length(value))` of the same topic. "
-        "Writes are from Parquet to a new topic; ours registers the schema and writes the prefix, the connector writes "
-        "bare records of `to_avro`. The bound of what Spark takes from Python and hands to it is a Python data source "
-        "that repeats a ready Arrow batch of orders, of the column value alone, and drops what it gets. Where Arrow "
-        "batches are not measured, the session has spark.sql.execution.arrow.maxBytesPerBatch 2147483647: with any "
-        "other limit, as by default, Spark computes a batch's size before each row that it adds, over all fields.",
+        f"{PARTITIONS} partitions of Kafka 3.9.1, with our registry over it; local[2], sums over all ten fields, "
+        "whose results must be equal on all sides. The JVM connector's values go through Spark's own `from_avro` "
+        "with the prefix cut off by `substring`. The read of bytes is `count(*)` and `sum(length(value))` of the "
+        "same topic. Writes are from Parquet to a new topic; ours registers the schema and writes the prefix, the "
+        "connector writes bare records of `to_avro`. The bound of what Spark takes from Python and hands to it is a "
+        "Python data source that repeats a ready Arrow batch of orders, of the column value alone, and drops what it "
+        "gets; that of a decoder which takes no time is klog's own read of all columns with ready rows in place of "
+        "the values. Where Arrow batches are not measured, the session has "
+        "spark.sql.execution.arrow.maxBytesPerBatch 2147483647: with any other limit, as by default, Spark computes "
+        "a batch's size before each row that it adds, over all fields.",
         "Wanted: 1.5 times `from_avro`, 0.6 of the read of bytes, 10 times fastavro in mapInPandas; 1.2 times "
         "`to_avro`.",
     ),
