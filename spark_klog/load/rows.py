@@ -112,7 +112,7 @@ def _run_schema(
             return before
         source = replace(source, message=source.message or before.message)
     schema = source.reader()
-    kind = schema.decoder().type
+    kind = schema.type
     kind = merged(kind if before is None else before.type, kind, source.column, widens=widens)
     assert not isinstance(schema.id, UUID)  # a load names schemas by ids
     return RowSchema(

@@ -153,6 +153,11 @@ class ReaderSchema:
     def column(self) -> Column:
         return self.format.column
 
+    @property
+    def type(self) -> pa.DataType:
+        """The type of its rows; `SchemaError` as of `decoder`. The registry is not asked."""
+        return self._parsed()[1].type
+
     def of_message(self, rest: bytes) -> ReaderSchema:
         """The schema for records with `rest` after their ids, see `SchemaKey`: of Protobuf, with the message they are.
 
@@ -170,11 +175,7 @@ class ReaderSchema:
         `SchemaError` names the column if its schema has no Arrow type. `ends_at_bad` as of `RecordDecoder`.
         """
         codec = self.format.codec
-        try:
-            reader = codec.parse(self.text, self.references)
-            decoder = codec.decoder(reader)
-        except SchemaError as error:
-            raise SchemaError(f"the schema of column {self.column}: {error}") from None
+        reader, decoder = self._parsed()
         settings = self.format.registry
         if settings is None:
             return ColumnDecoder(decoder.type, self.format.is_permissive, _bare(decoder, reader))
@@ -200,6 +201,14 @@ class ReaderSchema:
             advice_of=self._advice_of,
         )
         return ColumnDecoder(decoder.type, self.format.is_permissive, records.decode)
+
+    def _parsed(self) -> tuple[Any, Decoder[Any]]:
+        codec = self.format.codec
+        try:
+            reader = codec.parse(self.text, self.references)
+            return reader, codec.decoder(reader)
+        except SchemaError as error:
+            raise SchemaError(f"the schema of column {self.column}: {error}") from None
 
     def _advice_of(self, key: SchemaKey) -> str:
         """What to say of a row that does not decode: whether a newer schema than this one could.

@@ -59,7 +59,7 @@ class RowSerializer:
                 f"which schema the {name}s of {self._format.topic} have is not said: set {name}.schema, "
                 f"{name}.schema.id, or use.latest.version=true"
             )
-        return source.reader().decoder().type
+        return source.reader().type
 
     def _encoder(self, kind: pa.DataType) -> ColumnEncoder:
         encoder = self._encoders.get(kind)

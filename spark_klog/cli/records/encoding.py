@@ -40,7 +40,7 @@ class ColumnValues:
 
     def __init__(self, form: ColumnFormat, topic: str) -> None:
         self.column = form.column
-        kind = form.reader().decoder().type
+        kind = form.reader().type
         is_latest = form.text is None and form.schema_id is None
         self._writer = WriteFormat(form, topic, uses_latest=is_latest, advice=_ADVICE).writer(kind)
         self._reader = RowReader(kind)

@@ -15,11 +15,13 @@ import os
 import random
 import socket
 import ssl
+import sys
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 from uuid import UUID
@@ -38,6 +40,7 @@ from spark_klog.security.key_stores import client_context
 from spark_klog.security.tokens import token_of
 
 _log = logging.getLogger(__name__)
+_COMMAND = "httpx._main"
 _V = TypeVar("_V")
 _TYPE = "application/vnd.schemaregistry.v1+json"
 #: Answers after which another try, of another registry, may do.
@@ -67,6 +70,19 @@ _HANDSHAKE = "handshake"
 _NO_TLS = words("WRONG_VERSION_NUMBER RECORD_LAYER_FAILURE")
 
 
+def _httpx() -> ModuleType:
+    """The package without its command, which imports rich and pygments: Spark's processes would wait for them."""
+    is_imported = _COMMAND in sys.modules
+    if not is_imported:
+        sys.modules[_COMMAND] = None  # type: ignore[assignment]
+    try:
+        import httpx
+    finally:
+        if not is_imported:
+            del sys.modules[_COMMAND]
+    return httpx
+
+
 class UnknownSchema(SchemaError):
     """An id that the registry does not have, or not yet: it is asked again after 10 s."""
 
@@ -92,8 +108,7 @@ class RegistryClient:
         """Begin with nothing learnt and no connection, as a forked process does: those that are open are its parent's,
         and another thread may have held a lock.
         """
-        import httpx
-
+        httpx = _httpx()
         config = self.config
         self._client = httpx.Client(
             verify=self._context,

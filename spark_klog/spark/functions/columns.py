@@ -177,7 +177,7 @@ def _rows(
     reader = parsed.reading().reader(longest_ms=PLANNING_MS)
     if headers is not None and parsed.registry is None:
         raise ConfigError(f"{function}: headers need schemaRegistryUrl: they have the ids of schemas")
-    kind = from_arrow_type(reader.decoder().type, prefer_timestamp_ntz=True)
+    kind = from_arrow_type(reader.type, prefer_timestamp_ntz=True)
     columns = [_column(one) for one in (data, headers) if one is not None]
     return _call(FromRecords(function, reader), kind, columns)
 

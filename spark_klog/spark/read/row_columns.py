@@ -1,13 +1,16 @@
 """Columns of a read that are rows instead of bytes: their types at analysis, and the schemas of their tasks.
 
 Spark analyses a query in one Python process and plans it in another, and in between a subject may get a new version. So
-the type that analysis gives a column has the schema's id and version as metadata, and planning takes that one.
+the type that analysis gives a column has the schema's id and version as metadata, and planning takes that one: the data
+source brings it along, so that only analysis asks the registry, and without it planning looks it up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type
@@ -20,27 +23,37 @@ from spark_klog.schemas.column_format import PLANNING_MS, ColumnFormat, ReaderSc
 ID, SUBJECT, VERSION = "klog.schema.id", "klog.schema.subject", "klog.schema.version"
 
 
-def with_rows(schema: StructType, formats: Sequence[ColumnFormat]) -> StructType:
-    """The schema of a read, with the types of columns that are rows. Asks the registry; errors as of `reader`."""
-    rows = {one.column: one.reader(longest_ms=PLANNING_MS) for one in formats}
+def analysed_readers(formats: Sequence[ColumnFormat]) -> tuple[ReaderSchema, ...]:
+    """The schemas of columns that are rows, as the registry has them now; errors as of `ColumnFormat.reader`."""
+    return tuple(one.reader(longest_ms=PLANNING_MS) for one in formats)
+
+
+def with_rows(schema: StructType, readers: Sequence[ReaderSchema]) -> StructType:
+    """The schema of a read, with the types of columns that are rows."""
+    rows = {one.column: one for one in readers}
     return StructType([_row_field(rows[field.name]) if field.name in rows else field for field in schema.fields])
 
 
 def readers_of(
-    formats: Sequence[ColumnFormat], schema: StructType
+    formats: Sequence[ColumnFormat], schema: StructType, analysed: Sequence[ReaderSchema] = ()
 ) -> tuple[tuple[ReaderSchema, ...], dict[str, pa.DataType]]:
     """The schemas of those columns that the query reads, and their Arrow types by column.
 
-    `ConfigError` if a user's schema says otherwise.
+    `analysed` are those of the analysis that gave `schema`, unless a user did: `ConfigError` if that says otherwise.
     """
+    known = {one.column: one for one in analysed}
     readers: list[ReaderSchema] = []
     types: dict[str, pa.DataType] = {}
     for one in formats:
         if one.column not in schema.fieldNames():
             continue
         field = schema[one.column]
-        reader = _analysed(one, field) or one.reader(longest_ms=PLANNING_MS)
-        types[one.column] = reader.decoder().type
+        before = known.get(one.column)
+        if before is not None and _row_field(before) == field:
+            reader = replace(before, query=uuid4().hex)  # a plan is a query of its own, see `ReaderSchema`
+        else:
+            reader = _looked_up(one, field) or one.reader(longest_ms=PLANNING_MS)
+        types[one.column] = reader.type
         ours = _spark_type(types[one.column])
         if field.dataType.simpleString() != ours.simpleString():
             raise ConfigError(
@@ -51,7 +64,7 @@ def readers_of(
     return tuple(readers), types
 
 
-def _analysed(source: ColumnFormat, field: StructField) -> ReaderSchema | None:
+def _looked_up(source: ColumnFormat, field: StructField) -> ReaderSchema | None:
     """The schema that the column's metadata names; None if options name another one, or it is another registry's.
 
     A user's schema may come from another query.
@@ -68,7 +81,7 @@ def _row_field(reader: ReaderSchema) -> StructField:
         metadata[ID] = reader.id
     if reader.version is not None:
         metadata |= {SUBJECT: reader.format.subject, VERSION: reader.version}
-    return StructField(reader.column, _spark_type(reader.decoder().type), nullable=True, metadata=metadata)
+    return StructField(reader.column, _spark_type(reader.type), nullable=True, metadata=metadata)
 
 
 def _spark_type(kind: pa.DataType) -> DataType:

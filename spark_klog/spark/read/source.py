@@ -37,6 +37,7 @@ from spark_klog.spark.read.tasks import Plan, read_ranges
 from spark_klog.spark.versions import Filter, adapted, arrow_schema
 
 if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import ReaderSchema
     from spark_klog.spark.write.sink import BatchQueryWriter, StreamWriter
 
 
@@ -46,6 +47,8 @@ class KlogDataSource(DataSource):
     #: Spark makes the source itself where it makes a stream's writer for the tasks of a micro-batch; where it makes one
     #: for `commit` or `abort`, the source was pickled.
     _was_pickled = False
+    #: The schemas of columns that are rows, by analysis.
+    _readers: tuple[ReaderSchema, ...] = ()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _was_pickled=True)
@@ -57,21 +60,22 @@ class KlogDataSource(DataSource):
     def schema(self) -> StructType:
         schema = from_arrow_schema(FULL if include_headers(self.options) else WITHOUT_HEADERS)
         if has_formats(self.options):
-            from spark_klog.spark.read.row_columns import with_rows
+            from spark_klog.spark.read.row_columns import analysed_readers, with_rows
 
-            return with_rows(schema, source_formats(self.options))
+            self._readers = analysed_readers(source_formats(self.options))
+            return with_rows(schema, self._readers)
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         warn_if_slow()
         reader = FilteringBatchQueryReader if spark_pushes_filters() else BatchQueryReader
-        return reader(*_of_schema(source_options(self.options, streaming=False), schema))
+        return reader(*self._of_schema(source_options(self.options, streaming=False), schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         warn_if_slow()
         try:
             options = source_options(self.options, streaming=True)
-            reader = StreamReader(*_of_schema(options, schema))
+            reader = StreamReader(*self._of_schema(options, schema))
         except KlogError as error:
             return adapted(RefusedStreamReader(error), is_limited=False)
         return adapted(reader, is_limited=options.trigger.any)
@@ -96,15 +100,14 @@ class KlogDataSource(DataSource):
 
         return StreamWriter(options, schema, is_for_tasks=not self._was_pickled)
 
+    def _of_schema(self, options: SourceOptions, schema: StructType) -> tuple[SourceOptions, pa.Schema]:
+        """The options with the schemas of columns that are rows, and the Arrow schema; see `_arrow_schema`."""
+        if not options.formats:
+            return options, _arrow_schema(schema, {})
+        from spark_klog.spark.read.row_columns import readers_of
 
-def _of_schema(options: SourceOptions, schema: StructType) -> tuple[SourceOptions, pa.Schema]:
-    """The options with the schemas of columns that are rows, and the Arrow schema; see `_arrow_schema`."""
-    if not options.formats:
-        return options, _arrow_schema(schema, {})
-    from spark_klog.spark.read.row_columns import readers_of
-
-    readers, types = readers_of(options.formats, schema)
-    return dataclasses.replace(options, readers=readers), _arrow_schema(schema, types)
+        readers, types = readers_of(options.formats, schema, self._readers)
+        return dataclasses.replace(options, readers=readers), _arrow_schema(schema, types)
 
 
 def _arrow_schema(schema: StructType, types: Mapping[str, pa.DataType]) -> pa.Schema:

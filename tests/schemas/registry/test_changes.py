@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
 from spark_klog.embedded import EmbeddedCluster
@@ -30,7 +33,8 @@ from spark_klog.schemas.registry.settings import registry_config
 from spark_klog.security.config import Settings
 from spark_klog.spark.options import sink_options
 from spark_klog.spark.read import row_columns
-from spark_klog.spark.read.row_columns import readers_of, with_rows
+from spark_klog.spark.read.row_columns import analysed_readers, readers_of, with_rows
+from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.write.sink import BatchQueryWriter
 
 from .asking import ask, register
@@ -247,7 +251,8 @@ def test_the_schema_of_the_analysis(registry: str) -> None:
     fields = StructType().add("value", "binary")
     source = _format(registry, "analysed-value")
     first = register(registry, "analysed-value", _record("C", "a"))
-    analysed = with_rows(fields, [source])
+    readers = analysed_readers([source])
+    analysed = with_rows(fields, readers)
     second = register(registry, "analysed-value", _record("C", "a", b=0))
     (reader,), types = readers_of([source], analysed)
     assert (reader.id, reader.version, types["value"].num_fields) == (first, 1, 1)
@@ -255,6 +260,8 @@ def test_the_schema_of_the_analysis(registry: str) -> None:
     assert (reader.id, reader.version) == (first, 1)
     with pytest.raises(ConfigError, match="the query's schema says struct<a:bigint>"):
         readers_of([_format(registry, "analysed-value", schema_id=second)], analysed)
+    (reader,), _ = readers_of([source], analysed, analysed_readers([source]))  # those of another query
+    assert (reader.id, reader.version) == (first, 1)
     register(registry, "analysed-other", _record("C", "a", z=0))
     with pytest.raises(ConfigError, match="column value is struct<a:bigint,z:bigint> by its schema"):
         readers_of([_format(registry, "analysed-other")], analysed)
@@ -264,6 +271,23 @@ def test_the_schema_of_the_analysis(registry: str) -> None:
     number = register(registry, ":.elsewhere:analysed-value", _record("C", "a"))
     (reader,), _ = readers_of([_format(elsewhere, "analysed-value")], analysed)
     assert (reader.id, reader.version) == (number, 2)
+
+
+def test_a_plan_asks_no_registry(cluster: EmbeddedCluster) -> None:
+    """The data source brings what analysis has found into the process that plans, where the registry may be away."""
+    registry = SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, "127.0.0.1:0", topic="plans")
+    with registry:
+        register(registry.url, "plans-value", _record("C", "a"))
+        options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "plans", "valueFormat": "avro"}
+        source = KlogDataSource(options | {"schemaRegistryUrl": registry.url})
+        schema = source.schema()
+    plan = (
+        "import sys; from pyspark import cloudpickle; source, schema = cloudpickle.loads(sys.stdin.buffer.read()); "
+        "print(source.reader(schema)._options.readers[0].version, 'httpx' in sys.modules)"
+    )
+    command = [sys.executable, "-c", plan]
+    done = subprocess.run(command, input=cloudpickle.dumps((source, schema)), capture_output=True, timeout=60)
+    assert done.stdout.split() == [b"1", b"False"], done.stderr.decode()
 
 
 def test_an_id_that_is_there_later(registry: str) -> None:
@@ -308,7 +332,7 @@ def test_planning_waits_for_a_shorter_time(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(module, "PLANNING_MS", 200)
     source, fields = _format("http://127.0.0.1:1", "s"), StructType().add("value", "binary")
     with pytest.raises(ConnectionFailed, match=r"in 0\.2 s"):
-        with_rows(fields, [source])
+        analysed_readers([source])
     with pytest.raises(ConnectionFailed, match=r"in 0\.2 s"):
         readers_of([source], fields)
     options = {
