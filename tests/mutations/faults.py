@@ -257,10 +257,10 @@ FAULTS = (
     ),
     Fault(
         "spark-end-not-synced",  # after a power failure the decision would be ended twice
-        "spark_klog/spark/write/decision_log.py",
+        "spark_klog/spark/write/hard_link_log.py",
         "        if number == 0 or not isinstance(entry, Claim):",
         "        if number == 0 or isinstance(entry, Decision):",
-        ("tests/spark/exactly_once/test_decision_log.py", "tests/spark/exactly_once/test_decision_log_races.py"),
+        ("tests/spark/exactly_once/test_hard_link_log.py", "tests/spark/exactly_once/test_hard_link_log_races.py"),
     ),
     Fault(
         "spark-sweep-of-a-later-claim",  # a driver that was overtaken aborts its successor's transactions

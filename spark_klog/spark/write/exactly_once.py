@@ -75,7 +75,12 @@ class Log:
 
 @dataclass(frozen=True)
 class ReadLog:
-    """Read the decision log. Result: a `Log`."""
+    """Read the decision log. Result: a `Log` of all entries that were appended before.
+
+    With `may_lag` the last ones may be missing: an append to what was read tells, see `DecisionLog.read`.
+    """
+
+    may_lag: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ def begin() -> Program[Begun]:
 
     Raises `Superseded` if another driver claims at the same time, `DecidedButAborted` if a decided one can't be ended.
     """
-    log: Log = yield ReadLog()
+    log: Log = yield ReadLog(may_lag=True)
     entries, number = log.entries, log.end
     yield from _append(number, Claim())
     decisions = [place for place, entry in enumerate(entries) if isinstance(entry, Decision)]

@@ -29,7 +29,7 @@ from spark_klog.errors import ErrorCode, ErrorWithFields, KlogError, ProtocolErr
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import PREFIX, SinkOptions
 from spark_klog.spark.worker_process import cluster_of, prepare_worker
-from spark_klog.spark.write.decision_log import DecisionLog, Identity, checkpoint_folder, planned
+from spark_klog.spark.write.decision_log import DecisionLog, Identity
 from spark_klog.spark.write.exactly_once import (
     Abort,
     Append,
@@ -43,6 +43,7 @@ from spark_klog.spark.write.exactly_once import (
     finish,
     give_up,
 )
+from spark_klog.spark.write.hard_link_log import HardLinkLog, checkpoint_folder, planned
 from spark_klog.spark.write.producers import PRODUCERS
 from spark_klog.spark.write.sink import StreamWriter, Written, log_progress, send_all
 
@@ -98,7 +99,7 @@ def claim(settings: Mapping[str, str], folder: Path, prefix: str) -> Claimed:
     Raises what `begin`, `DecisionLog` and the brokers' answers raise; `UnsupportedVersionError` before Kafka
     3.0, which has no ListTransactions.
     """
-    log = DecisionLog(folder, Identity(prefix))
+    log = HardLinkLog(folder, Identity(prefix))
     at = time.time()
     with _admin(settings) as admin:
         begun = _run(begin(), log, admin)
@@ -110,7 +111,7 @@ def decide(
     settings: Mapping[str, str], folder: Path, claimed: Claimed, batch: int, transactions: Sequence[Transaction]
 ) -> None:
     """Commit a micro-batch. Raises `NotDecided`, and what `finish` and the brokers' answers raise."""
-    log = DecisionLog(folder, claimed.identity, is_claimed=True)
+    log = HardLinkLog(folder, claimed.identity, is_claimed=True)
     with _admin(settings) as admin:
         if batch > claimed.begun.decided:
             _check_time(settings, claimed, batch)
@@ -120,7 +121,7 @@ def decide(
 
 def settle(settings: Mapping[str, str], folder: Path, claimed: Claimed) -> None:
     """Abort what a failed micro-batch has written, unless it is decided or another run of the query has begun."""
-    log = DecisionLog(folder, claimed.identity, is_claimed=True)
+    log = HardLinkLog(folder, claimed.identity, is_claimed=True)
     with _admin(settings) as admin, suppress(Superseded):
         _run(give_up(claimed.begun), log, admin)
 
@@ -159,7 +160,7 @@ def _run(program: Program[_T], log: DecisionLog, admin: Admin) -> _T:
             value: _T = stop.value
             return value
         if isinstance(action, ReadLog):
-            result = log.read()
+            result = log.read(may_lag=action.may_lag)
         elif isinstance(action, Append):
             result = log.append(action.number, action.entry)
         elif isinstance(action, Commit):

@@ -25,9 +25,9 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, KlogError, ProducerFenced, ProtocolError
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.spark.write.decision_log import DecisionLog
 from spark_klog.spark.write.exactly_once import DecidedButAborted, Decision, Superseded, Transaction
 from spark_klog.spark.write.exactly_once_driver import Claimed, NotDecided, claim, decide, settle
+from spark_klog.spark.write.hard_link_log import HardLinkLog
 from spark_klog.spark.write.producers import SinkProducer
 from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
@@ -108,7 +108,7 @@ class Query:
 
     def append_decision(self, claimed: Claimed, *transactions: Transaction) -> None:
         """Append the decision of micro-batch 0 and do no more, as a driver that dies there."""
-        log = DecisionLog(self._checkpoint, claimed.identity)
+        log = HardLinkLog(self._checkpoint, claimed.identity)
         assert log.append(claimed.begun.number, Decision(0, transactions))
 
     def settle(self, claimed: Claimed) -> None:

@@ -130,7 +130,7 @@ def test_failed_tasks_leave_nothing_open(spark: SparkSession, servers: str, topi
     assert read(servers, topic) == once(9) + Counter(["x" * 2000])
 
 
-@pytest.mark.test_all("long")  # the decision log's refusal is in test_decision_log.py
+@pytest.mark.test_all("long")  # the decision log's refusal is in test_hard_link_log.py
 def test_a_checkpoint_of_an_at_least_once_query(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     prepare(servers, topic, 10)
     copy(spark, servers, topic, tmp_path, deliveryGuarantee="at-least-once")
@@ -175,7 +175,7 @@ def test_more_time_than_the_brokers_allow(spark: SparkSession, servers: str, top
     assert read(servers, topic) == once(10)
 
 
-@pytest.mark.test_all("again")  # test_decision_log.py, without Spark
+@pytest.mark.test_all("again")  # test_hard_link_log.py, without Spark
 def test_a_damaged_decision_log(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     prepare(servers, topic, 10)
     copy(spark, servers, topic, tmp_path)

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from spark_klog.errors import DecodeError
-from spark_klog.spark.write import decision_log
-from spark_klog.spark.write.decision_log import DecisionLog, Identity
+from spark_klog.spark.write import hard_link_log
+from spark_klog.spark.write.decision_log import Identity
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry
+from spark_klog.spark.write.hard_link_log import HardLinkLog
 
 FULL = os.environ.get("SPARK_KLOG_EXACTLY_ONCE") == "full"
 IDENTITY = Identity(log="6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -35,24 +36,24 @@ class Violation(AssertionError):
 class Driver:
     """A program of reads and appends. `appended` holds the entries it won, `seen` those it continued from."""
 
-    run: Callable[[Driver, DecisionLog], None]
+    run: Callable[[Driver, HardLinkLog], None]
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     appended: dict[int, Entry] = field(default_factory=dict)
     seen: dict[int, Entry] = field(default_factory=dict)
     ended: bool = False
     error: BaseException | None = None
 
-    def append(self, log: DecisionLog, number: int, entry: Entry) -> bool:
+    def append(self, log: HardLinkLog, number: int, entry: Entry) -> bool:
         is_appended = log.append(number, entry)
         if is_appended:
             self.appended[number] = entry
         return is_appended
 
 
-def micro_batches(count: int, first: int) -> Callable[[Driver, DecisionLog], None]:
+def micro_batches(count: int, first: int) -> Callable[[Driver, HardLinkLog], None]:
     """A run of the query: claims, decides and ends micro-batches from `first` on, until another run claims."""
 
-    def run(driver: Driver, log: DecisionLog) -> None:
+    def run(driver: Driver, log: HardLinkLog) -> None:
         for batch in range(first, first + count):
             found = log.read()
             if not driver.append(log, found.end, Claim()):
@@ -66,7 +67,7 @@ def micro_batches(count: int, first: int) -> Callable[[Driver, DecisionLog], Non
     return run
 
 
-def late_decision(driver: Driver, log: DecisionLog) -> None:
+def late_decision(driver: Driver, log: HardLinkLog) -> None:
     """Decide as a driver that claimed before the others started."""
     os.listdir(log._folder)  # a step: another driver may run here
     driver.append(log, len(BEFORE), Decision(99, ()))
@@ -75,7 +76,7 @@ def late_decision(driver: Driver, log: DecisionLog) -> None:
 class Turns:
     """Runs drivers one at a time, and switches to another driver at the operations numbered in `switches`."""
 
-    def __init__(self, drivers: list[Driver], logs: list[DecisionLog], switches: dict[int, int]) -> None:
+    def __init__(self, drivers: list[Driver], logs: list[HardLinkLog], switches: dict[int, int]) -> None:
         self._drivers, self._logs, self._switches = drivers, logs, switches
         #: The driver of each operation.
         self.order: list[int] = []
@@ -92,7 +93,7 @@ class Turns:
         for thread in threads:
             thread.join(_SECONDS)
 
-    def _work(self, driver: Driver, log: DecisionLog) -> None:
+    def _work(self, driver: Driver, log: HardLinkLog) -> None:
         driver.turn.acquire()
         try:
             driver.run(driver, log)
@@ -149,8 +150,8 @@ class Exploration:
         self,
         folder: Path,
         turns: list[Turns],
-        *programs: Callable[[Driver, DecisionLog], None],
-        kind: type[DecisionLog] = DecisionLog,
+        *programs: Callable[[Driver, HardLinkLog], None],
+        kind: type[HardLinkLog] = HardLinkLog,
     ) -> None:
         self._folder, self._turns, self._programs, self._kind = folder, turns, programs, kind
         self.orders = 0
@@ -171,7 +172,7 @@ class Exploration:
         folder = self._folder / str(self.orders)
         self.orders += 1
         folder.mkdir()
-        log = DecisionLog(folder, IDENTITY)
+        log = HardLinkLog(folder, IDENTITY)
         for number, entry in enumerate(BEFORE):
             assert log.append(number, entry)
         drivers = [Driver(program) for program in self._programs]
@@ -182,7 +183,7 @@ class Exploration:
         finally:
             self._turns.pop()
         try:
-            check(drivers, DecisionLog(folder, IDENTITY))
+            check(drivers, HardLinkLog(folder, IDENTITY))
         except (Violation, DecodeError) as error:
             raise Violation(f"turns {switches}: {error}") from error
         self.winners.add(tuple(len(driver.appended) for driver in drivers))
@@ -190,7 +191,7 @@ class Exploration:
         return made.order
 
 
-def check(drivers: list[Driver], log: DecisionLog) -> None:
+def check(drivers: list[Driver], log: HardLinkLog) -> None:
     """Each number has one entry, the same for all drivers that saw it; the log is readable and has all won entries."""
     entries: dict[int, Entry] = dict(enumerate(BEFORE))
     for driver in drivers:
@@ -226,7 +227,7 @@ def test_two_drivers(tmp_path: Path, turns: list[Turns], programs: tuple[Any, ..
 def test_two_drivers_that_replace_the_shared_file(
     tmp_path: Path, turns: list[Turns], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decision_log, "_MOST_LINKS", 2)  # each claim starts a new shared file
+    monkeypatch.setattr(hard_link_log, "_MOST_LINKS", 2)  # each claim starts a new shared file
     exploration = Exploration(tmp_path, turns, micro_batches(1, 1), micro_batches(1, 10))
     exploration.run(2 if FULL else 1)
     assert len(exploration.winners) > 1
@@ -237,7 +238,7 @@ def test_three_drivers(tmp_path: Path, turns: list[Turns]) -> None:
     Exploration(tmp_path, turns, late_decision, micro_batches(2, 1), micro_batches(1, 10)).run(2)
 
 
-class TakingBack(DecisionLog):
+class TakingBack(HardLinkLog):
     """Removes its link again if a higher number exists."""
 
     def _link(self, file: Path, number: int) -> bool:
@@ -248,7 +249,7 @@ class TakingBack(DecisionLog):
         return is_linked
 
 
-class NotLooking(DecisionLog):
+class NotLooking(HardLinkLog):
     """Does not check for other drivers' entries after its link."""
 
     _is_appending = False
@@ -285,7 +286,7 @@ class LookingBefore(NotLooking):
     ],
 )
 def test_planted_faults_are_found(
-    tmp_path: Path, turns: list[Turns], kind: type[DecisionLog], programs: tuple[Any, ...]
+    tmp_path: Path, turns: list[Turns], kind: type[HardLinkLog], programs: tuple[Any, ...]
 ) -> None:
     with pytest.raises(Violation):
         Exploration(tmp_path, turns, *programs, kind=kind).run(2)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.spark.write import decision_log
-from spark_klog.spark.write.decision_log import DecisionLog, Identity, checkpoint_folder, planned
+from spark_klog.spark.write import hard_link_log
+from spark_klog.spark.write.decision_log import Identity
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Transaction
+from spark_klog.spark.write.hard_link_log import HardLinkLog, checkpoint_folder, planned
 
 DECISION = Decision(3, (Transaction("klog-a-0", 7, 2, 0), Transaction("klog-b-0", 1 << 40, 32766, 5)), "5eed")
 
@@ -24,16 +25,16 @@ def entries(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder / "klog_sink") if not name.startswith("."))
 
 
-def fill(log: DecisionLog, *more: Entry) -> None:
+def fill(log: HardLinkLog, *more: Entry) -> None:
     for entry in more:
         assert log.append(log.read().end, entry)
 
 
 def test_entries_are_read_by_another_driver(tmp_path: Path) -> None:
-    log = DecisionLog(tmp_path, Identity())
+    log = HardLinkLog(tmp_path, Identity())
     assert log.read() == Log()
     fill(log, Claim(), DECISION, Ended(), Claim())
-    other = DecisionLog(tmp_path, Identity())
+    other = HardLinkLog(tmp_path, Identity())
     assert other.read() == Log((DECISION, Ended(), Claim()), 1)
     assert other.identity == log.identity
     assert json.loads((tmp_path / "klog_sink" / "1").read_text()) == {
@@ -48,9 +49,9 @@ def test_entries_are_read_by_another_driver(tmp_path: Path) -> None:
 
 
 def test_a_number_is_taken_once_and_never_again(tmp_path: Path) -> None:
-    log = DecisionLog(tmp_path, Identity())
+    log = HardLinkLog(tmp_path, Identity())
     fill(log, Claim(), Claim())
-    late = DecisionLog(tmp_path, log.identity)
+    late = HardLinkLog(tmp_path, log.identity)
     assert not late.append(1, DECISION)
     assert log.read() == Log((Claim(), Claim()))
     fill(log, DECISION, Ended(), Claim(), DECISION)
@@ -63,10 +64,10 @@ def test_a_number_is_taken_once_and_never_again(tmp_path: Path) -> None:
 
 
 def test_a_driver_of_a_log_that_was_removed_appends_nothing(tmp_path: Path) -> None:
-    late = DecisionLog(tmp_path, Identity())
+    late = HardLinkLog(tmp_path, Identity())
     fill(late, Claim())
     (tmp_path / "klog_sink" / "0").unlink()
-    log = DecisionLog(tmp_path, Identity())
+    log = HardLinkLog(tmp_path, Identity())
     fill(log, Claim())
     assert log.identity != late.identity
     assert not late.append(1, DECISION)
@@ -75,34 +76,34 @@ def test_a_driver_of_a_log_that_was_removed_appends_nothing(tmp_path: Path) -> N
 
 
 def test_a_restart_with_another_prefix_is_refused(tmp_path: Path) -> None:
-    log = DecisionLog(tmp_path, Identity("team-a."))
+    log = HardLinkLog(tmp_path, Identity("team-a."))
     assert log.identity.id_prefix == f"team-a.{log.identity.log}-"
     fill(log, DECISION, Ended())
     for prefix in ("klog-", "team-a", "team-b."):
-        other = DecisionLog(tmp_path, Identity(prefix))
+        other = HardLinkLog(tmp_path, Identity(prefix))
         with pytest.raises(ConfigError, match=rf"option transactionalIdPrefix is {prefix}, but .* with team-a\. until"):
             other.read()
-    again = DecisionLog(tmp_path, Identity("team-a."))
+    again = HardLinkLog(tmp_path, Identity("team-a."))
     fill(again, Claim())
     assert again.identity == log.identity
     for path in (tmp_path / "klog_sink").iterdir():  # the error advises this
         path.unlink()
-    fill(DecisionLog(tmp_path, Identity("team-b.")), Claim())
+    fill(HardLinkLog(tmp_path, Identity("team-b.")), Claim())
 
 
 def test_a_log_from_before_prefixes_and_plans(tmp_path: Path) -> None:
-    log = DecisionLog(tmp_path, Identity())
+    log = HardLinkLog(tmp_path, Identity())
     fill(log, Decision(4, ()))
     path = tmp_path / "klog_sink" / "0"
     old = {"version": 1, "log": log.identity.log, "entry": "decision", "batch": 4, "transactions": []}
     path.write_text(json.dumps(old))
-    again = DecisionLog(tmp_path, Identity())
+    again = HardLinkLog(tmp_path, Identity())
     assert again.read() == Log((Decision(4, ()),))
     assert again.identity == log.identity
 
 
 def _append(folder: Path, barrier: object, won: object) -> None:
-    log = DecisionLog(folder, Identity(log="6ba7b810-9dad-11d1-80b4-00c04fd430c8"))
+    log = HardLinkLog(folder, Identity(log="6ba7b810-9dad-11d1-80b4-00c04fd430c8"))
     for number in range(50):
         barrier.wait()  # type: ignore[attr-defined]
         if log.append(number, Claim()):
@@ -123,7 +124,7 @@ def test_of_drivers_at_once_one_wins(tmp_path: Path) -> None:
 
 
 def _append_for_ever(folder: Path, seen: object) -> None:
-    log = DecisionLog(folder, Identity())
+    log = HardLinkLog(folder, Identity())
     while True:
         end = log.read().end
         assert log.append(end, Decision(end, ()))
@@ -145,7 +146,7 @@ def test_a_killed_driver_leaves_a_log_that_goes_on(tmp_path: Path) -> None:
         assert driver.pid is not None
         os.kill(driver.pid, signal.SIGKILL)
         driver.join(60)
-        found = DecisionLog(tmp_path, Identity()).read()
+        found = HardLinkLog(tmp_path, Identity()).read()
         assert found.end > max(appended, end)
         assert found.entries == (Decision(found.end - 1, ()),)
         end = found.end
@@ -153,7 +154,7 @@ def test_a_killed_driver_leaves_a_log_that_goes_on(tmp_path: Path) -> None:
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    log = DecisionLog(tmp_path, Identity())
+    log = HardLinkLog(tmp_path, Identity())
     fill(log, DECISION, Ended(), Claim(), Claim())
     path = tmp_path / "klog_sink" / "2"
     for text in ("", "{", "[]", '{"version": 2}', '{"version": 1, "entry": "decision", "log": "x"}'):
@@ -167,22 +168,22 @@ def test_damage_is_named(tmp_path: Path) -> None:
 
 
 def test_a_shared_file_that_is_damaged_is_written_again(tmp_path: Path) -> None:
-    log = DecisionLog(tmp_path, Identity())
+    log = HardLinkLog(tmp_path, Identity())
     fill(log, Claim(), Claim())
     for path in (tmp_path / "klog_sink").iterdir():
         path.write_text("{")
     for number in range(2):  # a user removes the damaged entries
         (tmp_path / "klog_sink" / str(number)).unlink()
     fill(log, Claim())
-    assert DecisionLog(tmp_path, Identity()).read() == Log((Claim(),))
+    assert HardLinkLog(tmp_path, Identity()).read() == Log((Claim(),))
 
 
 def test_a_shared_file_has_few_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every restart without a decision adds a claim; file systems limit a file's links."""
-    monkeypatch.setattr(decision_log, "_MOST_LINKS", 4)
-    log = DecisionLog(tmp_path, Identity())
+    monkeypatch.setattr(hard_link_log, "_MOST_LINKS", 4)
+    log = HardLinkLog(tmp_path, Identity())
     for _ in range(10):
-        fill(DecisionLog(tmp_path, Identity()), Claim())
+        fill(HardLinkLog(tmp_path, Identity()), Claim())
     assert log.read() == Log((Claim(),) * 10)
     folder = tmp_path / "klog_sink"
     assert sorted((folder / str(number)).stat().st_nlink for number in range(10)) == [2, 3, 3, 3, 3, 3, 3, 3, 3, 3]
@@ -194,7 +195,7 @@ def test_a_shared_file_has_few_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A micro-batch flushes the decision's file, and the folder after the decision and after its end."""
-    log = DecisionLog(tmp_path, Identity())
+    log = HardLinkLog(tmp_path, Identity())
     fill(log, Claim(), Decision(0, ()), Ended())
     flushed: list[str] = []
     fsync = os.fsync
@@ -225,12 +226,12 @@ def test_a_plan_is_known_by_its_offsets(tmp_path: Path) -> None:
 
 def test_a_checkpoint_with_batches_and_no_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "commits").mkdir()
-    DecisionLog(tmp_path, Identity())
+    HardLinkLog(tmp_path, Identity())
     (tmp_path / "commits" / "0").touch()
     with pytest.raises(ConfigError, match=r"create that directory, empty"):
-        DecisionLog(tmp_path, Identity())
+        HardLinkLog(tmp_path, Identity())
     (tmp_path / "klog_sink").mkdir()
-    fill(DecisionLog(tmp_path, Identity()), Claim())
+    fill(HardLinkLog(tmp_path, Identity()), Claim())
 
 
 def test_locations(tmp_path: Path) -> None:
@@ -264,8 +265,8 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(ConfigError, match=r"klog_sink is on a file system without hard links \(.*checkpointLocation"):
-        DecisionLog(tmp_path, Identity()).append(0, Claim())
+        HardLinkLog(tmp_path, Identity()).append(0, Claim())
     assert entries(tmp_path) == []
     number = errno.ENOSPC
     with pytest.raises(OSError, match=os.strerror(number)):
-        DecisionLog(tmp_path, Identity()).append(0, Claim())
+        HardLinkLog(tmp_path, Identity()).append(0, Claim())

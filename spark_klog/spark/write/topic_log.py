@@ -1,0 +1,264 @@
+"""The decision log of a query in a compacted topic: for checkpoints in object stores, and for writes without one.
+
+`live_entries` says which records count: the order of the partition decides. `append` writes the entry, acknowledged by
+all replicas in sync, and reads back to it. Nothing relies on clocks, on the fencing of producers, or on a read that is
+up to date: a leader that was replaced and does not know it may answer reads with old data, but it can't acknowledge a
+record (without unclean elections). So a read that must not lag writes a record without an entry first, and reads up to
+that.
+
+If nobody has written since the process has read the topic, the offset of the record says so, and nothing is read back.
+Otherwise compaction may have removed records in between: then the process reads on to the end, where the last decision
+is always found.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer.decoding import RecordDecoder
+from spark_klog.client.fetch.ranges import fetch_range
+from spark_klog.client.offsets import list_offsets
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.settings import client_config
+from spark_klog.errors import ConfigError, KlogError, ProtocolError
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.security.config import Settings
+from spark_klog.spark.options import PREFIX
+from spark_klog.spark.write.decision_log import Identity, encode_entry
+from spark_klog.spark.write.decision_topic import prepare_topic, refused_access
+from spark_klog.spark.write.exactly_once import Claim, Entry, Log, Superseded
+from spark_klog.spark.write.live_entries import LiveEntries, record_key
+
+#: A record to write: key and value, None for a tombstone.
+_Record = tuple[bytes, bytes | None]
+#: The settings of the log's client, which those of the query can't change. A decision of many tasks is large.
+_OWN = {
+    "acks": "all",
+    "enable.idempotence": "true",
+    "isolation.level": "read_uncommitted",
+    "compression.type": "gzip",
+    "linger.ms": "1000",  # until `flush`
+    "max.request.size": str(64 * 1024 * 1024),
+    "buffer.memory": str(128 * 1024 * 1024),
+}
+_MOST_TOMBSTONES = 500
+_MOST_ROWS = 10_000
+_MOST_SESSIONS = 8
+_MOST_LOGS = 100
+#: Then connections and the producer's id are renewed: proxies drop quiet connections, brokers forget ids.
+_IDLE_SECONDS = 60.0
+#: Reads of the end while the topic is being compacted.
+_MOST_READS = 3
+
+
+class TopicDecisionLog:
+    """A `DecisionLog` in a topic. Threads may use several at a time; calls on one cluster take turns."""
+
+    def __init__(
+        self, settings: Mapping[str, str], topic: str, key: str, identity: Identity, *, is_claimed: bool = False
+    ) -> None:
+        """`settings` are the client's, without prefix. `key` names the log in the topic; it may be any text.
+
+        `identity` is of the entries that were read before (`is_claimed`), or of a log that is empty. The topic is
+        created if it is missing, by the first call: see `prepare_topic` for its errors. Each call raises
+        `ProtocolError`, `ConnectionFailed` and `RequestTimedOut` within request.timeout.ms or, of an append, within
+        delivery.timeout.ms.
+        """
+        self._settings = Settings({**settings, **_OWN})
+        self._settings.pop("transactional.id", None)
+        self._topic, self._key = topic, key
+        self.identity = identity
+        self._is_claimed = is_claimed
+
+    def read(self, *, may_lag: bool = False) -> Log:
+        """See `DecisionLog.read`."""
+        with self._live() as (session, live):
+            if may_lag or not live.next_offset:
+                session.read_to_end(self._topic, live)
+            if not may_lag:
+                session.write(self._topic, live, [(record_key(self._key, 0, str(uuid.uuid4())), None)])
+            log = live.log(self._topic)
+            if live.identity is not None:
+                self._check(live.identity)
+            return log
+
+    def append(self, number: int, entry: Entry) -> bool:
+        """See `DecisionLog.append`."""
+        with self._live() as (session, live):
+            if not live.next_offset:
+                session.read_to_end(self._topic, live)
+            if number <= live.last:
+                return False
+            key = record_key(self._key, number, str(uuid.uuid4()))
+            records: list[_Record] = [(key, encode_entry(self.identity, entry))]
+            if isinstance(entry, Claim):
+                records += [(old, None) for old in list(live.obsolete)[:_MOST_TOMBSTONES]]
+            session.write(self._topic, live, records)
+            return live.last_key == key
+
+    @contextmanager
+    def _live(self) -> Iterator[tuple[_Session, LiveEntries]]:
+        """What the process knows of the log. After an error it knows nothing, and reads the topic again."""
+        try:
+            with _SESSIONS.of(self._settings) as session:
+                try:
+                    session.prepare(self._topic)
+                    yield session, session.live(self._topic, self._key)
+                except BaseException:
+                    session.forget(self._topic, self._key)
+                    raise
+        except ProtocolError as error:
+            raise refused_access(error, self._topic) from None
+
+    def _check(self, identity: Identity) -> None:
+        if self._is_claimed and identity.log != self.identity.log:
+            raise Superseded
+        if identity.prefix != self.identity.prefix:
+            raise ConfigError(
+                f"option transactionalIdPrefix is {self.identity.prefix}, but {self._key} has written with "
+                f"{identity.prefix} until now (topic {self._topic}): what it left open could not be found and aborted. "
+                f"Set transactionalIdPrefix={identity.prefix} again"
+            )
+        self.identity = identity
+
+
+@dataclass(eq=False)
+class _Session:
+    """A client of a cluster, and what was read with it. Hold `lock` to use it."""
+
+    cluster: Cluster
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    used_at: float = field(default_factory=time.monotonic)
+    _producer: Producer | None = None
+    _prepared: set[str] = field(default_factory=set)
+    #: By topic and the log's key; the one used last is last.
+    _logs: dict[tuple[str, str], LiveEntries] = field(default_factory=dict)
+
+    def prepare(self, topic: str) -> None:
+        if topic not in self._prepared:
+            prepare_topic(self.cluster, topic)
+            self._prepared.add(topic)
+
+    def live(self, topic: str, key: str) -> LiveEntries:
+        live = self._logs.pop((topic, key), None) or LiveEntries(key)
+        self._logs[topic, key] = live
+        if len(self._logs) > _MOST_LOGS:
+            del self._logs[next(iter(self._logs))]
+        return live
+
+    def forget(self, topic: str, key: str) -> None:
+        self._logs.pop((topic, key), None)
+        self._prepared.discard(topic)
+
+    def read_to_end(self, topic: str, live: LiveEntries) -> None:
+        """Read the records up to the end that the leader tells."""
+        partition = topic, 0
+        for _ in range(_MOST_READS):
+            end = list_offsets(self.cluster, {partition: LATEST})[partition]
+            if end < live.next_offset:
+                raise _replaced(topic)
+            if not live.next_offset:
+                live.next_offset = list_offsets(self.cluster, {partition: EARLIEST})[partition]
+            self._read(topic, live, end)
+            if not live.is_incomplete:  # else they were removed after the decision that follows was written
+                return
+
+    def _read(self, topic: str, live: LiveEntries, end: int) -> int:
+        """Read the records before `end`, and perhaps more; return how many there are."""
+        config = self.cluster.config
+        decoder = RecordDecoder(config.decompressed_max_bytes, _MOST_ROWS)
+        count = 0
+        for fetched in fetch_range(self.cluster, topic, 0, live.next_offset, end):
+            for records, _ in decoder.parts(fetched):
+                for record in records:
+                    live.add(record.key, record.value, f"{topic}-0 at offset {record.offset}")
+                count += len(records)
+            live.next_offset = max(live.next_offset, fetched.next_offset)
+        return count
+
+    def write(self, topic: str, live: LiveEntries, records: Sequence[_Record]) -> None:
+        """Write records, and read back up to them."""
+        first, end = self._append(topic, records)
+        if first < live.next_offset:
+            raise _replaced(topic)
+        if first == live.next_offset and end == first + len(records):
+            for key, value in records:
+                live.add(key, value, topic)
+            live.next_offset = end
+        else:
+            expected = end - live.next_offset
+            if self._read(topic, live, end) < expected:
+                self.read_to_end(topic, live)
+
+    def _append(self, topic: str, records: Sequence[_Record]) -> tuple[int, int]:
+        """Write records; the offset of the first and that after the last."""
+        if self._producer is None:
+            self._producer = Producer(self.cluster, creates_topics=False)
+        try:
+            sent = [self._producer.send(topic, value, key, partition=0) for key, value in records]
+            self._producer.flush()
+            offsets = [delivery.result(0).offset for delivery in sent]
+        except BaseException:  # records may be on their way: that producer writes no more
+            self.renew()
+            raise
+        return min(offsets), max(offsets) + 1
+
+    def renew(self) -> None:
+        """Close the connections; the next call makes new ones, and another producer."""
+        producer, self._producer = self._producer, None
+        with suppress(KlogError):
+            if producer is not None:
+                producer.abort()
+        self.cluster.close()
+
+
+def _replaced(topic: str) -> ConfigError:
+    return ConfigError(
+        f"topic {topic} was deleted and created again while queries used it: their decisions are lost. Stop them, see "
+        "docs/recipes/exactly-once.md, and start them again"
+    )
+
+
+class _Sessions:
+    """The sessions of this process by their settings."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[tuple[tuple[str, str], ...], _Session] = {}
+
+    @contextmanager
+    def of(self, settings: Mapping[str, str]) -> Iterator[_Session]:
+        """The session of a cluster, for the block alone."""
+        key = tuple(sorted(settings.items()))
+        with self._lock:
+            session = self._sessions.pop(key, None) or _Session(Cluster(client_config(settings, PREFIX)))
+            self._sessions[key] = session
+            if len(self._sessions) > _MOST_SESSIONS:
+                # whoever uses it still, connects again
+                del self._sessions[next(iter(self._sessions))]
+        with session.lock:
+            if time.monotonic() - session.used_at > _IDLE_SECONDS:
+                session.renew()
+            try:
+                yield session
+            finally:
+                session.used_at = time.monotonic()
+
+    def forget(self) -> None:
+        """Close the connections in a forked process: they belong to its parent."""
+        self._lock = threading.Lock()  # in the parent another thread may hold the old one
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.cluster.close()
+
+
+_SESSIONS = _Sessions()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_SESSIONS.forget)
