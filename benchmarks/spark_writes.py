@@ -82,7 +82,7 @@ def _write(bench: Bench) -> Iterator[Result]:
         result, no_op = _beside_no_op(bench, kafka, folder / "no-op-of-large", large, "none")
         yield result
         yield from _beside_connector(bench, kafka, folder / "of-large", large, "none", no_op)
-        yield _guarantees(bench, kafka, folder / "guarantees", folder / "batches", count, per_batch)
+        yield from _guarantees(bench, kafka, folder / "guarantees", folder / "batches", count, per_batch)
 
 
 def _make(side: SparkSide, folder: Path, rows: int, size: int, files: int = 4) -> None:
@@ -154,16 +154,23 @@ def _beside_connector(
     yield Result(f"{work}, beside its bound", rows.unit, result.klog, Side(_BOUND, bound), bench.command)
 
 
-def _guarantees(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int, per_batch: int) -> Result:
-    work = f"Spark stream, exactly once beside at least once, {rows:,} rows, {per_batch:,} a micro-batch, lz4"
-    names = ("exactly-once", "at-least-once")
-    result = Result(work, "M rows/s", Side(f"klog, {names[0]}"), peer := Side(f"klog, {names[1]}"), bench.command)
+#: The options of streams that are compared, by name.
+_GUARANTEES = {
+    "exactly-once": {"deliveryGuarantee": "exactly-once", "decisionLog": "checkpoint"},
+    "exactly-once, decisions in a topic": {"deliveryGuarantee": "exactly-once", "decisionLog": "topic"},
+    "at-least-once": {"deliveryGuarantee": "at-least-once"},
+}
+
+
+def _guarantees(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int, per_batch: int) -> Iterator[Result]:
+    work = f"{rows:,} rows, {per_batch:,} a micro-batch, lz4"
+    exact, topical, peer = (Side(f"klog, {name}") for name in _GUARANTEES)
 
     def speed(guarantee: str) -> Callable[[SparkSide], float]:
         def run(side: SparkSide) -> float:
             with topic(kafka.bootstrap_servers, f"write-{next(_NAMES)}") as name:
                 options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name}
-                options |= {"kafka.compression.type": "lz4", "deliveryGuarantee": guarantee}
+                options |= {"kafka.compression.type": "lz4", **_GUARANTEES[guarantee]}
                 place = {"folder": str(data), "checkpoint": str(folder / name)}
                 return rows / 1e6 / float(side.ask("write_stream", options, **place)["seconds"])
 
@@ -173,13 +180,15 @@ def _guarantees(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int,
     with klog_side(folder) as side:
         side.start()
         for number in range(bench.repeat + 1):
-            for figures, guarantee in zip((result.klog, peer), names, strict=True):
+            for figures, guarantee in zip((exact, topical, peer), _GUARANTEES, strict=True):
                 value = speed(guarantee)(side)
                 if number == 0:
                     figures.cold = value
                 else:
                     figures.samples.append(value)
-    return result
+    beside = "beside at least once"
+    yield Result(f"Spark stream, exactly once {beside}, {work}", "M rows/s", exact, peer, bench.command)
+    yield Result(f"Spark stream, exactly once by a topic {beside}, {work}", "M rows/s", topical, peer, bench.command)
 
 
 WRITE = Work(
@@ -209,7 +218,6 @@ _RECORDS = 100
 _PROBES = 20
 #: Detects a stream that hangs. The first probes wait for Python workers to start.
 _SECONDS = 240.0
-_GUARANTEES = ("exactly-once", "at-least-once")
 
 
 def _write_latency(bench: Bench) -> Iterator[Result]:
@@ -217,16 +225,18 @@ def _write_latency(bench: Bench) -> Iterator[Result]:
     figures: list[tuple[Side, list[float]]] = [(Side(f"klog, {guarantee}"), []) for guarantee in _GUARANTEES]
     with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
         for (figure, found), guarantee in zip(figures, _GUARANTEES, strict=True):
-            with recorded(figure), klog_side(folder / guarantee) as side:
+            with recorded(figure), klog_side(folder / guarantee.replace(" ", "-")) as side:
                 side.start()
                 found += _measure(side, kafka.bootstrap_servers, guarantee, folder, _PROBES * bench.repeat)
-    work = f"micro-batches of {_RECORDS} records, topic to Spark to topic"
-    yield from latencies(work, figures, _PROBES * bench.repeat, bench.command)
+    work, (exact, topical, peer) = f"micro-batches of {_RECORDS} records, topic to Spark to topic", figures
+    yield from latencies(work, [exact, peer], _PROBES * bench.repeat, bench.command)
+    yield from latencies(f"{work}, decisions in a topic", [topical, peer], _PROBES * bench.repeat, bench.command)
 
 
 def _measure(side: SparkSide, servers: str, guarantee: str, folder: Path, probes: int) -> list[float]:
     """Milliseconds of each probe after the warm-up. A probe starts when the one before has arrived."""
-    source, target = f"{guarantee}-from", f"{guarantee}-to"
+    label = guarantee.replace(", ", "-").replace(" ", "-")
+    source, target = f"{label}-from", f"{label}-to"
     for name in (source, target):
         create_topic(servers, name)
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 0})
@@ -234,8 +244,8 @@ def _measure(side: SparkSide, servers: str, guarantee: str, folder: Path, probes
     side.ask(
         "copy",
         {**address, "subscribe": source, "startingOffsets": "earliest"},
-        to={**address, "topic": target, "deliveryGuarantee": guarantee},
-        folder=str(folder / f"checkpoint-{guarantee}"),
+        to={**address, "topic": target, **_GUARANTEES[guarantee]},
+        folder=str(folder / f"checkpoint-{label}"),
     )
     consumer = Consumer(
         {"bootstrap.servers": servers, "group.id": "none", "isolation.level": "read_committed", "fetch.wait.max.ms": 10}

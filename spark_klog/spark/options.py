@@ -82,7 +82,15 @@ SOURCE = (
 )
 #: Options of a registry's subjects, to write only.
 _SUBJECTS = ("autoRegisterSchemas", "useLatestVersion", "keySubjectNameStrategy", "valueSubjectNameStrategy")
-SINK = ("topic", "createTopics", "deliveryGuarantee", "transactionalIdPrefix", *_SUBJECTS)
+SINK = (
+    "topic",
+    "createTopics",
+    "deliveryGuarantee",
+    "transactionalIdPrefix",
+    "decisionLog",
+    "decisionTopic",
+    *_SUBJECTS,
+)
 #: Options of rows instead of bytes, of reads and writes.
 FORMATS = (
     "keyFormat",
@@ -668,6 +676,9 @@ class SinkOptions:
     create_topics: int | None = None
     checkpoint: str | None = None
     id_prefix: str = DEFAULT_ID_PREFIX
+    #: See `decision_place`.
+    decision_log: str = "auto"
+    decision_topic: str | None = None
     #: Columns of rows, and once they are looked up the schemas that they are written by.
     formats: tuple[WriteFormat, ...] = ()
     writers: tuple[WriterSchema, ...] = ()
@@ -689,7 +700,9 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
     checkpoint = _checkpoint(options, settings, streaming) if is_exact else None
     topic = _topic(own)
     formats = _write_formats(settings, own, topic)
-    return SinkOptions(settings, topic, create, checkpoint, _id_prefix(own, is_exact), formats)
+    decision_log, decision_topic = _decisions(own, is_exact)
+    id_prefix = _id_prefix(own, is_exact)
+    return SinkOptions(settings, topic, create, checkpoint, id_prefix, decision_log, decision_topic, formats)
 
 
 def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | None) -> tuple[WriteFormat, ...]:
@@ -737,6 +750,23 @@ def _id_prefix(own: dict[str, str], is_exact: bool) -> str:
             "spaces at its ends"
         )
     return text
+
+
+def _decisions(own: dict[str, str], is_exact: bool) -> tuple[str, str | None]:
+    """The options decisionLog and decisionTopic."""
+    for name in ("decisionLog", "decisionTopic"):
+        if name in own and not is_exact:
+            raise ConfigError(f"option {name} needs deliveryGuarantee=exactly-once: other writes decide nothing")
+    kind = chosen(own, "decisionLog", {name: name for name in ("auto", "checkpoint", "topic")})
+    topic = own.get("decisionTopic")
+    if topic is not None:
+        if kind == "checkpoint":
+            raise ConfigError(f"option decisionTopic={topic} and decisionLog=checkpoint exclude each other")
+        try:
+            check_topic_name(topic)
+        except ConfigError as error:
+            raise ConfigError(f"option decisionTopic: {error}") from None
+    return kind, topic
 
 
 def _checkpoint(options: Mapping[str, str], settings: dict[str, str], streaming: bool) -> str:

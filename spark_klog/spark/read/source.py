@@ -92,7 +92,7 @@ class KlogDataSource(DataSource):
         if options.checkpoint is not None:
             from spark_klog.spark.write.exactly_once_driver import ExactlyOnceWriter
 
-            writer = ExactlyOnceWriter(options, options.checkpoint, schema, is_for_tasks=not self._was_pickled)
+            writer = ExactlyOnceWriter(options, schema, is_for_tasks=not self._was_pickled)
             if not self._was_pickled:
                 writer.claim()
             return writer

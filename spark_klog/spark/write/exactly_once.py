@@ -138,8 +138,8 @@ class DecidedButAborted(ErrorWithFields):
         super().__init__(
             f"micro-batch {batch}: the rows of task {tasks} are not written: the broker aborted their transactions "
             "after kafka.transaction.timeout.ms. The rows of its other tasks are written. To write the whole "
-            "micro-batch again, those rows for the second time, stop the query and empty the directory klog_sink of "
-            "its checkpoint; do not remove that directory"
+            "micro-batch again, those rows for the second time, stop the query and call "
+            f"spark_klog.spark.decisions.continue_at(OPTIONS, {batch}) with the options of its writer"
         )
 
 

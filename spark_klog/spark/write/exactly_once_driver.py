@@ -30,11 +30,13 @@ from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import PREFIX, SinkOptions
 from spark_klog.spark.worker_process import cluster_of, prepare_worker
 from spark_klog.spark.write.decision_log import DecisionLog, Identity
+from spark_klog.spark.write.decision_place import DecisionPlace, decision_place
 from spark_klog.spark.write.exactly_once import (
     Abort,
     Append,
     Begun,
     Commit,
+    Decision,
     Program,
     ReadLog,
     Superseded,
@@ -43,9 +45,10 @@ from spark_klog.spark.write.exactly_once import (
     finish,
     give_up,
 )
-from spark_klog.spark.write.hard_link_log import HardLinkLog, checkpoint_folder, planned
+from spark_klog.spark.write.hard_link_log import HardLinkLog, Moved, planned
 from spark_klog.spark.write.producers import PRODUCERS
 from spark_klog.spark.write.sink import StreamWriter, Written, log_progress, send_all
+from spark_klog.spark.write.topic_log import TopicDecisionLog
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -84,46 +87,100 @@ class NotDecided(KlogError):
 class Claimed:
     """A claim as tasks get it: `identity` is the decision log's, `at` the driver's clock, in seconds since 1970.
 
-    `is_replanned`: the last decided micro-batch has other offsets in the checkpoint now than when it was decided.
+    `place` is where the log is. `is_replanned`: the last decided micro-batch has other offsets in the checkpoint now
+    than when it was decided; always False if this machine can't read the checkpoint.
     """
 
     begun: Begun
     identity: Identity
+    place: DecisionPlace
     at: float
     is_replanned: bool = False
 
 
-def claim(settings: Mapping[str, str], folder: Path, prefix: str) -> Claimed:
-    """Begin a micro-batch; `folder` is the query's checkpoint, `prefix` that of its transactional ids.
+def claim(settings: Mapping[str, str], place: DecisionPlace, prefix: str) -> Claimed:
+    """Begin a micro-batch; `prefix` is that of the query's transactional ids.
 
-    Raises what `begin`, `DecisionLog` and the brokers' answers raise; `UnsupportedVersionError` before Kafka
+    Raises what `begin`, the decision log and the brokers' answers raise; `UnsupportedVersionError` before Kafka
     3.0, which has no ListTransactions.
     """
-    log = HardLinkLog(folder, Identity(prefix))
     at = time.time()
     with _admin(settings) as admin:
+        if place.topic and place.folder is not None:
+            _leave_checkpoint(settings, place, place.folder, prefix, admin)
+        log = place.open(settings, Identity(prefix))
         begun = _run(begin(), log, admin)
-    now = planned(folder, begun.decided)
-    return Claimed(begun, log.identity, at, bool(begun.planned and now and begun.planned != now))
+    if place.topic and place.folder is not None:
+        _note_place(place, place.folder, begun)
+    now = planned(place.folder, begun.decided)
+    return Claimed(begun, log.identity, place, at, bool(begun.planned and now and begun.planned != now))
 
 
-def decide(
-    settings: Mapping[str, str], folder: Path, claimed: Claimed, batch: int, transactions: Sequence[Transaction]
-) -> None:
+def decide(settings: Mapping[str, str], claimed: Claimed, batch: int, transactions: Sequence[Transaction]) -> None:
     """Commit a micro-batch. Raises `NotDecided`, and what `finish` and the brokers' answers raise."""
-    log = HardLinkLog(folder, claimed.identity, is_claimed=True)
+    place = claimed.place
+    log = place.open(settings, claimed.identity, is_claimed=True)
     with _admin(settings) as admin:
         if batch > claimed.begun.decided:
             _check_time(settings, claimed, batch)
             _check_open(admin, batch, transactions)
-        _run(finish(claimed.begun, batch, tuple(transactions), planned(folder, batch)), log, admin)
+        _run(finish(claimed.begun, batch, tuple(transactions), planned(place.folder, batch)), log, admin)
 
 
-def settle(settings: Mapping[str, str], folder: Path, claimed: Claimed) -> None:
+def settle(settings: Mapping[str, str], claimed: Claimed) -> None:
     """Abort what a failed micro-batch has written, unless it is decided or another run of the query has begun."""
-    log = HardLinkLog(folder, claimed.identity, is_claimed=True)
+    log = claimed.place.open(settings, claimed.identity, is_claimed=True)
     with _admin(settings) as admin, suppress(Superseded):
         _run(give_up(claimed.begun), log, admin)
+
+
+def continue_at(settings: Mapping[str, str], place: DecisionPlace, prefix: str, batch: int) -> None:
+    """Note that micro-batch `batch` is the next one of a stopped query, whatever its decision log says until now."""
+    if place.topic:
+        in_topic = TopicDecisionLog(settings, place.topic, place.key, Identity(prefix))
+        is_decided = in_topic.append(in_topic.end(), Decision(batch - 1, ()))
+    else:
+        assert place.folder is not None, "a log without a topic is in a folder"
+        log = HardLinkLog(place.folder, Identity(prefix), is_any=True)
+        is_decided = log.append(log.read().end, Decision(batch - 1, ()))
+    if not is_decided:
+        raise Superseded
+
+
+def _leave_checkpoint(
+    settings: Mapping[str, str], place: DecisionPlace, folder: Path, prefix: str, admin: Admin
+) -> None:
+    """End the log of hard links in a checkpoint, if there is one, and go on in the topic with its last decision.
+
+    It is ended first, so that nobody can decide there any more; the topic has its decision before another one.
+    """
+    local = HardLinkLog(folder, Identity(prefix), is_any=True)
+    moved = local.moved()
+    if moved is None:
+        if not local.read().entries:
+            return
+        begun = _run(begin(), local, admin)
+        moved = Moved(place.topic, place.key, begun.number, begun.decided, begun.planned)
+        if not local.move(moved):
+            raise Superseded
+        _log.warning("the decisions of checkpoint %s are in topic %s from now on", folder, place.topic)
+    if moved.batch >= 0:
+        log = place.open(settings, local.identity)
+        if log.read(may_lag=True).end <= moved.number:
+            log.append(moved.number, Decision(moved.batch, (), moved.planned))
+
+
+def _note_place(place: DecisionPlace, folder: Path, begun: Begun) -> None:
+    """Note in a checkpoint that its decisions are in a topic, so that no later run looks elsewhere.
+
+    Not in one with micro-batches of which the topic knows none: it may be of another query.
+    """
+    local = HardLinkLog(folder, Identity(), is_any=True)
+    if local.moved() is None and (begun.decided >= 0 or not local.has_batches):
+        try:
+            local.move(Moved(place.topic, place.key))
+        except OSError as error:
+            _log.warning("checkpoint %s has no note that its decisions are in topic %s: %s", folder, place.topic, error)
 
 
 def _check_time(settings: Mapping[str, str], claimed: Claimed, batch: int) -> None:
@@ -219,43 +276,58 @@ class WrittenInTransaction(Written):
 class CheckpointMismatch(ErrorWithFields):
     """Spark's micro-batch is neither the last decided one nor the next one, or has other rows than it had then.
 
-    Nothing of it is written.
+    Nothing of it is written. `decided` is -1 if there is no decision; `place` is the decision log's topic and key, or
+    empty if it is in the checkpoint.
     """
 
-    def __init__(self, batch: int, decided: int) -> None:
-        self.batch, self.decided = batch, decided
-        empty = f"empty the directory klog_sink to write from micro-batch {batch} on"
-        runs = f"Spark runs micro-batch {batch}, but the last decision in klog_sink of the checkpoint is of {decided}"
+    def __init__(self, batch: int, decided: int, place: str = "") -> None:
+        self.batch, self.decided, self.place = batch, decided, place
+        log = place or "klog_sink of the checkpoint"
+        advance = f"empty the directory klog_sink to write from micro-batch {batch} on"
+        if place:
+            advance = f"stop the query and call spark_klog.spark.decisions.continue_at(OPTIONS, {batch})"
+        runs = f"Spark runs micro-batch {batch}, but the last decision in {log} is of {decided}"
         some = "some of its rows may be there already"
         if batch == decided:
             told = (
-                f"Spark has planned micro-batch {batch} again, with other offsets than those that klog_sink of the "
-                "checkpoint says are written: the file of the micro-batch in offsets was lost or changed since. "
-                f"To go on, {empty}; {some}"
+                f"Spark has planned micro-batch {batch} again, with other offsets than those that {log} says are "
+                "written: the file of the micro-batch in the checkpoint's offsets was lost or changed since. "
+                f"To go on, {advance}; {some}"
             )
         elif batch < decided:
             told = (
                 f"{runs}: another run of this query uses the checkpoint, or the checkpoint is older than its decision "
-                "log. Stop one of two runs, and start this one again if it is the other. Only if there was no other, "
-                f"{empty}: the rows of micro-batches {batch} to {decided} are there already, and are written again"
+                "log, as one that was restored. Stop one of two runs, and start this one again if it is the other. "
+                f"Only if there was no other, {advance}: the rows of micro-batches {batch} to {decided} are there "
+                "already, and are written again"
+            )
+        elif decided < 0:
+            told = (
+                f"Spark runs micro-batch {batch}, but {place} has no decision of this checkpoint: it is a copy, or was "
+                "moved here, or decisionTopic or the brokers were others until now (set them again), or the query "
+                f"wrote at-least-once. To go on all the same, {advance}; {some}"
             )
         else:
-            told = f"{runs}: the query wrote at-least-once meanwhile. To go on, {empty}; {some}"
+            told = f"{runs}: the query wrote at-least-once meanwhile. To go on, {advance}; {some}"
         super().__init__(told)
 
 
 class ExactlyOnceWriter(StreamWriter):
     """`df.writeStream.format("klog").option("deliveryGuarantee", "exactly-once")`."""
 
-    def __init__(self, options: SinkOptions, checkpoint: str, schema: StructType, *, is_for_tasks: bool = True) -> None:
-        """Raise `ConfigError` unless the checkpoint is a local folder."""
+    def __init__(self, options: SinkOptions, schema: StructType, *, is_for_tasks: bool = True) -> None:
         super().__init__(options, schema, is_for_tasks=is_for_tasks)
-        self._checkpoint = checkpoint_folder(checkpoint)
         self._claimed: Claimed | None = None
 
     def claim(self) -> None:
-        """Claim the micro-batch for the tasks that this writer is pickled for; raises what `claim` does."""
-        self._claimed = claim(self._options.client, self._checkpoint, self._options.id_prefix)
+        """Claim the micro-batch for the tasks that this writer is pickled for.
+
+        Raises what `decision_place` and `claim` do.
+        """
+        options = self._options
+        assert options.checkpoint is not None, "exactly-once options have a checkpoint"
+        place = decision_place(options.checkpoint, options.decision_log, options.decision_topic)
+        self._claimed = claim(options.client, place, options.id_prefix)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenInTransaction:
         prepare_worker()
@@ -266,8 +338,10 @@ class ExactlyOnceWriter(StreamWriter):
         number = context.getLocalProperty(_BATCH)
         assert number is not None, f"Spark sets {_BATCH} in streams"
         batch, decided = int(number), claimed.begun.decided
-        if (decided >= 0 and batch not in (decided, decided + 1)) or (batch == decided and claimed.is_replanned):
-            raise CheckpointMismatch(batch, decided)
+        place = claimed.place
+        follows = batch in (decided, decided + 1) or (decided < 0 and not place.topic)  # who empties klog_sink goes on
+        if not follows or (batch == decided and claimed.is_replanned):
+            raise CheckpointMismatch(batch, decided, place.told)
         if batch == decided:  # by an earlier run
             for _ in iterator:  # operators before the sink update their state with the rows that they give
                 pass
@@ -283,14 +357,14 @@ class ExactlyOnceWriter(StreamWriter):
         written = _written(messages)
         if written:
             transactions = [one.transaction for one in written if one.transaction is not None]
-            decide(self._options.client, self._checkpoint, written[0].claimed, batchId, transactions)
+            decide(self._options.client, written[0].claimed, batchId, transactions)
             log_progress(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Abort the transactions of the micro-batch, unless `commit` has decided it; otherwise the next run does."""
         written = _written(messages)
         if written:
-            settle(self._options.client, self._checkpoint, written[0].claimed)
+            settle(self._options.client, written[0].claimed)
 
 
 def _written(messages: list[WriterCommitMessage | None]) -> list[WrittenInTransaction]:

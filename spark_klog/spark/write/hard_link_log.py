@@ -13,6 +13,9 @@ A micro-batch flushes the decision's file and the folder twice, after the decisi
 flushed: a power failure that takes it ends its driver, too, and the decision's flush comes before anything that relies
 on the claim. The end is: tasks of the next micro-batch use the producers again, and the decision could not be ended
 twice then.
+
+A log that goes on in a topic ends with an entry that says so, `Moved`. On a file system without hard links it is the
+only one, a plain file.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import hashlib
 import json
 import os
 import uuid
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from spark_klog.base.addresses import local_path, without_user
@@ -33,12 +37,14 @@ from spark_klog.spark.write.exactly_once import Claim, Decision, Entry, Log, Sup
 
 #: The folder in the checkpoint.
 FOLDER = "klog_sink"
+_VERSION = 1
+_MOVED = "moved"
 _TEMPORARY = ".new-"
 _SHARED = (".claim-", ".ended-")
 #: Of a file that claims share: restarts add claims until a decision is made. NTFS allows 1024 links, ext4 65,000.
 _MOST_LINKS = 1000
-#: Spark writes it into a checkpoint when the query starts.
-_OF_SPARK = "metadata"
+#: Spark writes it into a checkpoint when the query starts: JSON with the query's id.
+METADATA = "metadata"
 #: What os.link raises on file systems without hard links: FUSE mounts of object stores, FAT and others.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -51,25 +57,49 @@ def checkpoint_folder(location: str) -> Path:
     path = local_path(location)
     if path is None:
         raise ConfigError(
-            "deliveryGuarantee=exactly-once needs a checkpointLocation that is a local or mounted folder of the "
-            f"driver, not {without_user(location)}: its decision log relies on hard links. Use such a folder, or "
-            "deliveryGuarantee=at-least-once"
+            "decisionLog=checkpoint needs a checkpointLocation that is a local or mounted folder of the driver, not "
+            f"{without_user(location)}: the decision log relies on hard links there. Leave decisionLog out, or set "
+            "decisionLog=topic, to keep decisions in a topic of the target cluster"
         )
     folder = Path(path)
-    if not (folder / _OF_SPARK).is_file():
+    if not is_checkpoint(folder):
         raise ConfigError(
             f"checkpointLocation={without_user(location)} is not a folder of the driver's machine with Spark's "
-            "checkpoint in it: deliveryGuarantee=exactly-once needs a local or mounted one; write file:///PATH if "
-            "Spark's default file system is another one"
+            "checkpoint in it: decisionLog=checkpoint needs a local or mounted one; write file:///PATH if Spark's "
+            "default file system is another one, or leave decisionLog out"
         )
     return folder
 
 
-def planned(checkpoint: Path, batch: int) -> str:
+def is_checkpoint(folder: Path) -> bool:
+    """Whether Spark has begun a checkpoint in this folder, so that it is the one that Spark means by its path."""
+    return (folder / METADATA).is_file()
+
+
+def has_hard_links(folder: Path) -> bool:
+    """Whether hard links can be made in a folder; tries it, and raises `OSError` if no file can be written there."""
+    file = folder / f".klog-{uuid.uuid4()}"
+    link = file.with_suffix(".link")
+    try:
+        file.touch()
+        os.link(file, link)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return False
+    finally:
+        file.unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
+    return True
+
+
+def planned(checkpoint: Path | None, batch: int) -> str:
     """A hash of what Spark's file offsets/BATCH says a micro-batch reads; empty if the file is missing or unreadable.
 
     Its first two lines are a version, and the time and watermark of the plan.
     """
+    if checkpoint is None:
+        return ""
     try:
         lines = (checkpoint / "offsets" / str(batch)).read_bytes().splitlines()
     except OSError:
@@ -77,25 +107,93 @@ def planned(checkpoint: Path, batch: int) -> str:
     return hashlib.sha256(b"\n".join(lines[2:])).hexdigest() if len(lines) > 2 else ""
 
 
+@dataclass(frozen=True)
+class Moved:
+    """The last entry of a log that goes on in a topic, by its number, with the last decision before it.
+
+    The decision is ended; `batch` is -1 if there was none.
+    """
+
+    topic: str
+    key: str
+    number: int = 0
+    batch: int = -1
+    planned: str = ""
+
+
+class DecisionsMoved(ConfigError):
+    """The decisions of this checkpoint are in a topic now, and the options say that they are in the checkpoint."""
+
+
 class HardLinkLog:
     """A `DecisionLog` in a checkpoint."""
 
-    def __init__(self, checkpoint: Path, identity: Identity, *, is_claimed: bool = False) -> None:
+    def __init__(self, checkpoint: Path, identity: Identity, *, is_claimed: bool = False, is_any: bool = False) -> None:
         """`identity` is of the entries that were read before (`is_claimed`), or of a log that is empty.
 
-        `ConfigError` if the checkpoint has micro-batches but no log.
+        `ConfigError` if the checkpoint has micro-batches but no log, unless `is_any`.
         """
         self._folder = checkpoint / FOLDER
         self._files = LocalFolder(self._folder)
         self.identity = identity
         self._is_claimed = is_claimed
-        has_batches = any(name.isdecimal() for name in LocalFolder(checkpoint).names("commits"))
-        if has_batches and not self._folder.is_dir():
+        #: Whether Spark has completed a micro-batch.
+        self.has_batches = any(name.isdecimal() for name in LocalFolder(checkpoint).names("commits"))
+        if self.has_batches and not self.is_there and not is_any:
             raise ConfigError(
                 f"the checkpoint has micro-batches, but no {self._folder}: the query has written at-least-once until "
                 "now, or its decision log was deleted. If you go on, only rows of the micro-batch that was under way "
                 "may be written twice: to go on, create that directory, empty"
             )
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the log has a folder, be it empty."""
+        return self._folder.is_dir()
+
+    def moved(self) -> Moved | None:
+        """The entry that ends the log, with the log's `identity`; None if it goes on here. `DecodeError`."""
+        path = self._folder / str(self._last())
+        try:
+            fields = json.loads(path.read_bytes())
+            if fields["entry"] != _MOVED:
+                return None
+            self.identity = Identity(str(fields["prefix"]), str(uuid.UUID(fields["log"])))
+            moved = fields["moved"]
+            return Moved(
+                str(moved["topic"]), str(moved["key"]), int(moved["number"]), int(moved["batch"]), str(moved["planned"])
+            )
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DecodeError(f"{path} is not an entry of a decision log: {error!r}") from error
+
+    def move(self, moved: Moved) -> bool:
+        """End the log: nothing can be appended any more. False if another driver has taken the number, or a later one.
+
+        An empty log is ended on a file system without hard links, too.
+        """
+        self._folder.mkdir(exist_ok=True)
+        sync_folder(self._folder.parent)
+        last = self._last()
+        if moved.number != last + 1:
+            return False
+        fields = {"version": _VERSION, "log": self.identity.log, "prefix": self.identity.prefix, "entry": _MOVED}
+        file = self._folder / f"{_TEMPORARY}{moved.number}-{uuid.uuid4()}"
+        try:
+            write_synced(file, json.dumps({**fields, "moved": asdict(moved)}).encode())
+            try:
+                os.link(file, self._folder / str(moved.number))
+            except (FileExistsError, FileNotFoundError):
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS or moved.number:
+                    raise
+                file.replace(self._folder / "0")  # no driver can have made another entry
+        finally:
+            file.unlink(missing_ok=True)
+        sync_folder(self._folder)
+        return self._last() == moved.number
 
     def read(self, *, may_lag: bool = False) -> Log:
         """The entries from the last decision on; older ones are removed. Never lags.
@@ -197,7 +295,15 @@ class HardLinkLog:
 
     def _entry(self, number: int) -> Entry:
         path = self._folder / str(number)
-        identity, entry = decode_entry(path.read_bytes(), str(path))
+        try:
+            identity, entry = decode_entry(path.read_bytes(), str(path))
+        except DecodeError:
+            if (moved := self.moved()) is None:
+                raise
+            raise DecisionsMoved(
+                f"the decisions of this query are in topic {moved.topic} ({path} says so), not in the checkpoint: set "
+                f"decisionLog=topic and decisionTopic={moved.topic}, or leave both out"
+            ) from None
         if self._is_claimed and identity.log != self.identity.log:
             raise Superseded
         if identity.prefix != self.identity.prefix:

@@ -86,6 +86,7 @@ class LiveEntries:
         if self._missing is not None:
             raise DecodeError(
                 f"topic {where}: entry {self._missing} of the decision log {self.log_key} is missing: does the topic "
-                "have another cleanup.policy than compact, or did someone delete records?"
+                "have another cleanup.policy than compact, or did someone delete records, or create it again? To go "
+                "on, see continue_at in docs/recipes/exactly-once.md"
             )
         return Log(tuple(self.entries), self.last + 1 - len(self.entries))

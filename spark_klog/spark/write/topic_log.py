@@ -79,15 +79,24 @@ class TopicDecisionLog:
 
     def read(self, *, may_lag: bool = False) -> Log:
         """See `DecisionLog.read`."""
+        with self._read(may_lag=may_lag) as live:
+            return live.log(self._topic)
+
+    def end(self) -> int:
+        """The next free number, also of a log that has lost entries; raises what `read` raises otherwise."""
+        with self._read() as live:
+            return live.last + 1
+
+    @contextmanager
+    def _read(self, *, may_lag: bool = False) -> Iterator[LiveEntries]:
         with self._live() as (session, live):
             if may_lag or not live.next_offset:
                 session.read_to_end(self._topic, live)
             if not may_lag:
                 session.write(self._topic, live, [(record_key(self._key, 0, str(uuid.uuid4())), None)])
-            log = live.log(self._topic)
             if live.identity is not None:
                 self._check(live.identity)
-            return log
+            yield live
 
     def append(self, number: int, entry: Entry) -> bool:
         """See `DecisionLog.append`."""

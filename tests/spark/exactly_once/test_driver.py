@@ -25,9 +25,9 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, KlogError, ProducerFenced, ProtocolError
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
+from spark_klog.spark.write.decision_place import DecisionPlace
 from spark_klog.spark.write.exactly_once import DecidedButAborted, Decision, Superseded, Transaction
-from spark_klog.spark.write.exactly_once_driver import Claimed, NotDecided, claim, decide, settle
-from spark_klog.spark.write.hard_link_log import HardLinkLog
+from spark_klog.spark.write.exactly_once_driver import Claimed, NotDecided, claim, continue_at, decide, settle
 from spark_klog.spark.write.producers import SinkProducer
 from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
@@ -72,16 +72,16 @@ def unverified(request: pytest.FixtureRequest, server_dir: Path, shared_kafkas: 
 class Query:
     """A query that writes to one partition."""
 
-    def __init__(self, servers: str, topic: str, checkpoint: Path) -> None:
+    def __init__(self, servers: str, topic: str, place: DecisionPlace) -> None:
         self.topic, self.prefix = topic, "klog-"
         self.settings = {"bootstrap.servers": servers, "transaction.timeout.ms": "60000"}
-        self._checkpoint = checkpoint
+        self.place = place
         self.producers: list[Producer] = []
         with Admin({"bootstrap.servers": servers}) as admin:
             admin.create_topic(topic, 1)
 
     def claim(self) -> Claimed:
-        return claim(self.settings, self._checkpoint, self.prefix)
+        return claim(self.settings, self.place, self.prefix)
 
     def task(self, claimed: Claimed, number: int, *values: bytes) -> Transaction:
         """Write values in the transaction of a task, with a new worker's transactional id."""
@@ -104,15 +104,15 @@ class Query:
         producer.abort()
 
     def decide(self, claimed: Claimed, batch: int, *transactions: Transaction) -> None:
-        decide(self.settings, self._checkpoint, claimed, batch, transactions)
+        decide(self.settings, claimed, batch, transactions)
 
     def append_decision(self, claimed: Claimed, *transactions: Transaction) -> None:
         """Append the decision of micro-batch 0 and do no more, as a driver that dies there."""
-        log = HardLinkLog(self._checkpoint, claimed.identity)
+        log = claimed.place.open(self.settings, claimed.identity, is_claimed=True)
         assert log.append(claimed.begun.number, Decision(0, transactions))
 
     def settle(self, claimed: Claimed) -> None:
-        settle(self.settings, self._checkpoint, claimed)
+        settle(self.settings, claimed)
 
     def state(self, one: Transaction) -> str:
         return self.state_of(one.transactional_id)
@@ -125,7 +125,7 @@ class Query:
         """Commit a last record `end` and wait until it is readable; then only it and `values` must be committed."""
         claimed = self.claim()
         end = self.task(claimed, 0, b"end")
-        decide(self.settings, self._checkpoint, claimed, claimed.begun.decided + 1, [end])
+        decide(self.settings, claimed, claimed.begun.decided + 1, [end])
         deadline = time.monotonic() + _SECONDS
         while "end" not in (found := by_confluent(self.settings["bootstrap.servers"], self.topic, 0)):
             assert time.monotonic() < deadline
@@ -138,7 +138,7 @@ class Query:
 
 @pytest.fixture
 def query(servers: str, topic: str, tmp_path: Path) -> Iterator[Query]:
-    made = Query(servers, topic, tmp_path)
+    made = Query(servers, topic, DecisionPlace(tmp_path))
     yield made
     made.close()
 
@@ -156,7 +156,7 @@ def test_what_no_driver_has_decided_is_aborted(query: Query) -> None:
 
 
 def test_an_attempt_that_writes_after_its_abort(unverified: str, topic: str, tmp_path: Path) -> None:
-    query = Query(unverified, topic, tmp_path)
+    query = Query(unverified, topic, DecisionPlace(tmp_path))
     claimed = query.claim()
     late = Producer({**query.settings, "transactional.id": f"{claimed.identity.id_prefix}late"})
     late.init_transactions()
@@ -320,11 +320,11 @@ def test_a_copy_of_a_checkpoint_beside_it(query: Query, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "klog_sink", tmp_path / "copy" / "klog_sink")
     claimed = query.claim()
     task = query.task(claimed, 0, b"aborted")
-    of_copy = claim(query.settings, tmp_path / "copy", query.prefix)
+    of_copy = claim(query.settings, DecisionPlace(tmp_path / "copy"), query.prefix)
     with pytest.raises(NotDecided, match="the transaction of task 0 is over"):
         query.decide(claimed, 1, task)
     other = query.task(of_copy, 0, b"of the copy")
-    decide(query.settings, tmp_path / "copy", of_copy, 1, [other])
+    decide(query.settings, of_copy, 1, [other])
     query.read_until("of the copy")
 
 
@@ -410,20 +410,19 @@ _OURS_FIRST = [
 
 
 @pytest.mark.parametrize("servers", _OURS_FIRST, indirect=True)
-def test_transactions_that_time_out_after_the_decision(query: Query, tmp_path: Path) -> None:
+def test_transactions_that_time_out_after_the_decision(query: Query) -> None:
     claimed = query.claim()
     in_time = query.task(claimed, 0, b"in time")
     query.settings |= SHORT
     late = query.task(claimed, 1, b"late")
     query.append_decision(claimed, in_time, late)
     _wait_for_abort(query, late)
-    for _ in range(2):  # the error stays until the log is emptied
-        with pytest.raises(DecidedButAborted, match=r"micro-batch 0: the rows of task 1 are not written.*klog_sink"):
+    for _ in range(2):  # the error stays
+        with pytest.raises(DecidedButAborted, match=r"micro-batch 0: the rows of task 1 are not .*_at\(OPTIONS, 0"):
             query.claim()
     assert query.state(in_time) in ("PrepareCommit", "CompleteCommit")
     query.settings |= {"transaction.timeout.ms": "60000"}
-    for path in (tmp_path / "klog_sink").glob("[0-9]*"):  # the error advises this
-        path.unlink()
+    continue_at(query.settings, query.place, query.prefix, 0)  # the error advises this
     claimed = query.claim()
     assert claimed.begun.decided == -1
     query.decide(claimed, 0, query.task(claimed, 0, b"in time", b"late"))

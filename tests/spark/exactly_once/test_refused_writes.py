@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from spark_klog.spark.options import sink_options
 from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.write import exactly_once_driver
 from spark_klog.spark.write.decision_log import Identity
+from spark_klog.spark.write.decision_place import DecisionPlace
 from spark_klog.spark.write.exactly_once import Begun, Transaction
 from spark_klog.spark.write.exactly_once_driver import (
     CheckpointMismatch,
@@ -45,17 +47,40 @@ _SECONDS = 300
     ],
 )
 def test_stores(location: str) -> None:
+    options = {**OPTIONS, "checkpointLocation": location, "decisionLog": "checkpoint"}
     with pytest.raises(ConfigError) as caught:
-        KlogDataSource({**OPTIONS, "checkpointLocation": location}).streamWriter(SCHEMA, False)
+        KlogDataSource(options).streamWriter(SCHEMA, False)
     assert f"needs a checkpointLocation that is a local or mounted folder of the driver, not {location}: " in str(
         caught.value
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"decisionLog": "topics"},
+            "decisionLog=topics must be one of auto, checkpoint, topic; did you",
+        ),
+        ({"decisionTopic": "a b"}, "option decisionTopic: "),
+        ({"decisionLog": "checkpoint", "decisionTopic": "d"}, "exclude each other"),
+        (
+            {"deliveryGuarantee": "at-least-once", "decisionLog": "topic"},
+            "decisionLog needs deliveryGuarantee=exactly",
+        ),
+    ],
+)
+def test_options_of_decisions(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        sink_options({**OPTIONS, "checkpointLocation": "s3a://a/b", **options}, streaming=True)
+    assert message in str(caught.value)
+
+
 def refusal(spark: SparkSession, location: str) -> str:
     """The error of a stream with a checkpoint location that Spark accepts."""
     rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as value")
-    query = rows.writeStream.format("klog").options(**OPTIONS).option("checkpointLocation", location).start()
+    query = rows.writeStream.format("klog").options(**OPTIONS).option("checkpointLocation", location)
+    query = query.option("decisionLog", "checkpoint").start()
     return config_error(error_of(lambda: query.awaitTermination(_SECONDS)))
 
 
@@ -109,15 +134,18 @@ def task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple
     def begins(*_: Any) -> None:
         raise _Writes
 
-    def make(batch: int, decided: int, *, is_replanned: bool = False) -> tuple[ExactlyOnceWriter, Claimed]:
+    def make(
+        batch: int, decided: int, *, is_replanned: bool = False, in_topic: bool = False
+    ) -> tuple[ExactlyOnceWriter, Claimed]:
         context = SimpleNamespace(getLocalProperty=lambda _: str(batch), partitionId=lambda: 0)
         monkeypatch.setattr(exactly_once_driver, "TaskContext", SimpleNamespace(get=lambda: context))
         monkeypatch.setattr(exactly_once_driver, "PRODUCERS", SimpleNamespace(borrow_transactional=begins))
         monkeypatch.setattr(exactly_once_driver, "prepare_worker", lambda: None)
         (tmp_path / "metadata").touch()
         options = sink_options({**OPTIONS, "checkpointlocation": str(tmp_path)}, streaming=True)
-        writer = ExactlyOnceWriter(options, str(tmp_path), SCHEMA)
-        writer._claimed = Claimed(Begun(7, decided), Identity(), 0.0, is_replanned)
+        writer = ExactlyOnceWriter(options, SCHEMA)
+        place = DecisionPlace(None, "d", "stream/s3a://a/b") if in_topic else DecisionPlace(tmp_path)
+        writer._claimed = Claimed(Begun(7, decided), Identity(), place, 0.0, is_replanned)
         return writer, writer._claimed
 
     return make
@@ -128,6 +156,29 @@ def test_tasks_of_a_micro_batch_that_does_not_follow(task: Callable[..., Any], b
     writer, _ = task(batch, 10)
     with pytest.raises(CheckpointMismatch):
         writer.write(iter([]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "decided", "message"),
+    [
+        (3, 10, "the last decision in topic d (stream/s3a://a/b) is of 10: another run of this query uses the"),
+        (
+            12,
+            10,
+            "wrote at-least-once meanwhile. To go on, stop the query and call spark_klog.spark.decisions.con",
+        ),
+        (1, -1, "topic d (stream/s3a://a/b) has no decision of this checkpoint: it is a copy, or was moved here, or"),
+    ],
+)
+def test_tasks_of_a_micro_batch_that_the_topic_does_not_expect(
+    task: Callable[..., Any], batch: int, decided: int, message: str
+) -> None:
+    writer, _ = task(batch, decided, in_topic=True)
+    with pytest.raises(CheckpointMismatch) as caught:
+        writer.write(iter([]))
+    assert message in str(caught.value)
+    assert f"continue_at(OPTIONS, {batch})" in str(caught.value)
+    assert str(copy.copy(caught.value)) == str(caught.value)
 
 
 def test_tasks_of_a_decided_micro_batch(task: Callable[..., Any]) -> None:
@@ -152,14 +203,12 @@ def test_tasks_of_a_micro_batch_that_follows(
         writer.write(iter([]))
 
 
-def test_spark_gives_a_micro_batch_up(
-    task: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_spark_gives_a_micro_batch_up(task: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tasks that have ended have written is settled at once, for readers not to wait for it."""
     writer, claimed = task(11, 10)
-    settled: list[tuple[Path, Claimed]] = []
-    monkeypatch.setattr(exactly_once_driver, "settle", lambda _, folder, claimed: settled.append((folder, claimed)))
+    settled: list[Claimed] = []
+    monkeypatch.setattr(exactly_once_driver, "settle", lambda _, claimed: settled.append(claimed))
     writer.abort([None], 11)
     assert settled == []
     writer.abort([None, WrittenInTransaction({}, claimed, Transaction("x", 1, 0))], 11)
-    assert settled == [(tmp_path, claimed)]
+    assert settled == [claimed]

@@ -1,0 +1,203 @@
+"""The driver's steps with decisions in a topic, against our broker and Kafka: restarts, zombies, moves, copies.
+
+`test_driver` has what does not depend on the place of the decisions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError
+from spark_klog.spark.decisions import continue_at
+from spark_klog.spark.write.decision_place import DecisionPlace, decision_place
+from spark_klog.spark.write.exactly_once import Superseded
+from spark_klog.spark.write.exactly_once_driver import NotDecided
+from tests.support.kafka import NEWEST
+from tests.support.shared_kafka import SharedKafkas
+
+from .test_driver import Query
+
+ABORTED = ("PrepareAbort", "CompleteAbort")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "ours",
+        pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("test_topic_log has the log at Kafka")]),
+        pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
+    ],
+)
+def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
+    if request.param == "ours":
+        with EmbeddedCluster(data_dir=module_server_dir) as cluster:
+            yield cluster.bootstrap_servers
+        return
+    yield shared_kafkas.get(request.param).bootstrap_servers
+
+
+def remote(topic: str) -> str:
+    return f"s3a://bucket/{topic}"
+
+
+@pytest.fixture
+def query(servers: str, topic: str) -> Iterator[Query]:
+    made = Query(servers, topic, decision_place(remote(topic), "auto", None))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def local(servers: str, topic: str, tmp_path: Path) -> Iterator[Query]:
+    """A query whose decisions are in its checkpoint."""
+    (tmp_path / "metadata").touch()
+    made = Query(servers, topic, decision_place(str(tmp_path), "auto", None))
+    assert made.place == DecisionPlace(tmp_path)
+    yield made
+    made.close()
+
+
+def test_micro_batches(query: Query) -> None:
+    first = query.claim()
+    assert first.begun.decided == -1
+    failed = query.task(first, 1, b"failed")
+    query.decide(first, 0, query.task(first, 0, b"a"), query.task(first, 1, b"b"))
+    assert query.state(failed) in ABORTED
+    second = query.claim()
+    assert second.begun.decided == 0
+    lost = query.task(second, 0, b"lost")
+    assert query.claim().begun.decided == 0
+    assert query.state(lost) in ABORTED
+    query.read_until("a", "b")
+
+
+def test_a_driver_that_dies_after_its_decision(query: Query) -> None:
+    claimed = query.claim()
+    query.append_decision(claimed, query.task(claimed, 0, b"a"), query.task(claimed, 1, b"b"))
+    again = query.claim()
+    assert again.begun.decided == 0
+    query.decide(again, 0)
+    query.read_until("a", "b")
+
+
+def test_two_runs_of_a_checkpoint(query: Query) -> None:
+    old = query.claim()
+    task = query.task(old, 0, b"old")
+    new = query.claim()
+    written = query.task(new, 0, b"new")
+    with pytest.raises(NotDecided, match="the transaction of task 0 is over"):
+        query.decide(old, 0, task)
+    late = query.task(old, 0, b"late")
+    with pytest.raises(Superseded):
+        query.decide(old, 0, late)
+    query.settle(old)
+    assert query.state(written) == "Ongoing"
+    query.decide(new, 0, written)
+    query.read_until("new")
+
+
+def test_a_micro_batch_that_spark_gives_up(query: Query) -> None:
+    claimed = query.claim()
+    task = query.task(claimed, 0, b"given up")
+    query.settle(claimed)
+    assert query.state(task) in ABORTED
+    claimed = query.claim()
+    task = query.task(claimed, 0, b"decided")
+    query.append_decision(claimed, task)
+    query.settle(claimed)
+    query.read_until("decided")
+
+
+def options(query: Query, location: object) -> dict[str, str]:
+    return {
+        "kafka.bootstrap.servers": query.settings["bootstrap.servers"],
+        "deliveryGuarantee": "exactly-once",
+        "checkpointLocation": str(location),
+    }
+
+
+def test_a_checkpoint_that_was_restored(query: Query) -> None:
+    """Micro-batches 3 to 5 are written again if the user says so; a run that is alive ends."""
+    for batch in range(6):
+        query.decide(query.claim(), batch)
+    alive = query.claim()
+    late = query.task(alive, 0, b"late")
+    continue_at(options(query, remote(query.topic)), 3)
+    with pytest.raises(Superseded):
+        query.decide(alive, 6, late)
+    claimed = query.claim()
+    assert (claimed.begun.decided, query.state(late) in ABORTED) == (2, True)
+    query.decide(claimed, 3, query.task(claimed, 0, b"again"))
+    query.read_until("again")
+
+
+def test_a_move_from_a_checkpoint_to_a_topic(local: Query, tmp_path: Path) -> None:
+    for batch in range(3):
+        claimed = local.claim()
+        local.decide(claimed, batch, local.task(claimed, 0, b"%d" % batch))
+    zombie = local.claim()
+    open_one = local.task(zombie, 0, b"zombie")
+    local.place = moved = decision_place(str(tmp_path), "topic", f"{local.topic}-decisions")
+    first = local.claim()
+    assert (first.begun.decided, first.identity) == (2, zombie.identity)
+    assert first.begun.number > zombie.begun.number
+    assert local.state(open_one) in ABORTED
+    with pytest.raises(Superseded):
+        local.decide(zombie, 3, local.task(zombie, 0, b"late"))
+    with pytest.raises(ConfigError, match=r"decisions of this query are in topic .*-decisions"):
+        decision_place(str(tmp_path), "checkpoint", None).open({}, zombie.identity).read()
+    assert decision_place(str(tmp_path), "auto", None) == moved
+    first = local.claim()
+    local.decide(first, 3, local.task(first, 0, b"3"))
+    assert local.claim().begun.decided == 3
+    local.read_until("0", "1", "2", "3")
+
+
+def test_a_move_that_is_interrupted(local: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the old log is ended, and before the topic has its last decision."""
+    claimed = local.claim()
+    local.append_decision(claimed, local.task(claimed, 0, b"a"))
+    local.place = decision_place(str(tmp_path), "topic", f"{local.topic}-decisions")
+    with monkeypatch.context() as patch:
+        patch.setattr(DecisionPlace, "open", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            local.claim()
+    local.place = decision_place(str(tmp_path), "auto", None)
+    assert local.place.topic == f"{local.topic}-decisions"
+    for _ in range(2):
+        assert local.claim().begun.decided == 0
+    local.read_until("a")
+
+
+def test_a_topic_of_a_local_checkpoint(local: Query, tmp_path: Path) -> None:
+    """The checkpoint notes it before the first decision; a copy of it uses the same log."""
+    local.place = decision_place(str(tmp_path), "topic", None)
+    claimed = local.claim()
+    assert decision_place(str(tmp_path), "auto", None) == local.place
+    local.decide(claimed, 0, local.task(claimed, 0, b"a"))
+    (tmp_path / "copy" / "klog_sink").mkdir(parents=True)
+    (tmp_path / "copy" / "metadata").touch()
+    (tmp_path / "copy" / "klog_sink" / "0").write_bytes((tmp_path / "klog_sink" / "0").read_bytes())
+    copy = decision_place(str(tmp_path / "copy"), "auto", None)
+    assert copy == dataclasses.replace(local.place, folder=tmp_path / "copy")
+    local.read_until("a")
+
+
+def test_a_checkpoint_with_micro_batches_that_the_topic_does_not_know(local: Query, tmp_path: Path) -> None:
+    """Its tasks refuse to write; the checkpoint notes nothing until the user says how to go on."""
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").touch()
+    local.place = decision_place(str(tmp_path), "topic", None)
+    assert local.claim().begun.decided == -1
+    assert not (tmp_path / "klog_sink").exists()
+    continue_at({**options(local, tmp_path), "decisionLog": "topic"}, 1)
+    claimed = local.claim()
+    assert claimed.begun.decided == 0
+    assert decision_place(str(tmp_path), "auto", None) == local.place
+    local.decide(claimed, 1, local.task(claimed, 0, b"a"))
+    local.read_until("a")

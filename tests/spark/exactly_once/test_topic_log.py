@@ -1,0 +1,302 @@
+"""The decision log in a topic: only one driver gets each number, whatever is read, compacted or sent late.
+
+Against our broker and Kafka; and the rule alone, by records in any order.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.client import Admin, Consumer, Producer
+from spark_klog.client.net.connection import Connection
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError, DecodeError, KlogError, ProtocolError
+from spark_klog.protocol.schema import Api
+from spark_klog.spark.write import topic_log
+from spark_klog.spark.write.decision_log import Identity, encode_entry
+from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
+from spark_klog.spark.write.live_entries import LiveEntries, record_key
+from spark_klog.spark.write.topic_log import TopicDecisionLog
+from tests.support.kafka import NEWEST
+from tests.support.shared_kafka import SharedKafkas
+from tests.support.waiting import wait_until
+
+KEY = "stream/s3a://bucket/a"
+ONE = Transaction("klog-a-0", 7, 2, 0)
+_SECONDS = 60.0
+
+
+@pytest.fixture(
+    scope="module",
+    params=["ours", pytest.param(NEWEST, marks=pytest.mark.peer)],
+)
+def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
+    if request.param == "ours":
+        with EmbeddedCluster(data_dir=module_server_dir) as cluster:
+            yield cluster.bootstrap_servers
+        return
+    yield shared_kafkas.get(request.param).bootstrap_servers
+
+
+class Driver:
+    """A process of its own as far as the log is concerned: it has a session, and no cache but its own."""
+
+    def __init__(self, servers: str, topic: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+        self._sessions, self._monkeypatch = topic_log._Sessions(), monkeypatch
+        self.log = TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity(), **more)
+
+    def read(self, **more: bool) -> Log:
+        self._monkeypatch.setattr(topic_log, "_SESSIONS", self._sessions)
+        return self.log.read(**more)
+
+    def append(self, number: int, entry: Entry) -> bool:
+        self._monkeypatch.setattr(topic_log, "_SESSIONS", self._sessions)
+        return self.log.append(number, entry)
+
+
+def test_entries(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Driver(servers, topic, monkeypatch)
+    assert log.read() == Log()
+    decision = Decision(3, (ONE, ONE), "5eed")
+    assert [log.append(number, entry) for number, entry in enumerate([Claim(), decision, Ended()])] == [True] * 3
+    other = Driver(servers, topic, monkeypatch)
+    assert other.read(may_lag=True) == other.read() == log.read() == Log((decision, Ended()), 1)
+    assert other.log.identity == log.log.identity
+    assert not log.append(2, Claim())
+    assert other.append(3, Claim())
+    assert not log.append(3, Claim())
+    assert log.read() == Log((decision, Ended(), Claim()), 1)
+
+
+def test_a_driver_that_was_overtaken(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = (Driver(servers, topic, monkeypatch) for _ in range(2))
+    assert old.read(may_lag=True) == new.read(may_lag=True) == Log()
+    assert old.append(0, Claim())
+    assert not new.append(0, Claim())
+    assert new.append(new.read().end, Claim())
+    for entry in (Decision(0, (ONE,)), Ended(), Claim()):
+        assert not old.append(1, entry)
+    assert new.append(2, Decision(0, ()))
+    assert not old.append(1, Decision(1, ()))
+    assert old.read() == new.read() == Log((Decision(0, ()),), 2)
+    with pytest.raises(Superseded):
+        Driver(servers, topic, monkeypatch, is_claimed=True).read()
+
+
+def test_logs_of_one_topic(servers: str, topic: str) -> None:
+    """Keys may begin with another log's key, or look like a record's."""
+    keys = ["a", "a/0", "a/0/x", "", "/", "a/", "é"]
+    logs = {key: TopicDecisionLog({"bootstrap.servers": servers}, topic, key, Identity()) for key in keys}
+    for batch, log in enumerate(logs.values()):
+        assert log.append(log.read(may_lag=True).end, Decision(batch, ()))
+    for batch, log in enumerate(logs.values()):
+        assert log.read() == Log((Decision(batch, ()),), 0)
+        assert TopicDecisionLog({"bootstrap.servers": servers, "client.id": "x"}, topic, keys[batch], Identity()).read()
+
+
+def test_the_topic(servers: str, topic: str) -> None:
+    TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity()).read()
+    with Admin({"bootstrap.servers": servers}) as admin:
+        assert len(admin.describe_topic(topic).partitions) == 1
+        (settings,) = admin.describe_configs([("topic", topic)]).check().values()
+        assert settings["cleanup.policy"].value == "compact"
+        assert settings["unclean.leader.election.enable"].value == "false"
+        assert settings["min.insync.replicas"].value == "1"
+        admin.create_topic(f"{topic}-2", 2)
+        admin.create_topic(f"{topic}-deleted", 1)
+    for name, message in (
+        ("2", "has 2 partitions: set decisionTopic"),
+        ("deleted", "has cleanup.policy=delete, which"),
+    ):
+        log = TopicDecisionLog({"bootstrap.servers": servers}, f"{topic}-{name}", KEY, Identity())
+        with pytest.raises(ConfigError, match=message):
+            log.read()
+
+
+def test_another_prefix(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Driver(servers, topic, monkeypatch).append(0, Claim())
+    other = TopicDecisionLog({"bootstrap.servers": servers, "client.id": "x"}, topic, KEY, Identity("team-a."))
+    with pytest.raises(ConfigError, match=r"Prefix is team-a\., but .* has written with klog- until now"):
+        other.read()
+
+
+def test_old_entries_get_tombstones(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a log that has gone on for long, the records without a tombstone are those of the last micro-batches."""
+    log, zombie = Driver(servers, topic, monkeypatch), Driver(servers, topic, monkeypatch)
+    assert zombie.append(0, Claim())
+    for batch in range(20):
+        number = log.read(may_lag=True).end
+        assert log.append(number, Claim())
+        if batch == 5:
+            assert not zombie.append(1, Decision(7, ()))
+        assert log.append(number + 1, Decision(batch, (ONE,)))
+        assert log.append(number + 2, Ended())
+    latest: dict[bytes, bytes | None] = {}
+    with Consumer({"bootstrap.servers": servers, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([(topic, 0, 0)])
+        while records := consumer.poll(1.0):
+            latest |= {record.key: record.value for record in records}
+    assert sum(value is not None for value in latest.values()) <= 6
+    assert log.read() == Driver(servers, topic, monkeypatch).read() == Log((Decision(19, (ONE,)), Ended()), 59)
+
+
+def count_requests(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
+    send = Connection.send
+
+    def counted(self: Connection, api: Api, *arguments: Any, **more: Any) -> Any:
+        asked.append(api.name)
+        return send(self, api, *arguments, **more)
+
+    monkeypatch.setattr(Connection, "send", counted)
+
+
+def test_requests_of_a_micro_batch(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone in the topic, each append is one request, as is the read before it."""
+    log = TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity())
+    assert log.append(0, Claim())
+    asked: list[str] = []
+    count_requests(monkeypatch, asked)
+    number = log.read(may_lag=True).end
+    for place, entry in enumerate((Claim(), Decision(0, (ONE,)), Ended())):
+        assert log.append(number + place, entry)
+    assert asked == ["ListOffsets", "Produce", "Produce", "Produce"]
+    assert TopicDecisionLog({"bootstrap.servers": servers}, topic, "another", Identity()).append(0, Claim())
+    asked.clear()
+    assert log.append(number + 3, Claim())
+    assert asked == ["Produce", "Fetch"]
+
+
+def test_a_large_decision(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20,000 tasks."""
+    ids = [Transaction(f"klog-{uuid.UUID(int=0)}-{uuid.uuid4()}", 1000 + task, 0, task) for task in range(20_000)]
+    assert Driver(servers, topic, monkeypatch).append(0, Decision(0, tuple(ids)))
+    assert Driver(servers, topic, monkeypatch).read() == Log((Decision(0, tuple(ids)),))
+
+
+def test_a_topic_that_is_created_again(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Driver(servers, topic, monkeypatch)
+    for number in range(3):
+        assert log.append(number, Claim())
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.delete_topic(topic)
+
+        def is_made() -> bool:
+            try:
+                admin.create_topic(topic, 1, configs={"cleanup.policy": "compact"})
+            except ProtocolError:  # Kafka may still be deleting the old one
+                return False
+            return True
+
+        wait_until(is_made, "the topic", _SECONDS)
+    with pytest.raises(KlogError, match=r"deleted and created again|UNKNOWN_TOPIC"):
+        log.append(3, Claim())
+    with suppress(DecodeError):  # the topic may have that entry, and none before it
+        assert log.read() == Log()
+    decision = Decision(4, ())
+    assert log.append(log.log.end(), decision)
+    assert log.read().entries == (decision,)
+
+
+def test_threads_take_turns(servers: str, topic: str) -> None:
+    """Of the queries of one driver; each number has one winner."""
+    won: list[int] = []
+
+    def run() -> None:
+        log = TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity())
+        for _ in range(10):
+            number = log.read(may_lag=True).end
+            if log.append(number, Claim()):
+                won.append(number)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == sorted(set(won))
+    assert TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity()).read().end == max(won) + 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process(servers: str, topic: str) -> None:
+    """As pyspark.daemon's: it makes connections of its own."""
+    log = TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity())
+    assert log.append(0, Claim())
+    child = os.fork()
+    if not child:
+        os._exit(0 if log.append(1, Claim()) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not log.append(1, Claim())
+    assert log.append(2, Claim())
+
+
+def test_an_append_whose_answer_is_lost(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it counts is open; the next read says."""
+    log = Driver(servers, topic, monkeypatch)
+    assert log.append(0, Claim())
+    real = Producer.flush
+
+    def flush(self: Producer) -> None:
+        real(self)
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "flush", flush)
+        with pytest.raises(ConnectionResetError):
+            log.append(1, Decision(0, ()))
+    assert log.read() == Log((Decision(0, ()),), 1)
+
+
+# ----- the rule alone
+
+
+def taken_in(*records: tuple[int, Entry | None, str], key: str = KEY) -> LiveEntries:
+    live, identity = LiveEntries(key), Identity()
+    for number, entry, id_ in records:
+        value = None if entry is None else encode_entry(identity, entry)
+        live.add(record_key(KEY, number, id_), value, "t-0 at offset 7")
+    return live
+
+
+def test_void_entries() -> None:
+    one, two = Decision(1, ()), Decision(2, ())
+    live = taken_in(
+        (0, Claim(), "a"), (0, one, "b"), (1, one, "a"), (1, Ended(), "b"), (0, two, "b"), (2, Ended(), "a")
+    )
+    assert live.log("t") == Log((one, Ended()), 1)
+    assert list(live.obsolete) == [record_key(KEY, 0, "a"), record_key(KEY, 0, "b")]
+
+
+def test_what_compaction_leaves() -> None:
+    """Void entries before the last decision look as if they counted; the decision counts nevertheless."""
+    two = Decision(2, ())
+    live = taken_in(
+        (1, Decision(7, ()), "void"), (5, Claim(), "void"), (6, None, "x"), (9, two, "a"), (8, Ended(), "b")
+    )
+    assert live.log("t") == Log((two,), 9)
+
+
+def test_entries_that_are_missing() -> None:
+    for records in ([(1, Claim(), "a")], [(4, Decision(0, ()), "a"), (6, Claim(), "b")]):
+        live = taken_in(*records)
+        assert live.is_incomplete
+        with pytest.raises(DecodeError, match=r"topic t: entry \d of the decision log .* is missing"):
+            live.log("t")
+    assert not taken_in((1, Claim(), "a"), (3, Decision(0, ()), "a")).is_incomplete
+
+
+def test_other_records() -> None:
+    live = taken_in((0, Claim(), "a"), key="stream/s3a://bucket")
+    for key in (None, b"", b"x", KEY.encode(), f"{KEY}/".encode(), f"{KEY}/1".encode(), f"{KEY}/x/y".encode()):
+        live.add(key, b"{}", "t-0")
+    assert live.log("t") == Log()
+    with pytest.raises(DecodeError, match="t-0 at offset 7 is not an entry of a decision log"):
+        live.add(record_key(live.log_key, 0, "a"), b"{}", "t-0 at offset 7")
