@@ -87,6 +87,8 @@ FOREIGN_COMMANDS = {
     "delete-offsets": "use Admin.delete_group_offsets of spark_klog.client",
     "configs": "klog topics describe and klog topics alter have the settings of topics",
     "groups alter": "use Admin.alter_configs of spark_klog.client, or kafka-configs --entity-type groups",
+    "transactions find-hanging": "use klog transactions hanging",
+    "transactions forceTerminateTransaction": "use klog transactions abort --transactional-id ID",
     "acls": "use Admin.describe_acls and Admin.create_acls of spark_klog.client",
 }
 
@@ -130,7 +132,7 @@ class RecordsCommand(_HintingCommand):
 class CommandGroup(click.Group):
     """A group of commands that are options of Kafka's tools: `kafka-topics --list` is `klog topics list`."""
 
-    command_class = _NamesCommand
+    command_class: type[click.Command] = _NamesCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = list(args)  # parsing empties the list

@@ -44,7 +44,10 @@ _REGISTRY_START_SECONDS = 2.0
 _MODULES = (
     {
         name: f"spark_klog.cli.commands.{name}"
-        for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "schemas", "topics", "ui", "users")
+        for name in (
+            *("checkpoint", "groups", "load", "log", "mirror", "offsets", "schemas", "topics", "transactions", "ui"),
+            "users",
+        )
     }
     | {name: f"spark_klog.cli.records.{name}" for name in ("bench", "consume", "produce")}
     | {

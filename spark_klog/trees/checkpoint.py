@@ -12,6 +12,9 @@ a new partition:
                                  restart, and "latest" would then differ. Counts only if no micro-batch came before
 {"topic":{"0":42},"start of micro-batch {\\"topic\\":{\\"0\\":23}}":{}}
                                  topics that were created again, and partitions that come back
+{"topic":{"0":42},"start of what is left, up to {\\"topic\\":{\\"0\\":80}}":{}}
+                                 the first micro-batch of a run, cut short by a limit, before pyspark 4.2: the latest
+                                 offsets of partitions that it does not read to their end. `run_available_now` reads it
 
 No topic can have such a name, and without partitions it means nothing to Spark's own Kafka connector, which can go on
 from the same checkpoint. Checkpoints written before say {"start of topic":{"0":23}}.
@@ -39,6 +42,8 @@ from spark_klog.files.folder import LocalFolder
 START_OF = "start of "
 #: How the names begin that hold a start as JSON.
 _QUERY, _MICRO_BATCH = START_OF + "query ", START_OF + "micro-batch "
+#: How the name begins that holds the latest offsets of partitions that a run leaves unread.
+_LEFT = START_OF + "what is left, up to "
 _VERSION = "v1"
 
 
@@ -151,6 +156,21 @@ def with_start(
     return value or {START_OF: {}}
 
 
+def with_left(
+    value: dict[str, dict[str, int]], end: Mapping[tuple[str, int], int], latest: Mapping[tuple[str, int], int]
+) -> dict[str, dict[str, int]]:
+    """The checkpoint's entry for a micro-batch, with the latest offsets of the partitions that go on after its end."""
+    left = to_json({key: offset for key, offset in latest.items() if offset > end.get(key, offset)})
+    more: dict[str, dict[str, int]] = {_LEFT + json.dumps(left, separators=(",", ":")): {}} if left else {}
+    return {**value, **more}
+
+
+def left_in(value: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, int], int]:
+    """The latest offsets of the partitions that a micro-batch's entry says are left unread; `DecodeError`."""
+    names = [name for name in value if name.startswith(_LEFT)]
+    return _decoded(names[0], _LEFT) if names else {}
+
+
 def start_in(
     value: Mapping[str, Mapping[str, int]], before: Mapping[tuple[str, int], int], *, is_first: bool
 ) -> dict[tuple[str, int], int]:
@@ -161,15 +181,15 @@ def start_in(
     start = dict(before)
     for name, partitions in value.items():
         if name.startswith(_MICRO_BATCH) or (is_first and name.startswith(_QUERY)):
-            start |= _decoded(name)
-        elif name.startswith(START_OF) and not name.startswith(_QUERY):
+            start |= _decoded(name, _QUERY if name.startswith(_QUERY) else _MICRO_BATCH)
+        elif name.startswith(START_OF) and not name.startswith((_QUERY, _LEFT)):
             start |= from_json({name.removeprefix(START_OF): partitions})
     return start
 
 
-def _decoded(name: str) -> dict[tuple[str, int], int]:
+def _decoded(name: str, prefix: str) -> dict[tuple[str, int], int]:
     try:
-        return from_json(json.loads(name.split(" ", 3)[3]))
+        return from_json(json.loads(name.removeprefix(prefix)))
     except (ValueError, AttributeError, TypeError, RecursionError):
         raise DecodeError(f"the checkpoint's entry {name[:200]!r} is not JSON with offsets by topic") from None
 
@@ -186,6 +206,7 @@ class Source:
 class CheckpointState:
     """The last micro-batch that was planned and the last one that is done (-1: none), and the reasons not to switch."""
 
+    folder: Path
     query: str | None
     planned: int
     done: int
@@ -237,7 +258,7 @@ def checkpoint_state(address: str) -> CheckpointState:
     if not any(source.offsets is not None for source in sources) and planned >= 0:
         to_both.append("no source of the query reads topics")
     reasons = [*to_both, *to_klog], [*to_both, *to_kafka]
-    return CheckpointState(_query(root), planned, done, (root / "state").is_dir(), sources, *reasons)
+    return CheckpointState(root, _query(root), planned, done, (root / "state").is_dir(), sources, *reasons)
 
 
 def _query(root: Path) -> str | None:

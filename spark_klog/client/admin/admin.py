@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -66,6 +67,8 @@ _FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH
 _BUSY = ErrorCode.CONCURRENT_TRANSACTIONS
 #: Requests that are sent before the first is answered.
 _MOST_IN_FLIGHT = 100
+#: Partitions in one DescribeProducers: brokers answer it with every producer of each.
+_MOST_DESCRIBED = 500
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,10 @@ class TransactionListing:
 
 @dataclass(frozen=True)
 class TransactionDescription:
-    """A transactional id with its transaction; `started` is in ms since 1970, None without an open transaction."""
+    """A transactional id with its transaction; `started` is in ms since 1970, None without an open transaction.
+
+    `partitions` are those that have no marker yet, `coordinator` is a node id.
+    """
 
     transactional_id: str
     state: str
@@ -89,6 +95,7 @@ class TransactionDescription:
     producer_id: int
     producer_epoch: int
     partitions: tuple[TopicPartition, ...]
+    coordinator: int = -1
 
 
 @dataclass(frozen=True)
@@ -272,6 +279,58 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
             result=lambda entry: tuple(_producer(one) for one in entry["active_producers"]),
         )
 
+    def hanging_transactions(
+        self, partitions: Iterable[TopicPartition], *, longer_than_ms: int | None = None
+    ) -> Outcomes[TopicPartition, tuple[ProducerState, ...]]:
+        """The producers of partitions with a hanging transaction: one that is open, and that no coordinator will end.
+
+        read_committed consumers stop before it until `abort_transaction` ends it. The coordinators name the partitions
+        of each transaction whose markers are still to be written; a transaction hangs if they don't name its partition.
+        With `longer_than_ms` only those whose last record has an older timestamp. ListTransactions leaves out the ids
+        that this user may not describe: their transactions seem to hang. DescribeProducers, ListTransactions and
+        DescribeTransactions (Kafka 3.0; KIP-664).
+        """
+        wanted = partitions_of("partitions", partitions)
+        oldest = None
+        if longer_than_ms is not None:
+            oldest = time.time() * 1000 - number_of("longer_than_ms", longer_than_ms)
+        described: dict[TopicPartition, tuple[ProducerState, ...] | KlogError] = {}
+        for start in range(0, len(wanted), _MOST_DESCRIBED):
+            described |= self.describe_producers(wanted[start : start + _MOST_DESCRIBED])
+
+        def is_candidate(state: ProducerState) -> bool:
+            is_old = oldest is None or state.last_timestamp is None or state.last_timestamp < oldest
+            return state.transaction_start is not None and is_old
+
+        suspects = _chosen(described, lambda _, state: is_candidate(state))
+        awaited = self._awaited_markers({state.producer_id for states in suspects.values() for state in states})
+        suspects = _chosen(suspects, lambda key, state: (key, state.producer_id) not in awaited)
+        # the coordinator may have written the markers between the two requests
+        again = self.describe_producers(list(suspects)) if suspects else {}
+        there = {
+            (key, state.producer_id, state.transaction_start)
+            for key, states in again.items()
+            if not isinstance(states, KlogError)
+            for state in states
+        }
+        hanging = _chosen(suspects, lambda key, one: (key, one.producer_id, one.transaction_start) in there)
+        failures = {key: error for key, error in (described | again).items() if isinstance(error, KlogError)}
+        return Outcomes({key: failures.get(key, hanging.get(key, ())) for key in described})
+
+    def _awaited_markers(self, producer_ids: Collection[int]) -> set[tuple[TopicPartition, int]]:
+        """The partitions in which coordinators will write markers of producers, each with its producer id."""
+        if not producer_ids:
+            return set()
+        names = {one.transactional_id for one in self.list_transactions(producer_ids=producer_ids)}
+        awaited = set()
+        for described in self.describe_transactions(names).values():
+            if isinstance(described, ProtocolError) and described.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                continue
+            if isinstance(described, KlogError):
+                raise described
+            awaited |= {(key, described.producer_id) for key in described.partitions}
+        return awaited
+
     def abort_transaction(
         self, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int = -1
     ) -> None:
@@ -318,6 +377,16 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
             raise ProtocolError(ErrorCode.INVALID_TXN_STATE, what, advice=advice)
 
 
+def _chosen(
+    states: Mapping[TopicPartition, Sequence[ProducerState] | KlogError],
+    is_chosen: Callable[[TopicPartition, ProducerState], bool],
+) -> dict[TopicPartition, tuple[ProducerState, ...]]:
+    """The chosen producers of partitions, without partitions that have none or an error."""
+    answered = {key: some for key, some in states.items() if not isinstance(some, KlogError)}
+    chosen = {key: tuple(one for one in some if is_chosen(key, one)) for key, some in answered.items()}
+    return {key: some for key, some in chosen.items() if some}
+
+
 def _described(entry: Message) -> TransactionDescription:
     return TransactionDescription(
         entry["transactional_id"],
@@ -327,6 +396,7 @@ def _described(entry: Message) -> TransactionDescription:
         entry["producer_id"],
         entry["producer_epoch"],
         tuple((topic["topic"], partition) for topic in entry["topics"] for partition in topic["partitions"]),
+        entry["answered_by"],
     )
 
 

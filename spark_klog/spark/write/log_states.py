@@ -1,0 +1,182 @@
+"""Decision logs as an operator sees them: which query and micro-batch a transaction is of, and what a restart will do.
+
+Reads only: unlike `DecisionLog.read`, nothing is removed, created or claimed, so a query may run meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_klog.base.addresses import local_path, without_user
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer.decoding import RecordDecoder
+from spark_klog.client.fetch.ranges import fetch_range
+from spark_klog.client.offsets import offset_range
+from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.files.folder import LocalFolder
+from spark_klog.spark.write.decision_log import Identity, decode_entry
+from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log
+from spark_klog.spark.write.hard_link_log import FOLDER, planned
+from spark_klog.spark.write.live_entries import LiveEntries
+from spark_klog.trees.checkpoint import CheckpointState
+
+_log = logging.getLogger(__name__)
+_MOST_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What holds a transaction of a sink open.
+
+    `batch` is None if it is the query's first one, and `task` unless the micro-batch is decided: a transactional id
+    belongs to a worker process, and only the decision says which task wrote in it.
+    """
+
+    query: str
+    place: str
+    batch: int | None
+    task: int | None
+    is_decided: bool
+
+    def __str__(self) -> str:
+        batch = "its first micro-batch" if self.batch is None else f"micro-batch {self.batch}"
+        if self.is_decided:
+            return f"query {self.query}, {batch}, task {self.task}: decided; the query commits it when it runs again"
+        return f"query {self.query}, {batch} or an earlier attempt: not decided; the query's next run aborts it"
+
+
+@dataclass(frozen=True)
+class LogState:
+    """A decision log: `query` is a checkpoint or the log's key, `place` where the log is. Empty if it has no entry."""
+
+    query: str
+    place: str
+    identity: Identity | None
+    log: Log
+
+    @property
+    def decision(self) -> Decision | None:
+        """The last decision."""
+        first = self.log.entries[0] if self.log.entries else None
+        return first if isinstance(first, Decision) else None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether all transactions of the last decision are committed; True if there is none."""
+        return self.decision is None or Ended() in self.log.entries
+
+    @property
+    def claims(self) -> int:
+        """How many runs or micro-batches have begun since the last decision."""
+        return sum(isinstance(entry, Claim) for entry in self.log.entries)
+
+    def owns(self, transactional_id: str) -> bool:
+        return self.identity is not None and transactional_id.startswith(self.identity.id_prefix)
+
+    def holder(self, transactional_id: str, producer_id: int, epoch: int) -> Holder | None:
+        """What holds an open transaction; None if it is of another log."""
+        if not self.owns(transactional_id):
+            return None
+        decision = self.decision
+        if decision is None:
+            return Holder(self.query, self.place, None, None, False)
+        if not self.is_ended:
+            for one in decision.transactions:
+                if (one.transactional_id, one.producer_id, one.epoch) == (transactional_id, producer_id, epoch):
+                    return Holder(self.query, self.place, decision.batch, one.task, True)
+        return Holder(self.query, self.place, decision.batch + 1, None, False)
+
+
+def log_in_checkpoint(location: str) -> LogState | None:
+    """The log in the files of a local checkpoint, None if it has none; `DecodeError` if a file is damaged."""
+    path = local_path(location)
+    if path is None:
+        raise ConfigError(f"{without_user(location)} is not a local folder: its decision log, if any, is in a topic")
+    folder = Path(path) / FOLDER
+    if not folder.is_dir():
+        return None
+    while True:
+        last = _last(folder)
+        try:
+            return _read_back(path, folder, last)
+        except FileNotFoundError as error:  # the query has removed entries before its next decision
+            if _last(folder) == last:
+                raise DecodeError(f"{error.filename} is missing: restore the checkpoint's files") from None
+
+
+def _last(folder: Path) -> int:
+    return max((int(name) for name in LocalFolder(folder).names("") if name.isdecimal()), default=-1)
+
+
+def _read_back(query: str, folder: Path, number: int) -> LogState:
+    entries: list[Entry] = []
+    identity = None
+    while number >= 0:
+        file = folder / str(number)
+        identity, entry = decode_entry(file.read_bytes(), str(file))
+        entries.insert(0, entry)
+        if isinstance(entry, Decision):
+            break
+        number -= 1
+    return LogState(query, str(folder), identity, Log(tuple(entries), max(0, number)))
+
+
+def logs_in_topic(cluster: Cluster, topic: str) -> list[LogState]:
+    """The logs in a topic, sorted by key; none if it does not exist. Logs whose entries are damaged are left out.
+
+    Raises what `fetch_range` and `list_offsets` raise.
+    """
+    if topic not in cluster.attempt(lambda: cluster.partitions([topic], missing_ok=True)):
+        return []
+    start, end = offset_range(cluster, topic, 0)
+    live: dict[str, LiveEntries] = {}
+    damaged: set[str] = set()
+    decoder = RecordDecoder(cluster.config.decompressed_max_bytes, _MOST_ROWS)
+    for fetched in fetch_range(cluster, topic, 0, start, end):
+        for records, _ in decoder.parts(fetched):
+            for record in records:
+                name = (record.key or b"").decode(errors="replace").rsplit("/", 2)[0]
+                try:
+                    live.setdefault(name, LiveEntries(name)).add(record.key, record.value, f"{topic}-0 {record.offset}")
+                except DecodeError as error:
+                    damaged.add(name)
+                    _log.warning("%s", error)
+    return [
+        LogState(
+            name, f"topic {topic}, log {name}", one.identity, Log(tuple(one.entries), one.last + 1 - len(one.entries))
+        )
+        for name, one in sorted(live.items())
+        if one.entries and name not in damaged
+    ]
+
+
+def restart(state: LogState, spark: CheckpointState) -> list[str]:
+    """What the next run of a query will do, a line for each step; `spark` is Spark's part of the checkpoint."""
+    decision, steps = state.decision, []
+    if decision is not None and decision.transactions and not state.is_ended:
+        steps.append(
+            f"commits the {len(decision.transactions)} transactions of micro-batch {decision.batch}; if one has timed "
+            "out: DecidedButAborted"
+        )
+    steps.append("aborts all other open transactions of the query")
+    following = spark.planned + 1 if spark.done >= spark.planned else spark.planned
+    decided = -1 if decision is None else decision.batch
+    if decision is not None and following not in (decided, decided + 1):
+        steps.append(
+            f"fails with CheckpointMismatch: Spark runs micro-batch {following}, but the last decision is of {decided}"
+        )
+    elif decision is not None and following == decided:
+        now = planned(spark.folder, decided)
+        if decision.planned and now and now != decision.planned:
+            steps.append(
+                f"fails with CheckpointMismatch: micro-batch {decided} is decided, and has other offsets in the "
+                "checkpoint now"
+            )
+        else:
+            steps.append(f"runs micro-batch {following} without writing: it is decided")
+    else:
+        again = "again " if following == spark.planned else ""
+        steps.append(f"runs and writes micro-batch {following} {again}".rstrip())
+    return steps

@@ -1,0 +1,226 @@
+"""`klog transactions` with our broker and Apache Kafka, compared with Kafka's own TransactionsCommand."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from spark_klog.client import Admin
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.spark.write.decision_log import Identity
+from spark_klog.spark.write.exactly_once import Claim, Decision, Entry, Transaction
+from spark_klog.spark.write.hard_link_log import HardLinkLog
+from spark_klog.spark.write.topic_log import TopicDecisionLog
+from tests.spark.support import create_topic, wait_for
+from tests.support.java_tools import JavaTools
+from tests.support.kafka import NEWEST, Kafka
+from tests.support.klog import klog, klog_lines, klog_refusal
+from tests.support.servers import serving
+from tests.support.shared_kafka import SharedKafkas
+from tests.support.transactional.readers import by_confluent
+
+_SECONDS = 60
+_STATE = "__transaction_state"
+_NOT_FOUND = "TRANSACTIONAL_ID_NOT_FOUND"
+Tool = Callable[..., list[dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[JavaTools]:
+    with JavaTools(NEWEST) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["ours", pytest.param(NEWEST, marks=pytest.mark.peer)])
+def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
+    with serving(request.param, module_server_dir, shared_kafkas) as address:
+        yield address
+
+
+def kafka_transactions(tools: JavaTools, servers: str, *arguments: str) -> list[dict[str, str]]:
+    """Run Kafka's tool; the rows of its table by the heads, which it separates by tabs."""
+    code, told = tools.run("org.apache.kafka.tools.TransactionsCommand", "--bootstrap-server", servers, *arguments)
+    assert code == 0, told
+    lines = [line.split() for line in told.splitlines() if line.strip()]
+    return [dict(zip(lines[0], words, strict=True)) for words in lines[1:]] if lines else []
+
+
+@contextmanager
+def open_transaction(servers: str, name: str, topic: str, partitions: int = 2) -> Iterator[Producer]:
+    """A producer with an open transaction, which has a record in each partition."""
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": name, "log_level": 0})
+    producer.init_transactions(_SECONDS)
+    producer.begin_transaction()
+    for number in range(partitions):
+        producer.produce(topic, b"open", partition=number)
+    assert producer.flush(_SECONDS) == 0
+    yield producer
+
+
+@pytest.mark.peer
+def test_what_kafka_says(servers: str, topic: str, tools: JavaTools) -> None:
+    create_topic(servers, topic, 2)
+    b = ("--bootstrap-server", servers)
+    with open_transaction(servers, topic, topic):
+        (ours,) = klog_lines("transactions", "list", *b, "--state", "ongoing", "--transactional-id-pattern", topic)
+        (theirs,) = [row for row in kafka_transactions(tools, servers, "list") if row["TransactionalId"] == topic]
+        assert [ours[name] for name in ("transactionalId", "state")] == [topic, theirs["TransactionState"]]
+        assert (str(ours["coordinator"]), str(ours["producerId"])) == (theirs["Coordinator"], theirs["ProducerId"])
+        assert 0 <= ours["durationMs"] < _SECONDS * 1000
+        assert (ours["query"], ours["task"]) == (None, None)
+        assert klog_lines("transactions", "list", *b, "--state", "Empty", "--transactional-id-pattern", topic) == []
+        assert klog_lines("transactions", "list", *b, "--duration-filter", "3600000", "--state", "ongoing") == []
+
+        (described,) = klog_lines("transactions", "describe", *b, "--transactional-id", topic)
+        (theirs,) = kafka_transactions(tools, servers, "describe", "--transactional-id", topic)
+        assert [str(described[name]) for name in ("producerId", "producerEpoch", "timeoutMs", "startedMs")] == [
+            theirs[name]
+            for name in ("ProducerId", "ProducerEpoch", "TransactionTimeoutMs", "CurrentTransactionStartTimeMs")
+        ]
+        named = {f"{one['topic']}-{one['partition']}" for one in described["partitions"]}
+        assert named == set(theirs["TopicPartitions"].split(","))
+        text = klog("transactions", "describe", *b, "--transactional-id", topic).stdout
+        assert f"{topic}  Ongoing  coordinator {described['coordinator']}" in text
+        assert f"  {topic}:0,1\n" in text
+
+        at = ("--topic", topic, "--partition", "1")
+        (producer,) = klog_lines("transactions", "describe-producers", *b, *at)
+        (theirs,) = kafka_transactions(tools, servers, "describe-producers", *at)
+        assert producer["lastTimestampMs"] == int(theirs["LastTimestamp"])
+        assert [str(producer[name]) for name in ("producerId", "producerEpoch", "lastSequence", "startOffset")] == [
+            theirs[name] for name in ("ProducerId", "ProducerEpoch", "LastSequence", "CurrentTransactionStartOffset")
+        ]
+        # a transaction that its coordinator knows does not hang
+        assert klog_lines("transactions", "hanging", *b, *at, "--max-transaction-timeout", "0") == []
+        refusal = klog_refusal("transactions", "abort", *b, *at, "--start-offset", "0", "--yes")
+        assert "does not hang: its coordinator ends it, after its timeout at the latest" in refusal
+        assert f"Abort it by --transactional-id {topic}" in refusal
+        assert "open ones begin at 0" in klog_refusal("transactions", "abort", *b, *at, "--start-offset", "7", "--yes")
+
+
+def test_abort_by_id(servers: str, topic: str) -> None:
+    create_topic(servers, topic, 2)
+    b = ("--bootstrap-server", servers)
+    with open_transaction(servers, topic, topic) as producer:
+        done = klog("transactions", "abort", *b, "--transactional-id", topic, "--yes")
+        assert (done.returncode, done.stdout) == (0, f"{topic} aborted\n"), done.stderr
+        with pytest.raises(KafkaException, match=r"FENCED|epoch"):
+            producer.commit_transaction(_SECONDS)
+    for number in range(2):
+        assert by_confluent(servers, topic, number) == []
+    with Admin({"bootstrap.servers": servers}) as admin:
+        wait_for(
+            lambda: admin.describe_transactions([topic]).check()[topic].state in ("CompleteAbort", "Empty"), "the abort"
+        )
+    assert "has no open transaction" in klog_refusal("transactions", "abort", *b, "--transactional-id", topic, "--yes")
+    missing = klog("transactions", "describe", *b, "--transactional-id", f"{topic}-no", "--transactional-id", topic)
+    assert (missing.returncode, _NOT_FOUND in missing.stderr, topic in missing.stdout) == (1, True, True)
+
+
+@pytest.fixture
+def forgetful(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A broker of its own, whose coordinators are to forget a transaction."""
+    if request.param == "ours":
+        with EmbeddedCluster(data_dir=tmp_path / "klog") as cluster:
+            yield cluster.bootstrap_servers
+    else:
+        with Kafka(request.param, tmp_path / "kafka") as kafka:
+            yield kafka.bootstrap_servers
+
+
+@pytest.mark.parametrize(
+    "forgetful",
+    ["ours", pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("again")])],
+    indirect=True,
+)
+def test_hanging(forgetful: str, topic: str, request: pytest.FixtureRequest) -> None:
+    """The coordinators forget a transaction with their topic: found and ended without its id."""
+    create_topic(forgetful, topic, 2)
+    b = ("--bootstrap-server", forgetful)
+    committed = {"bootstrap.servers": forgetful, "isolation.level": "read_committed"}
+    with open_transaction(forgetful, topic, topic), Admin(committed) as admin:
+        admin.delete_topics([_STATE]).check()
+        wait_for(lambda: not admin.list_transactions(), "coordinators that know nothing")
+        found = klog_lines("transactions", "hanging", *b, "--max-transaction-timeout", "0")
+        assert [(one["topic"], one["partition"], one["startOffset"]) for one in found] == [(topic, 0, 0), (topic, 1, 0)]
+        assert klog_lines("transactions", "hanging", *b) == []  # not older than 15 minutes
+        broker = str(next(iter(admin.cluster.nodes)))
+        limited = ("--broker-id", broker, "--topic", topic, "--partition", "1", "--max-transaction-timeout", "0")
+        (one,) = klog_lines("transactions", "hanging", *b, *limited)
+        assert one | {"durationMs": 0} == found[1] | {"durationMs": 0}
+        if "peer" in request.node.keywords:
+            with JavaTools(NEWEST) as tools:
+                theirs = kafka_transactions(tools, forgetful, "find-hanging", *limited)
+            assert [(row["ProducerId"], row["StartOffset"]) for row in theirs] == [(str(found[1]["producerId"]), "0")]
+        at = ("abort", *b, "--topic", topic, "--yes", "--json", "--partition")
+        (line,) = klog_lines("transactions", *at, "0", "--start-offset", "0")
+        assert line == {"topic": topic, "partition": 0, "producerId": found[0]["producerId"], "aborted": True}
+        given = (found[1][name] for name in ("producerId", "producerEpoch", "coordinatorEpoch"))
+        names = ("--producer-id", "--producer-epoch", "--coordinator-epoch")
+        words = [word for name, value in zip(names, given, strict=True) for word in (name, str(value))]
+        klog_lines("transactions", *at, "1", *words)
+        assert klog_lines("transactions", "hanging", *b, "--max-transaction-timeout", "0") == []
+        ends = admin.list_offsets({(topic, number): "latest" for number in range(2)}).check()
+        assert [end.offset for end in ends.values()] == [2, 2], "the record and its marker"
+
+
+def _log_of(kind: str, servers: str, folder: Path, topic: str, identity: Identity) -> HardLinkLog | TopicDecisionLog:
+    if kind == "files":
+        folder.mkdir()
+        return HardLinkLog(folder, identity)
+    return TopicDecisionLog({"bootstrap.servers": servers}, f"{topic}-decisions", f"s3://b/{topic}/sink", identity)
+
+
+@pytest.mark.parametrize("kind", ["files", "topic"])
+def test_transactions_of_a_sink(servers: str, topic: str, tmp_path: Path, kind: str) -> None:
+    create_topic(servers, topic, 2)
+    identity = Identity(f"{topic}.")
+    first, second = (f"{identity.id_prefix}{uuid.uuid4()}" for _ in range(2))
+    b = ("--bootstrap-server", servers)
+    where = ("--checkpoint", str(tmp_path / "c")) if kind == "files" else ("--decision-topic", f"{topic}-decisions")
+    with (
+        open_transaction(servers, first, topic),
+        open_transaction(servers, second, topic),
+        Admin({"bootstrap.servers": servers}) as admin,
+    ):
+        now = admin.describe_transactions([first]).check()[first]
+        decided = Transaction(first, now.producer_id, now.producer_epoch, 3)
+        log = _log_of(kind, servers, tmp_path / "c", topic, identity)
+        entries: tuple[Entry, ...] = (Claim(), Decision(7, (decided,)))
+        for number, entry in enumerate(entries):
+            assert log.append(number, entry)
+
+        listed = ("list", *b, "--transactional-id-pattern", f"{topic}.*")
+        found = {line["transactionalId"]: line for line in klog_lines("transactions", *listed, *where)}
+        told = {name: [found[name][key] for key in ("batch", "task", "isDecided")] for name in (first, second)}
+        assert told == {first: [7, 3, True], second: [8, None, False]}
+        query = str(tmp_path / "c") if kind == "files" else f"s3://b/{topic}/sink"
+        assert {line["query"] for line in found.values()} == {query}
+        text = klog("transactions", "describe", *b, *where, "--transactional-id", first).stdout
+        assert f"query {query}, micro-batch 7, task 3: decided" in text
+
+        abort = ("abort", *b, "--yes", "--transactional-id")
+        assert "whose decision log is not known" in klog_refusal("transactions", *abort, second)
+        assert "decided; the query commits it" in klog_refusal("transactions", *abort, first, *where)
+        assert klog("transactions", *abort, second, *where).returncode == 0
+        assert klog("transactions", *abort, first, "--force").returncode == 0
+
+
+def test_refusals(tmp_path: Path) -> None:
+    nobody = ("-b", "127.0.0.1:1")
+    for words, told in [
+        (("abort",), "give either --transactional-id"),
+        (("abort", "--transactional-id", "x", "--topic", "t"), "give either --transactional-id"),
+        (("abort", "--topic", "t"), "need each other"),
+        (("abort", "--topic", "t", "--partition", "0"), "give either --start-offset"),
+        (("hanging", "--partition", "0"), "--partition needs --topic"),
+        (("list", "--transactional-id-pattern", "("), "--transactional-id-pattern '('"),
+        (("find-hanging",), "use klog transactions hanging"),
+    ]:
+        done = klog("transactions", *words, *nobody)
+        assert (done.returncode, told in done.stderr) == (2, True), done.stderr
