@@ -187,11 +187,19 @@ def finish(begun: Begun, batch: int, transactions: tuple[Transaction, ...], plan
     yield from _sweep(begun.number + 2)
 
 
-def give_up(begun: Begun) -> Program[None]:
-    """Settle a micro-batch that Spark has given up, unless another driver has claimed since; raises as `begin`."""
+def give_up(begun: Begun, transactions: tuple[Transaction, ...] = ()) -> Program[None]:
+    """Settle a micro-batch that Spark has given up; raises as `begin`. `transactions` are those that its tasks told.
+
+    If another driver has claimed at the number of this one's decision, nobody decides these transactions, and no worker
+    uses their ids again: they are aborted here, as that driver may have ended before they were opened. All others are
+    left to it.
+    """
     log: Log = yield ReadLog()
-    if Claim() not in log.entries[max(0, begun.number - log.first) :] and log.first <= begun.number:
+    later = log.entries[max(0, begun.number - log.first) :]
+    if log.first <= begun.number and Claim() not in later:
         yield from begin()
+    elif log.first <= begun.number and later[0] == Claim() and transactions:
+        yield Abort(transactions)
 
 
 def _append(number: int, entry: Entry) -> Program[None]:

@@ -99,6 +99,8 @@ class World:
     twins_left: int = 0
     copies_left: int = 1
     timeouts_left: int = 0
+    #: Micro-batches that Spark gives up: before all tasks have reported, or as the run was superseded.
+    failures_left: int = 0
     timed_out: bool = False
     started: int = 1
     had_twins: bool = False
@@ -111,6 +113,7 @@ class Design:
 
     begin: Callable[[], Program[Begun]] = exactly_once.begin
     finish: Callable[[Begun, int, tuple[Transaction, ...]], Program[None]] = exactly_once.finish
+    give_up: Callable[[Begun, tuple[Transaction, ...]], Program[None]] = exactly_once.give_up
     is_exclusive: bool = True
     has_ids_by_task: bool = False
     #: Whether an abort gives the producer the next epoch, and whether a worker uses no id again that has another one.
@@ -186,6 +189,9 @@ class Search:
                     yield f"{name}: task {task} reports", replace(wrote, runs=tuple(runs))
                 else:
                     yield f"{name}: all reported", after(replace(run, phase="finish", results=()))
+                if world.failures_left:
+                    failed = after(replace(run, phase="give up", results=()))
+                    yield f"{name} fails", replace(failed, failures_left=world.failures_left - 1)
                 if world.copies_left and not (run.begun.decided >= run.batch):
                     for task, part in enumerate(tasks):
                         rows = tuple(3 * run.batch + row for row in part)
@@ -193,15 +199,12 @@ class Search:
                         more = replace(world, copies=copies, copies_left=world.copies_left - 1)
                         yield f"{name}: another copy of task {task}", more
                 continue
-            program = (
-                self.design.begin()
-                if run.phase == "begin"
-                else self.design.finish(run.begun, run.batch, tuple(filter(None, run.messages)))
-            )
             try:
-                action = _replay(program, run.results)
+                action = _replay(self._program(run), run.results)
             except StopIteration as stop:
-                if run.phase == "begin":
+                if run.phase == "give up":
+                    yield f"{name} has given up", after(None)
+                elif run.phase == "begin":
                     begun: Begun = stop.value
                     is_decided = run.batch <= begun.decided
                     messages = () if is_decided else (None,) * len(tasks)
@@ -219,6 +222,9 @@ class Search:
             except Superseded:
                 self.superseded += 1
                 yield f"{name} is superseded", after(None)
+                if run.phase == "finish" and world.failures_left:
+                    failed = after(replace(run, phase="give up", results=(), part=()))
+                    yield f"{name} gives up", replace(failed, failures_left=world.failures_left - 1)
             except DecidedButAborted as error:
                 if not world.timed_out:
                     raise Violation(f"{error}, but none timed out") from None
@@ -228,6 +234,14 @@ class Search:
                     runs = list(done.runs)
                     runs[place] = replace(run, **changes)
                     yield f"{name}: {what}", replace(done, runs=tuple(runs))
+
+    def _program(self, run: Run) -> Program[Any]:
+        if run.phase == "begin":
+            return self.design.begin()
+        transactions = tuple(filter(None, run.messages))
+        if run.phase == "finish":
+            return self.design.finish(run.begun, run.batch, transactions)
+        return self.design.give_up(run.begun, transactions)
 
     def _actions(
         self, world: World, run: Run, action: exactly_once.Action
@@ -276,7 +290,12 @@ class Search:
             producers += [Producer(0, ABORTED, (), -1, 0, 0)] * (1 + task - len(producers))
         else:
             held = {copy.transaction.producer_id for copy in world.copies if copy.transaction is not None}
-            kept = [n for n, old in enumerate(producers) if old.known == old.epoch or not self.design.keeps_epochs]
+            # a worker asks whether its last transaction is committed
+            kept = [
+                n
+                for n, old in enumerate(producers)
+                if (old.known == old.epoch and old.state == COMMITTED) or not self.design.keeps_epochs
+            ]
             free = [n for n in kept if producers[n].claim < begun.number and n not in held]
             place = free[0] if free else place
         epoch = producers[place].epoch + 1 if place < len(producers) else 0

@@ -75,6 +75,10 @@ def careless_begin(*, sweeps: bool = True, ends_first: bool = True, marks: bool 
     return Begun(number + 1, entries[decisions[-1]].batch if decisions else -1)
 
 
+def abort(transactions: tuple[Transaction, ...]) -> Program[None]:
+    yield Abort(transactions)
+
+
 @pytest.mark.parametrize(
     ("world", "batches"),
     [
@@ -84,6 +88,9 @@ def careless_begin(*, sweeps: bool = True, ends_first: bool = True, marks: bool 
         pytest.param(World(restarts_left=2, twins_left=1, copies_left=0), 1, id="two-runs-and-a-restart"),
         pytest.param(World(restarts_left=1, copies_left=0, timeouts_left=1), 3, id="timeout"),
         pytest.param(World(restarts_left=1, copies_left=1, verifies=True), 2, id="brokers-that-verify"),
+        pytest.param(World(restarts_left=1, copies_left=0, failures_left=1), 2, id="failure"),
+        pytest.param(World(twins_left=1, copies_left=0, failures_left=1), 1, id="failure-of-two-runs", marks=full),
+        pytest.param(World(restarts_left=1, copies_left=1, failures_left=1), 2, id="failure-and-copy", marks=full),
         pytest.param(World(restarts_left=2, copies_left=1), 3, id="restarts-and-copy", marks=full),
         pytest.param(World(restarts_left=1, twins_left=1, copies_left=1), 1, id="two-runs-and-copy", marks=full),
         pytest.param(World(restarts_left=1, twins_left=1, copies_left=0), 3, id="two-runs-of-three", marks=full),
@@ -128,6 +135,12 @@ def test_every_row_is_there_once_or_reported(world: World, batches: int) -> None
             World(restarts_left=2),
             "none timed out",
             id="ends are not marked",
+        ),
+        pytest.param(
+            Design(give_up=lambda _begun, transactions: abort(transactions)),
+            World(twins_left=1, copies_left=0, failures_left=1),
+            "none timed out",
+            id="a run that was overtaken aborts what it has decided",
         ),
         pytest.param(Design(fences=False), World(), "no coordinator knows", id="aborts without another epoch"),
         pytest.param(
