@@ -89,6 +89,8 @@ SINK = (
     "transactionalIdPrefix",
     "decisionLog",
     "decisionTopic",
+    "writeId",
+    "writeVersion",
     *_SUBJECTS,
 )
 #: Options of rows instead of bytes, of reads and writes.
@@ -150,8 +152,9 @@ _SPARKS = frozenset({_CHECKPOINT, "queryname"})
 _TRANSACTION_MS = 900_000
 #: How the transactional ids of exactly-once writes begin, without the option transactionalIdPrefix.
 DEFAULT_ID_PREFIX = "klog-"
-#: In characters, far below Kafka's 32,767 bytes: the decision log repeats it for each task.
-_LONGEST_ID_PREFIX = 249
+#: Of a writeId or transactionalIdPrefix, in characters, far below Kafka's 32,767 bytes: a decision has the prefix once
+#: for each task.
+_LONGEST_NAME = 249
 #: The number of partitions in CreateTopics is an int32.
 _MOST_PARTITIONS = 0x7FFFFFFF
 
@@ -664,17 +667,29 @@ def include_headers(options: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True)
+class NamedWrite:
+    """What distinguishes an exactly-once batch write from others: writeId, and writeVersion if it has one."""
+
+    id: str
+    version: int | None
+
+    def __str__(self) -> str:
+        return f"writeId={self.id}" if self.version is None else f"writeId={self.id} writeVersion={self.version}"
+
+
+@dataclass(frozen=True)
 class SinkOptions:
     """Checked options of a write. Topics that do not exist get `create_topics` partitions; None: they are an error.
 
-    `checkpoint` is the query's checkpoint if the write is exactly once, otherwise None. Its transactional ids begin
-    with `id_prefix`.
+    A stream that is exactly once has the query's `checkpoint`, a batch write its name; others have neither. Their
+    transactional ids begin with `id_prefix`.
     """
 
     client: dict[str, str]
     topic: str | None
     create_topics: int | None = None
     checkpoint: str | None = None
+    named: NamedWrite | None = None
     id_prefix: str = DEFAULT_ID_PREFIX
     #: See `decision_place`.
     decision_log: str = "auto"
@@ -697,12 +712,15 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
         raise ConfigError(f"option createTopics={create} must be at most {_MOST_PARTITIONS}, Kafka's limit")
     guarantee = chosen(own, "deliveryGuarantee", {name: name for name in ("at-least-once", "exactly-once")})
     is_exact = guarantee == "exactly-once"
-    checkpoint = _checkpoint(options, settings, streaming) if is_exact else None
+    named = _named_write(own, is_exact, streaming)
+    checkpoint = _checkpoint(options) if is_exact and streaming else None
+    if is_exact:
+        _complete_transactions(settings)
     topic = _topic(own)
     formats = _write_formats(settings, own, topic)
     decision_log, decision_topic = _decisions(own, is_exact)
     id_prefix = _id_prefix(own, is_exact)
-    return SinkOptions(settings, topic, create, checkpoint, id_prefix, decision_log, decision_topic, formats)
+    return SinkOptions(settings, topic, create, checkpoint, named, id_prefix, decision_log, decision_topic, formats)
 
 
 def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | None) -> tuple[WriteFormat, ...]:
@@ -744,12 +762,37 @@ def _id_prefix(own: dict[str, str], is_exact: bool) -> str:
         return DEFAULT_ID_PREFIX
     if not is_exact:
         raise ConfigError("option transactionalIdPrefix needs deliveryGuarantee=exactly-once: only that has such ids")
-    if text != text.strip() or not text.isprintable() or not 0 < len(text) <= _LONGEST_ID_PREFIX:
+    return _checked_name("transactionalIdPrefix", text)
+
+
+def _checked_name(option: str, text: str) -> str:
+    if text != text.strip() or not text.isprintable() or not 0 < len(text) <= _LONGEST_NAME:
         raise ConfigError(
-            f"option transactionalIdPrefix={text!r} must be 1 to {_LONGEST_ID_PREFIX} printable characters, without "
-            "spaces at its ends"
+            f"option {option}={text!r} must be 1 to {_LONGEST_NAME} printable characters, without spaces at its ends"
         )
     return text
+
+
+def _named_write(own: dict[str, str], is_exact: bool, streaming: bool) -> NamedWrite | None:
+    """The name of an exactly-once batch write."""
+    version = count(own, "writeVersion", 0)
+    given = next((name for name in ("writeId", "writeVersion") if name in own), None)
+    if streaming:
+        if given is not None:
+            raise ConfigError(f"option {given} is for batch writes: the checkpoint of a stream says what is written")
+        return None
+    if not is_exact:
+        if given is not None:
+            raise ConfigError(f"option {given} needs deliveryGuarantee=exactly-once")
+        return None
+    if "writeId" not in own:
+        raise ConfigError(
+            "deliveryGuarantee=exactly-once of a batch write needs the option writeId, a name of these rows that a "
+            "second run gives again, such as 2026-11-27/clicks. In foreachBatch use spark_klog.write_updates"
+        )
+    if own.get("decisionLog", "topic").strip().lower() == "checkpoint":
+        raise ConfigError("option decisionLog=checkpoint is for streams: the decisions of batch writes are in a topic")
+    return NamedWrite(_checked_name("writeId", own["writeId"]), version)
 
 
 def _decisions(own: dict[str, str], is_exact: bool) -> tuple[str, str | None]:
@@ -769,20 +812,19 @@ def _decisions(own: dict[str, str], is_exact: bool) -> tuple[str, str | None]:
     return kind, topic
 
 
-def _checkpoint(options: Mapping[str, str], settings: dict[str, str], streaming: bool) -> str:
-    """The checkpoint of an exactly-once write; completes the settings of its transactions."""
-    if not streaming:
-        raise ConfigError(
-            "deliveryGuarantee=exactly-once is for streams (writeStream): a batch write, in foreachBatch too, has no "
-            "checkpoint to keep its decisions in"
-        )
+def _checkpoint(options: Mapping[str, str]) -> str:
+    """The checkpoint of an exactly-once stream."""
     checkpoint = {name.lower(): value for name, value in options.items()}.get(_CHECKPOINT, "").strip()
     if not checkpoint:
         raise ConfigError(
             "deliveryGuarantee=exactly-once needs the option checkpointLocation on the writer: Spark does not show "
             "spark.sql.streaming.checkpointLocation to Python data sources"
         )
+    return checkpoint
+
+
+def _complete_transactions(settings: dict[str, str]) -> None:
+    """Complete and check the settings of an exactly-once write."""
     settings.setdefault("transaction.timeout.ms", str(_TRANSACTION_MS))
     if not client_config(settings, PREFIX).is_idempotent:
         raise ConfigError("deliveryGuarantee=exactly-once needs kafka.acks=all and kafka.enable.idempotence=true")
-    return checkpoint

@@ -83,9 +83,16 @@ class KlogDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchQueryWriter:
         if overwrite:
             raise ConfigError('a topic can\'t be overwritten: use mode("append")')
+        options = sink_options(self.options)
+        if options.named is not None:
+            from spark_klog.spark.write.exactly_once_batch import ExactlyOnceBatchWriter
+
+            writer = ExactlyOnceBatchWriter(options, options.named, schema)
+            writer.claim()
+            return writer
         from spark_klog.spark.write.sink import BatchQueryWriter
 
-        return BatchQueryWriter(sink_options(self.options), schema)
+        return BatchQueryWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         options = sink_options(self.options, streaming=True)

@@ -62,7 +62,7 @@ _BATCH = "streaming.sql.batchId"
 
 
 @contextmanager
-def _admin(settings: Mapping[str, str]) -> Iterator[Admin]:
+def step_admin(settings: Mapping[str, str]) -> Iterator[Admin]:
     """The client of a step, which looks the coordinators of its transactions up once.
 
     It is connected before the step begins: `ConnectionFailed`. If the step fails, its connections are closed.
@@ -80,7 +80,7 @@ def _admin(settings: Mapping[str, str]) -> Iterator[Admin]:
 
 
 class NotDecided(KlogError):
-    """A micro-batch that must not be committed. Nothing of it is written, and Spark runs it again after a restart."""
+    """A write or micro-batch that must not be committed. Nothing of it is written, and it can run again."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ def claim(settings: Mapping[str, str], place: DecisionPlace, prefix: str) -> Cla
     3.0, which has no ListTransactions.
     """
     at = time.time()
-    with _admin(settings) as admin:
+    with step_admin(settings) as admin:
         if place.topic and place.folder is not None:
             _leave_checkpoint(settings, place, place.folder, prefix, admin)
         log = place.open(settings, Identity(prefix))
-        begun = _run(begin(), log, admin)
+        begun = run_program(begin(), log, admin)
     if place.topic and place.folder is not None:
         _note_place(place, place.folder, begun)
     now = planned(place.folder, begun.decided)
@@ -120,18 +120,21 @@ def decide(settings: Mapping[str, str], claimed: Claimed, batch: int, transactio
     """Commit a micro-batch. Raises `NotDecided`, and what `finish` and the brokers' answers raise."""
     place = claimed.place
     log = place.open(settings, claimed.identity, is_claimed=True)
-    with _admin(settings) as admin:
+    with step_admin(settings) as admin:
         if batch > claimed.begun.decided:
-            _check_time(settings, claimed, batch)
-            _check_open(admin, batch, transactions)
-        _run(finish(claimed.begun, batch, tuple(transactions), planned(place.folder, batch)), log, admin)
+            check_time_left(settings, claimed.at, f"micro-batch {batch}")
+            check_still_open(admin, f"micro-batch {batch}", transactions)
+        run_program(finish(claimed.begun, batch, tuple(transactions), planned(place.folder, batch)), log, admin)
 
 
-def settle(settings: Mapping[str, str], claimed: Claimed) -> None:
-    """Abort what a failed micro-batch has written, unless it is decided or another run of the query has begun."""
+def settle(settings: Mapping[str, str], claimed: Claimed, transactions: Sequence[Transaction] = ()) -> None:
+    """Abort what a failed micro-batch has written, unless it is decided.
+
+    If another run has begun, it aborts only `transactions`, which its tasks told, and only if nobody can decide them.
+    """
     log = claimed.place.open(settings, claimed.identity, is_claimed=True)
-    with _admin(settings) as admin, suppress(Superseded):
-        _run(give_up(claimed.begun), log, admin)
+    with step_admin(settings) as admin, suppress(Superseded):
+        run_program(give_up(claimed.begun, tuple(transactions)), log, admin)
 
 
 def continue_at(settings: Mapping[str, str], place: DecisionPlace, prefix: str, batch: int) -> None:
@@ -159,7 +162,7 @@ def _leave_checkpoint(
     if moved is None:
         if not local.read().entries:
             return
-        begun = _run(begin(), local, admin)
+        begun = run_program(begin(), local, admin)
         moved = Moved(place.topic, place.key, begun.number, begun.decided, begun.planned)
         if not local.move(moved):
             raise Superseded
@@ -183,19 +186,22 @@ def _note_place(place: DecisionPlace, folder: Path, begun: Begun) -> None:
             _log.warning("checkpoint %s has no note that its decisions are in topic %s: %s", folder, place.topic, error)
 
 
-def _check_time(settings: Mapping[str, str], claimed: Claimed, batch: int) -> None:
-    """Leave half of the transactions' time for restarts: a decided transaction that times out is lost."""
+def check_time_left(settings: Mapping[str, str], begin_at: float, what: str) -> None:
+    """Raise `NotDecided`, about `what` is written, after half of the transactions' time since a time.
+
+    The other half is for restarts: a decided transaction that times out is lost.
+    """
     most = client_config(settings, PREFIX).transaction_timeout_ms / 2000
-    took = time.time() - claimed.at
+    took = time.time() - begin_at
     if took > most:
         raise NotDecided(
-            f"micro-batch {batch} took {took:.1f} s, more than half of kafka.transaction.timeout.ms; nothing of it is "
-            "written: set it higher, up to the brokers' transaction.max.timeout.ms, or make micro-batches smaller"
+            f"{what} took {took:.1f} s, more than half of kafka.transaction.timeout.ms; nothing of it is written: set "
+            "it higher, up to the brokers' transaction.max.timeout.ms, or write less at a time"
         )
 
 
-def _check_open(admin: Admin, batch: int, transactions: Sequence[Transaction]) -> None:
-    """Raise `NotDecided` if the broker has aborted a transaction already."""
+def check_still_open(admin: Admin, what: str, transactions: Sequence[Transaction]) -> None:
+    """Raise `NotDecided`, about `what` is written, if the broker has aborted a transaction already."""
     described = admin.describe_transactions([one.transactional_id for one in transactions])
     for one in transactions:
         now = described[one.transactional_id]
@@ -203,12 +209,12 @@ def _check_open(admin: Admin, batch: int, transactions: Sequence[Transaction]) -
             raise now
         if (now.state, now.producer_id, now.producer_epoch) != (_ONGOING, one.producer_id, one.epoch):
             raise NotDecided(
-                f"micro-batch {batch}: the transaction of task {one.task} is over before it was decided, after "
-                "kafka.transaction.timeout.ms or by an administrator; nothing of the micro-batch is written"
+                f"{what}: the transaction of task {one.task} is over before it was decided, after "
+                "kafka.transaction.timeout.ms or by an administrator; nothing of it is written"
             )
 
 
-def _run(program: Program[_T], log: DecisionLog, admin: Admin) -> _T:
+def run_program(program: Program[_T], log: DecisionLog, admin: Admin) -> _T:
     result: Any = None
     while True:
         try:
@@ -271,6 +277,19 @@ class WrittenInTransaction(Written):
 
     claimed: Claimed
     transaction: Transaction | None
+
+
+def write_in_transaction(
+    options: SinkOptions, claimed: Claimed, iterator: Iterator[pa.RecordBatch]
+) -> WrittenInTransaction:
+    """Write a task's rows in a transaction of this attempt, and leave it open; errors as of the client's producer."""
+    context = TaskContext.get()
+    assert context is not None, "Spark runs tasks with a context"
+    with PRODUCERS.borrow_transactional(options.client, claimed.identity.id_prefix, claimed.begun.number) as producer:
+        counts = send_all(producer, options, iterator)
+        prepared = producer.prepare_transaction()
+    transaction = None if prepared is None else Transaction(**vars(prepared), task=context.partitionId())
+    return WrittenInTransaction(counts, claimed, transaction)
 
 
 class CheckpointMismatch(ErrorWithFields):
@@ -346,12 +365,7 @@ class ExactlyOnceWriter(StreamWriter):
             for _ in iterator:  # operators before the sink update their state with the rows that they give
                 pass
             return WrittenInTransaction({}, claimed, None)
-        client, prefix = self._options.client, claimed.identity.id_prefix
-        with PRODUCERS.borrow_transactional(client, prefix, claimed.begun.number) as producer:
-            counts = send_all(producer, self._options, iterator)
-            prepared = producer.prepare_transaction()
-        transaction = None if prepared is None else Transaction(**vars(prepared), task=context.partitionId())
-        return WrittenInTransaction(counts, claimed, transaction)
+        return write_in_transaction(self._options, claimed, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _written(messages)
@@ -364,7 +378,8 @@ class ExactlyOnceWriter(StreamWriter):
         """Abort the transactions of the micro-batch, unless `commit` has decided it; otherwise the next run does."""
         written = _written(messages)
         if written:
-            settle(self._options.client, written[0].claimed)
+            transactions = [one.transaction for one in written if one.transaction is not None]
+            settle(self._options.client, written[0].claimed, transactions)
 
 
 def _written(messages: list[WriterCommitMessage | None]) -> list[WrittenInTransaction]:

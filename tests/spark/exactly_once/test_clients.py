@@ -9,7 +9,7 @@ import pytest
 
 from spark_klog.errors import ConnectionFailed, ProtocolError
 from spark_klog.spark import worker_process
-from spark_klog.spark.write.exactly_once_driver import _admin
+from spark_klog.spark.write.exactly_once_driver import step_admin
 from tests.support.scripted_broker import ScriptedCluster
 
 
@@ -23,7 +23,7 @@ def brokers() -> Iterator[ScriptedCluster]:
 
 def step(brokers: ScriptedCluster, **more: str) -> int:
     """Request metadata; return the number of the connection used."""
-    with _admin({"bootstrap.servers": brokers.bootstrap_servers, **more}) as admin:
+    with step_admin({"bootstrap.servers": brokers.bootstrap_servers, **more}) as admin:
         admin.cluster.metadata([])
         return brokers.asked[-1].connection
 
@@ -40,7 +40,7 @@ def test_one_connection_for_the_same_settings(brokers: ScriptedCluster) -> None:
 def test_the_connections_of_a_step_that_failed_are_closed(brokers: ScriptedCluster) -> None:
     first = step(brokers)
     settings = {"bootstrap.servers": brokers.bootstrap_servers}
-    with pytest.raises(ProtocolError), _admin(settings) as admin:
+    with pytest.raises(ProtocolError), step_admin(settings) as admin:
         admin.describe_topic("missing")
     assert step(brokers) != first
 
@@ -56,15 +56,16 @@ def test_bounds(brokers: ScriptedCluster, monkeypatch: pytest.MonkeyPatch) -> No
 def test_brokers_that_are_gone() -> None:
     with ScriptedCluster({"t": 1}) as brokers:
         settings = {"bootstrap.servers": brokers.bootstrap_servers, "request.timeout.ms": "3000"}
-        with _admin(settings) as admin:
+        with step_admin(settings) as admin:
             admin.cluster.metadata([])
-    with pytest.raises(ConnectionFailed), _admin(settings) as admin:
+    with pytest.raises(ConnectionFailed), step_admin(settings) as admin:
         admin.list_transactions()
 
 
 def test_brokers_that_were_never_there() -> None:
     """The step does not begin: it would claim the decision log for nothing."""
-    with pytest.raises(ConnectionFailed), _admin({"bootstrap.servers": "127.0.0.1:1", "request.timeout.ms": "1000"}):
+    settings = {"bootstrap.servers": "127.0.0.1:1", "request.timeout.ms": "1000"}
+    with pytest.raises(ConnectionFailed), step_admin(settings):
         pytest.fail("the step has begun")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,11 +108,29 @@ def test_streams_with_checkpoints_elsewhere(spark: SparkSession, tmp_path: Path)
     assert list((mounted / "b").iterdir()) == []
 
 
-def test_batch_writes(spark: SparkSession) -> None:
+def test_batch_writes_without_a_name(spark: SparkSession) -> None:
     writer = spark.range(3).selectExpr("cast(id as string) as value").write.format("klog").mode("append")
     for more in ({}, {"checkpointLocation": "/tmp/a"}):
         error = config_error(error_of(writer.options(**OPTIONS, **more).save))
-        assert "exactly-once is for streams (writeStream): a batch write, in foreachBatch too" in error
+        assert "deliveryGuarantee=exactly-once of a batch write needs the option writeId" in error
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming", "told"),
+    [
+        ({"writeId": "a"}, True, "option writeId is for batch writes"),
+        ({"writeId": "a", "deliveryGuarantee": "at-least-once"}, False, "option writeId needs delivery"),
+        ({"writeVersion": "1", "deliveryGuarantee": "at-least-once"}, False, "option writeVersion needs delivery"),
+        ({"writeVersion": "1"}, False, "needs the option writeId"),
+        ({"writeId": "a", "writeVersion": "-1"}, False, "writeVersion=-1 must be an integer of at least 0"),
+        ({"writeId": " a"}, False, "writeId=' a' must be 1 to 249 printable characters"),
+        ({"writeId": "a", "kafka.acks": "1"}, False, "deliveryGuarantee=exactly-once needs kafka.acks=all"),
+        ({"writeId": "a", "decisionLog": "checkpoint"}, False, "option decisionLog=checkpoint is for streams"),
+    ],
+)
+def test_options_of_batch_writes(given: dict[str, str], streaming: bool, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        sink_options({**OPTIONS, "checkpointLocation": "/a", **given}, streaming=streaming)
 
 
 def test_a_micro_batch_that_does_not_follow_the_last_decision() -> None:
@@ -206,9 +225,9 @@ def test_tasks_of_a_micro_batch_that_follows(
 def test_spark_gives_a_micro_batch_up(task: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tasks that have ended have written is settled at once, for readers not to wait for it."""
     writer, claimed = task(11, 10)
-    settled: list[Claimed] = []
-    monkeypatch.setattr(exactly_once_driver, "settle", lambda _, claimed: settled.append(claimed))
+    settled: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(exactly_once_driver, "settle", lambda _, *given: settled.append(given))
     writer.abort([None], 11)
     assert settled == []
     writer.abort([None, WrittenInTransaction({}, claimed, Transaction("x", 1, 0))], 11)
-    assert settled == [claimed]
+    assert settled == [(claimed, [Transaction("x", 1, 0)])]
