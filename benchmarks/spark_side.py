@@ -236,6 +236,23 @@ def write_stream(spark: SparkSession, source: str, request: Request) -> dict[str
     return {"seconds": time.perf_counter() - started}
 
 
+def update_stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Write Parquet files as `write_stream` does, by `write_updates` in `foreachBatch`."""
+    import spark_klog
+
+    schema = spark.read.parquet(request["folder"]).schema
+    frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(request["folder"])
+    options = request["options"]
+
+    def process(df: DataFrame, batch_id: int) -> None:
+        spark_klog.write_updates(df, batch_id, name="rows", **options)
+
+    writer = frame.writeStream.foreachBatch(process).option("checkpointLocation", request["checkpoint"])
+    started = time.perf_counter()
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return {"seconds": time.perf_counter() - started}
+
+
 def avro(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     """Decode a column of Avro records from Parquet files into rows that nobody looks at."""
     options = request["options"]
@@ -326,6 +343,7 @@ WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
             make_rows,
             write,
             write_stream,
+            update_stream,
             avro,
             copy,
             probes,

@@ -155,16 +155,18 @@ def _beside_connector(
 
 
 #: The options of streams that are compared, by name.
+_UPDATES = "write_updates in foreachBatch"
 _GUARANTEES = {
     "exactly-once": {"deliveryGuarantee": "exactly-once", "decisionLog": "checkpoint"},
     "exactly-once, decisions in a topic": {"deliveryGuarantee": "exactly-once", "decisionLog": "topic"},
+    _UPDATES: {},
     "at-least-once": {"deliveryGuarantee": "at-least-once"},
 }
 
 
 def _guarantees(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int, per_batch: int) -> Iterator[Result]:
     work = f"{rows:,} rows, {per_batch:,} a micro-batch, lz4"
-    exact, topical, peer = (Side(f"klog, {name}") for name in _GUARANTEES)
+    exact, topical, updates, peer = (Side(f"klog, {name}") for name in _GUARANTEES)
 
     def speed(guarantee: str) -> Callable[[SparkSide], float]:
         def run(side: SparkSide) -> float:
@@ -172,7 +174,8 @@ def _guarantees(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int,
                 options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name}
                 options |= {"kafka.compression.type": "lz4", **_GUARANTEES[guarantee]}
                 place = {"folder": str(data), "checkpoint": str(folder / name)}
-                return rows / 1e6 / float(side.ask("write_stream", options, **place)["seconds"])
+                kind = "update_stream" if guarantee == _UPDATES else "write_stream"
+                return rows / 1e6 / float(side.ask(kind, options, **place)["seconds"])
 
         return run
 
@@ -180,7 +183,7 @@ def _guarantees(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int,
     with klog_side(folder) as side:
         side.start()
         for number in range(bench.repeat + 1):
-            for figures, guarantee in zip((exact, topical, peer), _GUARANTEES, strict=True):
+            for figures, guarantee in zip((exact, topical, updates, peer), _GUARANTEES, strict=True):
                 value = speed(guarantee)(side)
                 if number == 0:
                     figures.cold = value
@@ -189,6 +192,7 @@ def _guarantees(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int,
     beside = "beside at least once"
     yield Result(f"Spark stream, exactly once {beside}, {work}", "M rows/s", exact, peer, bench.command)
     yield Result(f"Spark stream, exactly once by a topic {beside}, {work}", "M rows/s", topical, peer, bench.command)
+    yield Result(f"Spark stream, {_UPDATES} {beside}, {work}", "M rows/s", updates, peer, bench.command)
 
 
 WRITE = Work(
