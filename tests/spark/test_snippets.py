@@ -69,11 +69,12 @@ def _runnable(page: str) -> list[Snippet]:
     return [one for one in papers.snippets(page) if one.language in _LANGUAGES]
 
 
-#: Pages that take long; README and the tutorial have streams, and tests of the source those of lineage and folders.
+#: Pages that take long; README and the tutorial have streams, and other tests what these pages do.
 _LONG = {
     "docs/recipes/schemas.md",
     "docs/recipes/cdc.md",
     "docs/recipes/debezium.md",
+    "docs/recipes/exactly-once.md",
     "docs/explanation/systems.md",
     "docs/recipes/lineage.md",
     "docs/recipes/log-directories.md",
