@@ -102,6 +102,7 @@ CURES = {
     "ProducerClosed": "Make a new `Producer`; after a fork, in the new process.",
     "MirrorFenced": "Stop one of the two processes; another mirror needs a name of its own (`--name`).",
     "ProducerFenced": "Close this producer. Give each producer its own `transactional.id`.",
+    "TransactionAbortable": "Call `abort_transaction`, and do the transaction again.",
     "ProtocolError": "The text says what to do if something can be done; see the codes below.",
     "QueueFull": "Slow down, raise `queue.size`, or leave out `queue.enqueueTimeout.ms`, so that `send` waits.",
     "ReaderClosed": "Call `spark_klog.read` again.",

@@ -610,6 +610,10 @@ class ProtocolError(ErrorWithFields):
         return self.remedy is not Remedy.FAIL
 
 
+class TransactionAbortable(ProtocolError):
+    """TRANSACTION_ABORTABLE (KIP-890): the transaction can only be aborted, and done again by the same producer."""
+
+
 def is_retriable(error: object) -> bool:
     """Whether another attempt may succeed: there was no connection, no response in time, or the code is retriable."""
     if isinstance(error, ProtocolError):

@@ -12,6 +12,10 @@ from spark_klog.errors import ConfigError
 
 #: A topic and the number of one of its partitions.
 TopicPartition = tuple[str, int]
+#: The feature of a cluster whose level says which transactions its brokers serve (KIP-890, KIP-1022), and its version
+#: with which the epoch rises with each end of a transaction, and leaders add partitions.
+TRANSACTION_VERSION: Final = "transaction.version"
+TRANSACTIONS_2: Final = 2
 PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"
 SECURITY_PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
 PLAIN, SCRAM_SHA_256, SCRAM_SHA_512 = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"

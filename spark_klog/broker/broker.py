@@ -123,7 +123,7 @@ class Broker:
         if self.config.directories is None:
             self._restore_group_settings()
             register_logs(self.logs, self.registry)
-        self.registry.registration.register(endpoints)
+        self.registry.registration.register(endpoints, self.config.transaction_version)
         self.follower.start()
         deadline = time.monotonic() + _RENEWAL_SECONDS
         while not self.registry.holds() and time.monotonic() < deadline:

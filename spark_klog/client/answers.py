@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from typing import TypeVar
 
-from spark_klog.errors import DecodeError, ErrorCode, ProtocolError, Remedy
+from spark_klog.errors import DecodeError, ErrorCode, ProtocolError, Remedy, TransactionAbortable
 from spark_klog.protocol.apis import (
     CREATE_PARTITIONS,
     DELETE_GROUPS,
@@ -26,6 +26,7 @@ from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 
 _K = TypeVar("_K", bound=Hashable)
+_ABORTABLE = "abort the transaction and repeat it, the same producer can"
 
 _BY_API: dict[int, dict[ErrorCode, Remedy]] = {
     FETCH.key: {
@@ -85,6 +86,8 @@ _ADVICE: dict[int, dict[ErrorCode, str]] = {
 
 def answer_error(api: Api, code: int, what: str) -> ProtocolError:
     """The error for a code in an API's response, with its remedy and advice."""
+    if code == ErrorCode.TRANSACTION_ABORTABLE:
+        return TransactionAbortable(code, what, advice=_ABORTABLE)
     error = ProtocolError(code, what)
     remedy = _BY_API.get(api.key, {}).get(error.code)
     advice = _ADVICE.get(api.key, {}).get(error.code, "")

@@ -13,7 +13,7 @@ from uuid import UUID
 from spark_klog.base.names import PLAINTEXT, TopicPartition
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
-from spark_klog.client.net.connection import BrokerIdentity, Connection
+from spark_klog.client.net.connection import SOFTWARE, BrokerIdentity, Connection
 from spark_klog.client.requests import Steps, answered, opened, paused, run, run_each, unsent
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import ClientConfig, client_config
@@ -31,7 +31,7 @@ from spark_klog.errors import (
 from spark_klog.protocol.apis import API_VERSIONS, METADATA
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.protocol.tables.metadata import WITH_IDENTITY
+from spark_klog.protocol.tables.metadata import FIRST_WITH_FEATURES, WITH_IDENTITY
 
 _log = logging.getLogger(__name__)
 #: A cluster never reached before: fail after this many rounds in which all brokers closed the connection during the
@@ -189,9 +189,12 @@ class Cluster:
         if node in self._brokers:
             self._silent.add(self._brokers[node])
 
-    def request(self, node: int, api: Api, message: Message) -> Message:
-        """Send a broker a request for anything but records; raises what `Connection` raises."""
-        return run(self.asking(node, api, message, self.deadline()))
+    def request(self, node: int, api: Api, message: Message, last: int | None = None) -> Message:
+        """Send a broker a request for anything but records; raises what `Connection` raises.
+
+        `last`: see `Connection.version_of`.
+        """
+        return run(self.asking(node, api, message, self.deadline(), last))
 
     def request_each(self, api: Api, messages: Mapping[int, Message]) -> dict[int, Message | KlogError]:
         """Ask several brokers at once, see `request_all`; `messages` by node id."""
@@ -208,11 +211,26 @@ class Cluster:
         deadline = self.deadline()
         return run_each({key: self.asking(node, api, message, deadline) for key, (node, message) in requests.items()})
 
-    def asking(self, node: int, api: Api, message: Message, deadline: float) -> Steps[Message]:
+    def asking(self, node: int, api: Api, message: Message, deadline: float, last: int | None = None) -> Steps[Message]:
         with unsent():
             connection = self._begin((*self.address(node), None), deadline)
             yield from opened(connection, deadline)
-        return (yield from answered(connection, api, message, deadline))
+        return (yield from answered(connection, api, message, deadline, last))
+
+    def asking_features(self, node: int, deadline: float) -> Steps[Mapping[str, int]]:
+        """The steps of a look at the finalized levels of the cluster's features, as a broker knows them.
+
+        It is asked once for each connection, and again after metadata.max.age.ms: levels change while brokers run.
+        """
+        with unsent():
+            connection = self._begin((*self.address(node), None), deadline)
+            yield from opened(connection, deadline)
+        oldest = time.monotonic() - self.config.metadata_max_age_ms / 1000
+        is_known = connection.features_at is not None and connection.features_at >= oldest
+        if not is_known and connection.speaks(API_VERSIONS, FIRST_WITH_FEATURES):
+            answer = yield from answered(connection, API_VERSIONS, SOFTWARE, deadline)
+            check_code(API_VERSIONS, answer["error_code"], f"ApiVersions at {connection.address}")
+        return connection.features
 
     def version_of(self, node: int, api: Api) -> int:
         """The API version that `request` uses with a broker; raises what `Connection` raises."""

@@ -96,6 +96,14 @@ class Coordinators:
 
         Raises what `result` raises; if that can be retried, or if there is no answer, only at the deadline.
         """
+
+        def steps(node: int, deadline: float) -> Steps[_Result]:
+            return result((yield from self._cluster.asking(node, api, message, deadline)))
+
+        return self.trying(key, steps, kind)
+
+    def trying(self, key: str, steps: Callable[[int, float], Steps[_Result]], kind: int) -> Steps[_Result]:
+        """`steps` of a coordinator's node id and a deadline, tried again as those of `asking`."""
         outer = self._cluster.bounds(self._cluster.config.max_block_ms, "max.block.ms")
         retry = Retry(self._cluster.config, *outer)
         while True:
@@ -109,11 +117,10 @@ class Coordinators:
                     deadline = self._cluster.bounds(outer=outer).deadline
                     node = self._nodes[kind, key]
                     try:
-                        answer = yield from self._cluster.asking(node, api, message, deadline)
+                        return (yield from steps(node, deadline))
                     except (ConnectionFailed, RequestTimedOut):
                         self._cluster.suspect(node)  # so that others are asked first for the coordinator
                         raise
-                    return result(answer)
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 if not is_retriable(error):
                     raise

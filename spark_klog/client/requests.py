@@ -57,10 +57,16 @@ def opened(connection: Connection, deadline: float) -> Steps[None]:
         yield from paused(connection.throttled_until)
 
 
-def answered(connection: Connection, api: Api, message: Message, deadline: float) -> Steps[Message]:
-    """Send a request on an open connection, and wait for its answer; raises what `Connection` raises."""
+def answered(
+    connection: Connection, api: Api, message: Message, deadline: float, last: int | None = None
+) -> Steps[Message]:
+    """Send a request on an open connection, and wait for its answer; raises what `Connection` raises.
+
+    `last`: see `Connection.version_of`.
+    """
     begin = time.monotonic()
-    handle = connection.send(api, message, deadline=deadline)
+    version = None if last is None else connection.version_of(api, last)
+    handle = connection.send(api, message, version=version, deadline=deadline)
     try:
         yield Wait(connection, deadline, handle)
         while not connection.poll(handle):

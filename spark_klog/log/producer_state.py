@@ -24,9 +24,10 @@ Before an append `check_batches` checks epochs and sequences. A producer numbers
 
 Otherwise the error is OUT_OF_ORDER_SEQUENCE_NUMBER. A batch without transaction while one is open is INVALID_TXN_STATE.
 Batches that brokers write (markers, offsets within a transaction) have no sequences: only the epoch is checked, and for
-markers the coordinator's epoch.
+markers the coordinator's epoch. A marker of transaction.version 2 has the epoch of the producer's next transaction, and
+can't end that one (`check_late_marker`).
 
-Source: KIP-98, KIP-360.
+Source: KIP-98, KIP-360, KIP-890, KIP-1228.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ _ENTRY = Struct(">qhiqiqiq")
 _BATCHES = 5
 #: Bound on remembered refused producers: clients can invent any number of producer ids.
 _MOST_REFUSED = 10_000
+_MAX_EPOCH = 0x7FFF
 #: Means: no open transaction.
 NO_OFFSET = -1
 
@@ -300,6 +302,20 @@ def check_brokers(state: ProducerState, header: BatchHeader, marker: EndTransact
         raise ProducerRefused(
             ErrorCode.TRANSACTION_COORDINATOR_FENCED,
             f"marker of coordinator epoch {marker.coordinator_epoch}, but epoch {known.coordinator_epoch} has written",
+        )
+
+
+def check_late_marker(state: ProducerState, producer_id: int, epoch: int) -> None:
+    """`ProducerRefused` for a marker of a transaction that has raised the epoch, if the next one is open already.
+
+    Its epoch is that of the next transaction, since each end raises it; only after the last epoch it can't be. A marker
+    that is sent again before the next one changes nothing.
+    """
+    known = state.producers.get(producer_id, _NEW)
+    if known.is_in_transaction and epoch == known.epoch < _MAX_EPOCH:
+        raise ProducerRefused(
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            f"late marker: producer {producer_id} has an open transaction with its epoch {epoch}",
         )
 
 

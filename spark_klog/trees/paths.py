@@ -21,7 +21,7 @@ Payloads are compact JSON in UTF-8, with keys in the order of Kafka's builds for
 path, a function `parse_...` DecodeError for a malformed payload of the node `path`.
 
 Sources: 0.10 documentation, "ZooKeeper Directories"; 0.7 design, "Broker Topic Registry"; KIP-103 (broker version 4),
-KIP-455 and KIP-516 (topic versions 2 and 3).
+KIP-584 (broker version 5), KIP-455 and KIP-516 (topic versions 2 and 3).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from spark_klog.base.names import PLAINTEXT
+from spark_klog.base.names import PLAINTEXT, TRANSACTION_VERSION
 from spark_klog.base.settings import INT64_MAX
 from spark_klog.errors import ConfigError, DecodeError
 
@@ -91,20 +91,33 @@ def broker_id_path(broker_id: int) -> str:
     return f"{BROKER_IDS_PATH}/{broker_id}"
 
 
-def broker_payload(endpoints: Sequence[Endpoint], timestamp_ms: int) -> bytes:
+def broker_payload(endpoints: Sequence[Endpoint], timestamp_ms: int, transaction_version: int = 0) -> bytes:
+    """A registration, of version 5 if it names a feature: the last transaction.version that the broker serves."""
     # Readers older than version 2 only read `host` and `port`, which are a plaintext listener's.
     plaintext = next((one for one in endpoints if one.security_protocol == PLAINTEXT), None)
+    features: dict[str, Any] = {}
+    if transaction_version:  # from 1 on: brokers before 3.9 read no registration with a feature from 0 on
+        features = {"features": {TRANSACTION_VERSION: {"min_version": 1, "max_version": transaction_version}}}
     return _json(
         {
+            **features,
             "listener_security_protocol_map": {one.listener: one.security_protocol for one in endpoints},
             "endpoints": [f"{one.listener}://{host_and_port(one.host, one.port)}" for one in endpoints],
             "jmx_port": -1,
             "host": plaintext.host if plaintext else None,
             "timestamp": str(timestamp_ms),
             "port": plaintext.port if plaintext else -1,
-            "version": 4,
+            "version": 5 if features else 4,
         }
     )
+
+
+def parse_transaction_version(payload: bytes, path: str = "/brokers/ids/[id]") -> int:
+    """The last transaction.version that a registered broker serves, 0 if it names none; DecodeError."""
+    features = _fields(payload, path).get("features")
+    found = features.get(TRANSACTION_VERSION) if isinstance(features, dict) else None
+    last = found.get("max_version") if isinstance(found, dict) else None
+    return last if isinstance(last, int) and last > 0 else 0
 
 
 def parse_broker(payload: bytes, path: str = "/brokers/ids/[id]") -> list[Endpoint]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -204,7 +204,7 @@ def test_any_events_are_answered_as_the_model_does(events: list[tuple[str, int, 
     for what, age, partition in events:
         producer = ProducerIdAndEpoch(7, model.epoch + age)
         if what == "restart":
-            transaction = decode_value("id", encode_value(transaction))
+            transaction = decode_value("id", encode_value(transaction, 1))
             continue
         if what == "complete":
             if model.deciding:
@@ -232,6 +232,173 @@ def test_any_events_are_answered_as_the_model_does(events: list[tuple[str, int, 
         assert transaction.is_prepared == bool(model.deciding)
 
 
+Identity = tuple[int, int]
+LAST_EPOCH = 32_766
+
+
+@dataclass
+class Model2:
+    """A transactional id of clients of transaction.version 2, as KIP-890 describes it: what its producer identifies
+    itself by, what the transaction before had, and what becomes of the open one."""
+
+    now: Identity
+    before: Identity | None = None
+    is_open: bool = False
+    #: How it ends, and what its markers have.
+    deciding: str = ""
+    marker: Identity = (-1, -1)
+    ended: str = ""
+    partitions: set[tuple[str, int]] = field(default_factory=set)
+    new_ids: int = 100
+
+    def _refused(self, who: Identity) -> ErrorCode | None:
+        holder = self.marker if self.deciding else self.now
+        if self.deciding and who == self.now:
+            return BUSY
+        if who[0] != holder[0]:
+            return NO_MAPPING
+        return FENCED if self.deciding or who != holder else None
+
+    def add(self, who: Identity, partition: tuple[str, int]) -> ErrorCode | None:
+        if refused := self._refused(who):
+            return refused
+        is_known = self.is_open and partition in self.partitions
+        self.is_open = True
+        self.partitions.add(partition)
+        return ErrorCode.NONE if is_known else None
+
+    def end(self, who: Identity, how: str) -> ErrorCode | None:
+        if who == self.before and not self.is_open:
+            if self.deciding:
+                return BUSY
+            return ErrorCode.NONE if how == self.ended else INVALID
+        if refused := self._refused(who):
+            return refused
+        if how == "commit" and not self.is_open:
+            return INVALID
+        self._decide(how)
+        return None
+
+    def _decide(self, how: str) -> None:
+        pid, epoch = self.before = self.now
+        self.marker = pid, epoch + 1
+        self.now = self.marker if epoch < LAST_EPOCH else (self._new_id(), 0)
+        self.is_open, self.deciding = False, how
+
+    def _new_id(self) -> int:
+        self.new_ids += 1
+        return self.new_ids
+
+    def expire(self) -> bool:
+        if self.is_open:
+            self._decide("abort")
+        return bool(self.deciding)
+
+    def init(self) -> ErrorCode | None:
+        if self.deciding:
+            return BUSY
+        if self.is_open:
+            self._decide("abort")
+            return None
+        pid, epoch = self.now
+        self.now = (pid, epoch + 1) if epoch < LAST_EPOCH else (self._new_id(), 0)
+        self.before = None
+        return None
+
+    def complete(self) -> None:
+        self.ended, self.deciding = self.deciding, ""
+        self.partitions.clear()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([0, 32_763, 32_765]),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "commit", "commit", "abort", "init", "expire", "complete", "restart"]),
+            st.sampled_from(["now", "now", "before", "older", "newer", "stranger"]),
+            st.sampled_from([P0, P1]),
+        ),
+        max_size=40,
+    ),
+)
+def test_any_events_of_version_2_are_answered_as_the_model_does(
+    epoch: int, events: list[tuple[str, str, tuple[str, int]]]
+) -> None:
+    """Commits, aborts, repeated and late requests, timeouts, restarts of the coordinator, also over the last epoch."""
+    model = Model2((7, epoch))
+    ready = machine.init(
+        replace(machine.created("id", 7, TIMEOUT, NOW), producer=ProducerIdAndEpoch(7, epoch - 1)), TIMEOUT, None, NOW
+    )
+    assert isinstance(ready, Transaction)
+    transaction = ready
+    for what, age, partition in events:
+        pid, current = model.now
+        who = {
+            "now": model.now,
+            "before": model.before or (pid, current - 1),
+            "older": (pid, current - 2),
+            "newer": (pid, current + 1),
+            "stranger": (6, current),
+        }[age]
+        producer = ProducerIdAndEpoch(*who)
+        next_id = model.new_ids + 1
+        outcome: Transaction | ErrorCode
+        if what == "restart":
+            transaction = decode_value("id", encode_value(transaction, 2))
+            continue
+        if what == "complete":
+            if model.deciding:
+                assert transaction.commits == (model.deciding == "commit")
+                assert transaction.producer == ProducerIdAndEpoch(*model.marker)
+                transaction = machine.complete(transaction, NOW)
+                model.complete()
+                assert transaction.producer == ProducerIdAndEpoch(*model.now)
+            assert not transaction.is_prepared
+            continue
+        if what == "expire":
+            if model.is_open:
+                assert model.expire()
+                transaction = machine.fence(transaction, NOW, version=2, new_id=next_id)
+            continue
+        if what == "add":
+            expected = model.add(who, partition)
+            outcome = machine.add(transaction, producer, frozenset({partition}), NOW)
+        elif what == "init":
+            expected = model.init()
+            outcome = machine.init(transaction, TIMEOUT, None, NOW, next_id, version=2)
+        else:
+            expected = model.end(who, what)
+            outcome = machine.end_and_raise(transaction, producer, commits=what == "commit", now_ms=NOW, new_id=next_id)
+        if expected is not None:
+            assert outcome == expected
+        else:
+            assert isinstance(outcome, Transaction)
+            transaction = outcome
+        assert transaction.following == ProducerIdAndEpoch(*model.now)
+        assert transaction.partitions == model.partitions
+        assert transaction.is_prepared == bool(model.deciding)
+
+
+def test_version_2_needs_an_id_after_the_last_epoch() -> None:
+    transaction, producer = begun(LAST_EPOCH), ProducerIdAndEpoch(7, LAST_EPOCH)
+    with pytest.raises(NeedsProducerId):
+        machine.end_and_raise(transaction, producer, commits=True, now_ms=NOW)
+    with pytest.raises(NeedsProducerId):
+        machine.fence(transaction, NOW, version=2)
+    fenced = machine.fence(transaction, NOW, version=2, new_id=9)
+    assert (fenced.producer, fenced.following) == (ProducerIdAndEpoch(7, 32_767), ProducerIdAndEpoch(9, 0))
+
+
+def test_an_earlier_end_is_not_taken_for_one_of_version_2() -> None:
+    """A producer that was fenced must not learn that its successor's commit is its own."""
+    ended = machine.end(begun(3), ProducerIdAndEpoch(7, 3), commits=True, now_ms=NOW)
+    assert isinstance(ended, Transaction)
+    done = machine.complete(ended, NOW)
+    assert machine.end_and_raise(done, ProducerIdAndEpoch(7, 2), commits=True, now_ms=NOW) == FENCED
+    assert machine.end_and_raise(done, ProducerIdAndEpoch(7, 3), commits=True, now_ms=NOW) == INVALID
+
+
 def text(value: str) -> bytes:
     return struct.pack(">h", len(value)) + value.encode()
 
@@ -246,11 +413,21 @@ def test_records_are_kafkas_byte_for_byte() -> None:
     )  # fmt: skip
     topics = struct.pack(">i", 2) + text("a") + struct.pack(">ii", 1, 1) + text("b") + struct.pack(">iii", 2, 0, 2)
     expected = struct.pack(">hqhib", 0, 7, 3, TIMEOUT, 3) + topics + struct.pack(">qq", NOW + 1, NOW)
-    assert encode_value(transaction) == expected
+    assert encode_value(transaction, 0) == expected
     assert decode_value("my-id", expected) == transaction
     empty = machine.created("my-id", 7, TIMEOUT, NOW)
-    assert encode_value(empty) == struct.pack(">hqhibiqq", 0, 7, -1, TIMEOUT, 0, -1, NOW, -1)
-    assert decode_value("my-id", encode_value(empty)).state is State.EMPTY
+    assert encode_value(empty, 0) == struct.pack(">hqhibiqq", 0, 7, -1, TIMEOUT, 0, -1, NOW, -1)
+    assert decode_value("my-id", encode_value(empty, 0)).state is State.EMPTY
+    # version 1, where transaction.version is 1: compact arrays, and tagged fields that are not the defaults
+    topics = b"\x03" + b"\x02a\x02" + struct.pack(">i", 1) + b"\0" + b"\x02b\x03" + struct.pack(">ii", 0, 2) + b"\0"
+    times, previous = struct.pack(">qq", NOW + 1, NOW), b"\0\x08" + struct.pack(">q", 7)
+    flexible = struct.pack(">hqhib", 1, 7, 3, TIMEOUT, 3) + topics + times + b"\x01" + previous
+    assert encode_value(transaction, 1) == flexible
+    raised = replace(transaction, version=2, next_id=9)
+    more = b"\x01\x08" + struct.pack(">q", 9) + b"\x02\x02" + struct.pack(">h", 2)
+    assert encode_value(raised, 2) == flexible[: -len(previous) - 1] + b"\x03" + previous + more
+    assert encode_value(raised, 0) == encode_value(raised, 2)  # what it says must not be lost
+    assert decode_value("my-id", encode_value(raised, 2)) == raised
 
 
 def test_flexible_records_are_read() -> None:

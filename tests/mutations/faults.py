@@ -207,7 +207,7 @@ FAULTS = (
         "spark_klog/broker/transactions/transaction.py",
         "        if expected is not None and expected != now:  "
         "# a producer that was fenced must not end its successor's\n"
-        "            return ErrorCode.PRODUCER_FENCED\n",
+        "            return _FENCED\n",
         "",
         ("tests/broker/test_transaction_machine.py", "tests/broker/test_transactions.py"),
     ),

@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import Any
 from uuid import UUID
 
+from spark_klog.base.names import TRANSACTION_VERSION
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import distinct
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
@@ -32,6 +33,8 @@ _NO_ELIGIBLE: Message = {"eligible_leader_replicas": [], "last_known_elr": []}
 #: Versions 10 and 11 return topic ids, but can't request topics by id (KIP-516).
 _FIRST_BY_ID = 12
 _BROKERS = 1
+#: The first ApiVersions whose supported features may begin at 0 (KIP-1022): older clients fail on it.
+_FIRST_WITH_ZERO = 4
 
 
 def missing_topic(name: str | None, topic_id: UUID | None, code: ErrorCode) -> Message:
@@ -252,6 +255,9 @@ def describe_cluster(broker: Broker, request: Request, message: Message) -> Mess
 def api_versions(broker: Broker, request: Request, message: Message) -> Message:
     """ApiVersions v0-5 (KIP-35): the APIs and versions that this broker serves, from the protocol tables.
 
+    From version 3 on with the finalized level of transaction.version (KIP-584), by which clients choose how they make
+    transactions (KIP-890).
+
     Version 5 may name the cluster and the broker that the client wants (KIP-1242): if this is another one, the client
     gets REBOOTSTRAP_REQUIRED and looks up its addresses again.
     """
@@ -264,4 +270,12 @@ def api_versions(broker: Broker, request: Request, message: Message) -> Message:
         {"api_key": api.key, "min_version": api.versions.first, "max_version": api.versions.last}
         for api in BY_KEY.values()
     ]
-    return {"error_code": 0, "api_keys": keys}
+    answer = {"error_code": 0, "api_keys": keys, "finalized_features_epoch": broker.registry.features_since_ms}
+    level = broker.registry.transaction_version
+    if level:
+        finalized = {"name": TRANSACTION_VERSION, "max_version_level": level, "min_version_level": level}
+        answer["finalized_features"] = [finalized]
+    if request.version >= _FIRST_WITH_ZERO:
+        supported = {"name": TRANSACTION_VERSION, "min_version": 0, "max_version": broker.config.transaction_version}
+        answer["supported_features"] = [supported]
+    return answer

@@ -375,11 +375,11 @@ async def txn_offset_commit(broker: Broker, request: Request, message: Message) 
     From v5 on the group need not be in the transaction before (KIP-890); v6 has ids of topics (KIP-1319).
     """
     group = message["group_id"]
-    added = group if request.version >= FIRST_OF_TRANSACTIONS_2 else None
+    adds = request.version >= FIRST_OF_TRANSACTIONS_2
     producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
     checked = await _check_offsets(broker, request, message, by_id=request.version >= TXN_OFFSETS_WITH_TOPIC_IDS)
     codes, offsets = checked.codes, checked.offsets
-    if added is not None and not offsets:  # nothing to begin a transaction for
+    if adds and not offsets:  # nothing to begin a transaction for
         return _commit_response(message, codes)
     while True:
         commits = await _encode_commits(group, offsets, producer=(producer.producer_id, producer.epoch))
@@ -388,7 +388,7 @@ async def txn_offset_commit(broker: Broker, request: Request, message: Message) 
             log = ErrorCode.INVALID_GROUP_ID
         if not isinstance(log, ErrorCode):
             verification = await broker.verifier.verify(
-                message["transactional_id"], producer, log, of_offsets=True, added_group=added
+                message["transactional_id"], producer, log, adds=adds, group=group
             )
             await broker.flushes.make_early_room(log)
         if not checked.refuse_deleted(broker):  # no await between these checks and the append

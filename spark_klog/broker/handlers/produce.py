@@ -19,7 +19,7 @@ from spark_klog.log.partition_log import Appended, BatchTooLarge, PartitionLog
 from spark_klog.log.producer_state import ProducerRefused
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.records import PRODUCE_WITH_MAGIC_2, PRODUCE_WITH_TOPIC_IDS
+from spark_klog.protocol.tables.records import PRODUCE_OF_TRANSACTIONS_2, PRODUCE_WITH_MAGIC_2, PRODUCE_WITH_TOPIC_IDS
 from spark_klog.records.building.conversion import up_convert
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
@@ -44,7 +44,8 @@ async def produce(broker: Broker, request: Request, message: Message) -> Message
     one batch per partition; from version 8 on the response names the records that a topic does not take (KIP-467).
     Batches are validated first (`records/reading/produced.py`). No client may produce to internal topics; Kafka excepts
     clients named `__admin_client`, but a client's name proves nothing. A transactional batch is accepted only if its
-    partition is in the transaction (KIP-890), so a late batch can't leave a transaction open.
+    partition is in the transaction (KIP-890), so a late batch can't leave a transaction open; from version 12 on the
+    partition is added to it, or begins it.
     """
     acks = message["acks"]
     responses = []
@@ -102,7 +103,10 @@ async def _append(
         produced = check_produced(records, log.kernel, is_one=is_one, limit=limit)
         if log.config.compacts:
             await _check_keys(broker, records, limit)
-        verified = await _verified(broker, log, records, transactional_id) if produced.is_transactional else []
+        verified = []
+        if produced.is_transactional:
+            adds = request.version >= PRODUCE_OF_TRANSACTIONS_2
+            verified = await _verified(broker, log, records, transactional_id, adds=adds)
         if produced.timestamp > log.config.message_timestamp_after_max_ms:
             _check_timestamp(log, produced.timestamp)
         while appended is None:
@@ -170,9 +174,9 @@ def _check_timestamp(log: PartitionLog, timestamp: int) -> None:
 
 
 async def _verified(
-    broker: Broker, log: PartitionLog, records: memoryview, transactional_id: str | None
+    broker: Broker, log: PartitionLog, records: memoryview, transactional_id: str | None, *, adds: bool
 ) -> list[tuple[BatchHeader, Verification]]:
-    """Verify the transactional batches; `ProducerRefused` without a transactional id."""
+    """Verify the transactional batches, see `TransactionVerifier`; `ProducerRefused` without a transactional id."""
     if transactional_id is None:
         reason = "a transactional batch in a request without a transactional id"
         raise ProducerRefused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
@@ -180,7 +184,7 @@ async def _verified(
     for header, _ in iter_batches(records):
         if isinstance(header, BatchHeader) and header.is_transactional:
             producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
-            found.append((header, await broker.verifier.verify(transactional_id, producer, log)))
+            found.append((header, await broker.verifier.verify(transactional_id, producer, log, adds=adds)))
     return found
 
 

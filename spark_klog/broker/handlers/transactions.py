@@ -20,6 +20,7 @@ from spark_klog.protocol.apis import (
     INIT_PRODUCER_ID,
 )
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.transactions import FIRST_END_OF_TRANSACTIONS_2
 
 _log = logging.getLogger(__name__)
 _FIELDS = ("transactional_id", "producer_id", "producer_epoch", "topics")
@@ -28,14 +29,16 @@ _NONE = -1
 
 
 async def write_txn_markers(broker: Broker, request: Request, message: Message) -> Message:
-    """WriteTxnMarkers v1: end transactions in partitions that this broker leads, for another broker or an admin."""
+    """WriteTxnMarkers v1-2: end transactions in partitions that this broker leads, for another broker or an admin."""
     is_admin = broker.authorizer.is_admin(request.session)
     return {"markers": [await _write(broker, entry, is_admin) for entry in message["markers"]]}
 
 
 async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Message:
     producer = ProducerIdAndEpoch(entry["producer_id"], entry["producer_epoch"])
-    marker = MarkerEntry(producer, entry["transaction_result"], entry["coordinator_epoch"])
+    marker = MarkerEntry(
+        producer, entry["transaction_result"], entry["coordinator_epoch"], entry["transaction_version"]
+    )
 
     async def written(topic: str, partition: int) -> Message:
         await broker.turns.take()
@@ -52,8 +55,17 @@ async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Messa
 
 
 async def end_txn(broker: Broker, request: Request, message: Message) -> Message:
-    """EndTxn v0-4: commit or abort. The response is sent once the decision is written; markers may follow later."""
+    """EndTxn v0-5: commit or abort. The response is sent once the decision is written; markers may follow later.
+
+    Version 5 is of transaction.version 2: it raises the epoch, and answers what the next transaction has (KIP-890).
+    """
     producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
+    if request.version >= FIRST_END_OF_TRANSACTIONS_2:
+        transactional_id, commits = message["transactional_id"], message["committed"]
+        found = await broker.transactions.end_and_raise(transactional_id, producer, commits=commits)
+        if isinstance(found, ErrorCode):
+            return _failed(found)
+        return {"error_code": ErrorCode.NONE, "producer_id": found.producer_id, "producer_epoch": found.epoch}
     code = await broker.transactions.end(message["transactional_id"], producer, commits=message["committed"])
     return {"error_code": as_known(END_TXN, request.version, code)}
 

@@ -29,8 +29,8 @@ class Registration:
         self._session_seconds = session_seconds
         self._entry: bytes | None = None
 
-    def register(self, endpoints: Sequence[paths.Endpoint]) -> None:
-        """Create the entry.
+    def register(self, endpoints: Sequence[paths.Endpoint], transaction_version: int) -> None:
+        """Create the entry; `transaction_version` is the last one that this broker serves.
 
         An entry with one of our own addresses is replaced: the port is ours now, so the entry is from an earlier run.
         If the other address does not answer, its broker may have been killed: wait until its session has ended. Raises
@@ -39,7 +39,7 @@ class Registration:
         for path in paths.COMMON_PATHS:
             if self._tree.get(path) is None:
                 create_node(self._tree, path, b"")
-        path, entry = self._path, paths.broker_payload(endpoints, system_ms())
+        path, entry = self._path, paths.broker_payload(endpoints, system_ms(), transaction_version)
         ours = {(one.host, one.port) for one in endpoints}
         deadline: float | None = None
         while not create_node(self._tree, path, entry, ephemeral=True):

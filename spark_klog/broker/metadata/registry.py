@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
+from spark_klog.base.clock import system_ms
 from spark_klog.base.names import check_topic_name
 from spark_klog.broker.metadata.nodes import (
     InvalidAssignment,
@@ -239,6 +240,8 @@ class Registry:
         self.deletions = Deletions(tree, self._decoder, broker_id)
         self.registration = Registration(tree, self._decoder, broker_id, session_seconds)
         self.brokers: dict[int, list[paths.Endpoint]] = {}
+        #: The finalized level of transaction.version: the last one that all live brokers serve, and since when (ms).
+        self.transaction_version, self.features_since_ms = 0, 0
         self.topics: dict[str, Topic] = {}
         #: Topic names by topic id.
         self.names: dict[UUID, str] = {}
@@ -293,10 +296,12 @@ class Registry:
         session = self._lease.session
         is_registered = self.registration.keep()
         brokers = {}
+        versions = []
         for name, value in children_with_values(self._tree, paths.BROKER_IDS_PATH):
             endpoints = self._decoder.decode(paths.parse_broker, value, f"{paths.BROKER_IDS_PATH}/{name}")
             if endpoints is not None and name.isdecimal():
                 brokers[int(name)] = endpoints
+                versions.append(paths.parse_transaction_version(value))
         controller = self._tree.get(paths.CONTROLLER_PATH)
         self.controller = (
             self._decoder.decode(paths.parse_controller, controller, paths.CONTROLLER_PATH) if controller else None
@@ -314,11 +319,18 @@ class Registry:
             if topic is not None:
                 topics[name] = topic
         self.brokers, self.nameless = brokers, nameless
+        self._finalize(min(versions, default=0))
         self.deletions.match({name: topic.topic_id for name, topic in topics.items()})
         pending = self.deletions.pending
         self._take_topics({name: topic for name, topic in topics.items() if name not in pending})
         self.empty = [name for name, value in found if not value]
         self._session = session if is_registered else None  # last: from now on it is taken for true
+
+    def _finalize(self, transaction_version: int) -> None:
+        """Clients believe the features of the latest time, whichever broker tells them."""
+        if not self.features_since_ms or transaction_version != self.transaction_version:
+            self.features_since_ms = max(system_ms(), self.features_since_ms + 1)
+        self.transaction_version = transaction_version
 
     def holds(self, *, for_reading: bool = False) -> bool:
         """Whether no topic can have been deleted, and created again, without this broker.

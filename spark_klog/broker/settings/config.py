@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spark_klog.base.names import TRANSACTION_VERSION, TRANSACTIONS_2
 from spark_klog.base.settings import BOOLEAN, SECRET_NAME, advice, items, number, setting, settings_of, value_of, words
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
@@ -140,6 +141,8 @@ class BrokerConfig:
     decompressed_max_bytes: int = setting("decompressed.max.bytes", MAX_DECOMPRESSED, _LONG)
     offsets_partitions: int = setting("offsets.topic.num.partitions", 1, _INT)
     transaction_partitions: int = setting("transaction.state.log.num.partitions", 1, _INT)
+    #: Kafka has this as a feature of the cluster. The one that applies is the lowest of all live brokers.
+    transaction_version: int = setting(TRANSACTION_VERSION, TRANSACTIONS_2, number("int", 0, TRANSACTIONS_2))
     transaction_max_timeout_ms: int = setting("transaction.max.timeout.ms", 900_000, _INT)
     transaction_check_ms: int = setting("transaction.abort.timed.out.transaction.cleanup.interval.ms", 10_000, _INT)
     transactional_id_expiration_ms: int = setting("transactional.id.expiration.ms", 7 * 24 * 3600 * 1000, _INT)

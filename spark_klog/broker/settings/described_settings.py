@@ -113,6 +113,8 @@ _OF_BROKERS = {
     "transaction.max.timeout.ms": "Longest timeout of a transaction, in milliseconds.",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "Milliseconds between checks for expired ids.",
     "transaction.state.log.num.partitions": "Number of partitions of __transaction_state.",
+    "transaction.version": "Last version of transactions that the broker serves (KIP-890), 0 to 2. The cluster has the "
+    "lowest of its brokers.",
     "transactional.id.expiration.ms": "Time in milliseconds for which an unused transactional id is kept.",
     "zookeeper.connect": "Addresses of ZooKeeper; empty for a single broker.",
     "zookeeper.session.timeout.ms": "Timeout of the session with ZooKeeper, in milliseconds.",

@@ -91,6 +91,11 @@ def _following(before: bytes | None, floor: int, where: str) -> range:
     return range(first, first + _BLOCK)
 
 
+def _marker(transaction: Transaction, log: PartitionLog) -> MarkerEntry:
+    """The marker of a prepared transaction; `log` has its state."""
+    return MarkerEntry(transaction.producer, transaction.commits, log.leader_epoch, transaction.version)
+
+
 class TransactionCoordinator(Coordinator):
     """All transactional ids whose partitions this broker leads. For one event loop.
 
@@ -111,6 +116,11 @@ class TransactionCoordinator(Coordinator):
         self._unread_ids: set[str] = set()
         self._markers = MarkerSender(broker)
         self._is_due = asyncio.Event()
+
+    @property
+    def _version(self) -> int:
+        """The cluster's transaction.version."""
+        return self._broker.registry.transaction_version
 
     def __iter__(self) -> Iterator[Transaction]:
         return iter(list(self._transactions.values()))
@@ -162,7 +172,7 @@ class TransactionCoordinator(Coordinator):
                     if new_id is None:
                         raise NeedsProducerId
                     before = machine.created(transactional_id, new_id, timeout_ms, now)
-                outcome = machine.init(before, timeout_ms, expected, now, new_id)
+                outcome = machine.init(before, timeout_ms, expected, now, new_id, self._version)
             except NeedsProducerId:
                 claimed = await self.new_producer_id()
                 if isinstance(claimed, ErrorCode):
@@ -187,9 +197,31 @@ class TransactionCoordinator(Coordinator):
         )
 
     async def end(self, transactional_id: str, producer: ProducerIdAndEpoch, *, commits: bool) -> ErrorCode:
+        """Handle EndTxn before version 5."""
         return await self._change(
             transactional_id, lambda before: machine.end(before, producer, commits=commits, now_ms=system_ms())
         )
+
+    async def end_and_raise(
+        self, transactional_id: str, producer: ProducerIdAndEpoch, *, commits: bool
+    ) -> ProducerIdAndEpoch | ErrorCode:
+        """Handle EndTxn from version 5 on; returns what the producer's next transaction has."""
+        new_id: int | None = None
+        while True:
+            found = await self._known_with_log(transactional_id)
+            if isinstance(found, ErrorCode):
+                return found
+            before, log = found
+            try:
+                outcome = machine.end_and_raise(before, producer, commits=commits, now_ms=system_ms(), new_id=new_id)
+            except NeedsProducerId:
+                claimed = await self.new_producer_id()
+                if isinstance(claimed, ErrorCode):
+                    return claimed
+                new_id = claimed
+                continue
+            following = before.following if isinstance(outcome, ErrorCode) else outcome.following
+            return await self._keep(log, outcome) or following
 
     async def verify(self, transactional_id: str, producer: ProducerIdAndEpoch, partition: TopicPartition) -> ErrorCode:
         """Check, against the ids of this broker, whether a producer may write to a partition; NONE or the error."""
@@ -229,7 +261,7 @@ class TransactionCoordinator(Coordinator):
         return self._append(
             log,
             transactional_id,
-            lambda: [(encode_key(transactional_id), None if state is None else encode_value(state))],
+            lambda: [(encode_key(transactional_id), None if state is None else encode_value(state, self._version))],
         )
 
     async def _write_markers(self, log: PartitionLog, transaction: Transaction) -> None:
@@ -241,7 +273,7 @@ class TransactionCoordinator(Coordinator):
         try:
             if not await self._is_flushed(log) or self._transactions.get(transactional_id) is not transaction:
                 return
-            marker = MarkerEntry(transaction.producer, transaction.commits, log.leader_epoch)
+            marker = _marker(transaction, log)
             missing = set()
             for key in list(self._missing.get(transactional_id, ())):
                 await self._broker.turns.take()
@@ -329,7 +361,7 @@ class TransactionCoordinator(Coordinator):
             if self._transactions.get(transactional_id) is not transaction:
                 continue  # it has completed, and the id may be in another transaction
             prepared[transactional_id] = transaction
-            marker = MarkerEntry(transaction.producer, transaction.commits, log.leader_epoch)
+            marker = _marker(transaction, log)
             for key in self._missing.get(transactional_id, ()):
                 node = self._broker.registry.leader_of(*key)
                 if node not in (NO_LEADER, self._broker.config.broker_id):
@@ -361,7 +393,16 @@ class TransactionCoordinator(Coordinator):
             if log is not None and transaction is not None:
                 limit = transaction.timeout_ms
                 _log.info("aborting transaction %s: its timeout of %d ms has passed", transactional_id, limit)
-                await self._keep(log, machine.fence(transaction, now))
+                try:
+                    await self._keep(log, machine.fence(transaction, now, version=self._version))
+                except NeedsProducerId:
+                    await self._abort_with(transactional_id, await self.new_producer_id(), now)
+
+    async def _abort_with(self, transactional_id: str, new_id: int | ErrorCode, now_ms: int) -> None:
+        """Abort a timed-out transaction whose epochs are used up; the next check tries again if there is no id."""
+        log, transaction = self.local_log(transactional_id), self._timed_out(transactional_id, now_ms)
+        if log is not None and transaction is not None and not isinstance(new_id, ErrorCode):
+            await self._keep(log, machine.fence(transaction, now_ms, version=self._version, new_id=new_id))
 
     def _timed_out(self, transactional_id: str, now_ms: int) -> Transaction | None:
         transaction = self._transactions.get(transactional_id)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from spark_klog.base.clock import system_ms
-from spark_klog.base.names import PLAINTEXT, TopicPartition
+from spark_klog.base.names import PLAINTEXT, TRANSACTIONS_2, TopicPartition
 from spark_klog.broker.event_loop import within
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.metadata.registry import Registry
@@ -16,10 +16,11 @@ from spark_klog.broker.transactions.records import marker_batch, partitions_by_t
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError
 from spark_klog.log.partition_log import BatchTooLarge
-from spark_klog.log.producer_state import ProducerRefused
+from spark_klog.log.producer_state import ProducerRefused, check_late_marker
 from spark_klog.protocol.apis import WRITE_TXN_MARKERS
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.transactions import FIRST_MARKERS_WITH_VERSION
 from spark_klog.wire.primitives import MAX_FRAME, SIZE, frame_size
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ _CLIENT_ID = "klog-broker"
 #: What `ask` raises.
 UNANSWERED = (KlogError, OSError, asyncio.TimeoutError)
 _log = logging.getLogger(__name__)
-_VERSION = 1
+#: The WriteTxnMarkers of brokers that serve only earlier transactions.
+_FIRST_VERSION = 1
 #: Upper bound of a marker batch.
 _MARKER_BYTES = 128
 
@@ -60,11 +62,16 @@ async def _ask(host: str, port: int, api: Api, version: int, message: Message) -
 
 
 class MarkerEntry(NamedTuple):
-    """The end of a producer's transaction; `coordinator_epoch` is the leader epoch of its __transaction_state."""
+    """The end of a producer's transaction; `coordinator_epoch` is the leader epoch of its __transaction_state.
+
+    `version` is the transaction.version by which it has ended: from 2 on the producer's epoch is that of its next
+    transaction, which a late marker must not end (KIP-1228).
+    """
 
     producer: ProducerIdAndEpoch
     commits: bool
     coordinator_epoch: int
+    version: int
 
 
 async def write_marker(broker: Broker, key: TopicPartition, marker: MarkerEntry) -> ErrorCode:
@@ -87,8 +94,10 @@ async def write_marker(broker: Broker, key: TopicPartition, marker: MarkerEntry)
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     if not broker.serves(log):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
-    producer, commits, epoch = marker
+    producer, commits, epoch, version = marker
     try:
+        if version >= TRANSACTIONS_2:
+            check_late_marker(log.producers, producer.producer_id, producer.epoch)
         log.append(
             memoryview(marker_batch(producer, commits=commits, coordinator_epoch=epoch, now_ms=system_ms())),
             flushes=False,
@@ -130,11 +139,14 @@ class MarkerSender:
                     {"name": name, "partition_indexes": numbers} for name, numbers in partitions_by_topic(keys).items()
                 ],
                 "coordinator_epoch": marker.coordinator_epoch,
+                "transaction_version": marker.version,
             }
             for marker, keys in markers.items()
         ]
         try:
-            answer = await ask(self._broker.registry, node, WRITE_TXN_MARKERS, _VERSION, {"markers": entries})
+            registry = self._broker.registry
+            version = FIRST_MARKERS_WITH_VERSION if registry.transaction_version >= TRANSACTIONS_2 else _FIRST_VERSION
+            answer = await ask(registry, node, WRITE_TXN_MARKERS, version, {"markers": entries})
             written = {
                 (entry["producer_id"], (topic["name"], found["partition_index"]), ErrorCode(found["error_code"]))
                 for entry in answer["markers"]

@@ -1,6 +1,7 @@
 """Records of __transaction_state, and transaction markers. Byte layout: `protocol.tables.transactions`.
 
-A null value removes the transactional id. Both versions are read; version 0 is written, which every Kafka reads.
+A null value removes the transactional id. Both versions are read. As in Kafka, version 0 is written where the cluster's
+transaction.version is 0, and version 1 from 1 on: its tagged fields say how the epoch goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.broker.coordinator import Rows, stored_rows
-from spark_klog.broker.transactions.transaction import NO_EPOCH, ProducerIdAndEpoch, State, Transaction
+from spark_klog.broker.transactions.transaction import NO_EPOCH, NO_ID, ProducerIdAndEpoch, State, Transaction
 from spark_klog.errors import DecodeError
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import decode_versioned, encode_versioned
@@ -22,7 +23,7 @@ from spark_klog.records.reading.reader import ABORT, COMMIT, EndTransactionMarke
 from spark_klog.wire.primitives import Buffer, Reader
 
 _log = logging.getLogger(__name__)
-_VERSION = 0
+_KEY_VERSION = 0
 
 
 def partitions_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
@@ -34,7 +35,7 @@ def partitions_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[
 
 
 def encode_key(transactional_id: str) -> bytes:
-    return encode_versioned(TRANSACTION_LOG_KEY, _VERSION, {"transactional_id": transactional_id})
+    return encode_versioned(TRANSACTION_LOG_KEY, _KEY_VERSION, {"transactional_id": transactional_id})
 
 
 def decode_key(data: Buffer) -> str | None:
@@ -45,19 +46,27 @@ def decode_key(data: Buffer) -> str | None:
     return transactional_id
 
 
-def encode_value(transaction: Transaction) -> bytes:
+def encode_value(transaction: Transaction, transaction_version: int) -> bytes:
+    """The state of a transactional id in a cluster of this transaction.version.
+
+    Version 1 also for a transaction that has ended by version 2 in a cluster that was set to 0 since.
+    """
     topics = partitions_by_topic(transaction.partitions)
     rows = [{"topic": topic, "partition_ids": partitions} for topic, partitions in topics.items()]
     message = {
         "producer_id": transaction.producer.producer_id,
+        "previous_producer_id": transaction.last.producer_id,
+        "next_producer_id": transaction.next_id,
         "producer_epoch": transaction.producer.epoch,
         "transaction_timeout_ms": transaction.timeout_ms,
         "transaction_status": transaction.state,
         "transaction_partitions": None if transaction.state is State.EMPTY else rows,
         "transaction_last_update_timestamp_ms": transaction.updated_ms,
         "transaction_start_timestamp_ms": transaction.started_ms,
+        "client_transaction_version": transaction.version,
     }
-    return encode_versioned(TRANSACTION_LOG_VALUE, _VERSION, message)
+    version = min(1, max(transaction_version, transaction.version))
+    return encode_versioned(TRANSACTION_LOG_VALUE, version, message)
 
 
 def decode_value(transactional_id: str, data: Buffer) -> Transaction:
@@ -70,11 +79,11 @@ def decode_value(transactional_id: str, data: Buffer) -> Transaction:
         raise DecodeError(f"transaction {transactional_id!r} in unknown state {number}") from None
     if state in (State.DEAD, State.PREPARE_EPOCH_FENCE):
         raise DecodeError(f"transaction {transactional_id!r} in state {state.text}, which is never written")
-    producer_id = message["producer_id"]
+    producer_id, previous_id = message["producer_id"], message["previous_producer_id"]
     return Transaction(
         transactional_id,
         ProducerIdAndEpoch(producer_id, message["producer_epoch"]),
-        ProducerIdAndEpoch(producer_id, NO_EPOCH),
+        ProducerIdAndEpoch(producer_id if previous_id == NO_ID else previous_id, NO_EPOCH),
         message["transaction_timeout_ms"],
         state,
         frozenset(
@@ -84,6 +93,8 @@ def decode_value(transactional_id: str, data: Buffer) -> Transaction:
         ),
         message["transaction_start_timestamp_ms"],
         message["transaction_last_update_timestamp_ms"],
+        message["client_transaction_version"],
+        message["next_producer_id"],
     )
 
 

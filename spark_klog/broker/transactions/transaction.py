@@ -1,8 +1,14 @@
-"""State machine of a transactional id (KIP-98, KIP-360, KIP-588), without I/O, clock or waiting.
+"""State machine of a transactional id (KIP-98, KIP-360, KIP-588, KIP-890), without I/O, clock or waiting.
 
 INIT is InitProducerId; ADD is AddPartitionsToTxn or AddOffsetsToTxn; COMMIT and ABORT are EndTxn. FENCE aborts with the
 next epoch, which no producer has: after a timeout, or when another instance sends INIT. COMPLETE means that all markers
 are written. Only states that `TRANSITIONS` names are written to __transaction_state.
+
+With transaction.version 2 each end raises the epoch by one: the markers have the new epoch, and so has the producer's
+next transaction. What comes late with the epoch before belongs to no transaction any more. The answer to EndTxn names
+the new epoch, so a producer that sends it again with the one before has lost that answer; with the new epoch it aborts
+a transaction that has not begun. After the last epoch a new producer id follows, from 0 on, once the markers of the
+transaction are written.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
 
-from spark_klog.base.names import TopicPartition
+from spark_klog.base.names import TRANSACTIONS_2, TopicPartition
 from spark_klog.errors import ErrorCode
 
 NO_ID, NO_EPOCH, NO_TIME = -1, -1, -1
@@ -19,6 +25,7 @@ _MAX_EPOCH = 0x7FFF
 _LAST_EPOCH = _MAX_EPOCH - 1
 
 _BUSY, _INVALID = ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.INVALID_TXN_STATE
+_FENCED = ErrorCode.PRODUCER_FENCED
 
 
 class State(IntEnum):
@@ -80,7 +87,11 @@ class ProducerIdAndEpoch:
 
 @dataclass(frozen=True)
 class Transaction:
-    """State of a transactional id; times in ms. `last` is the producer's previous id and epoch, if it gave them."""
+    """State of a transactional id; times in ms. `last` is the producer's previous id and epoch, if it gave them.
+
+    `version` is the transaction.version by which the transaction has ended, 2 if its epoch was raised; `next_id` is the
+    producer id that follows when it is complete, if that was the last epoch.
+    """
 
     transactional_id: str
     producer: ProducerIdAndEpoch
@@ -90,6 +101,13 @@ class Transaction:
     partitions: frozenset[TopicPartition]
     started_ms: int
     updated_ms: int
+    version: int = 0
+    next_id: int = NO_ID
+
+    @property
+    def following(self) -> ProducerIdAndEpoch:
+        """By what the producer identifies itself in the next transaction."""
+        return self.producer if self.next_id == NO_ID else ProducerIdAndEpoch(self.next_id, 0)
 
     @property
     def is_prepared(self) -> bool:
@@ -107,7 +125,7 @@ _NOBODY = ProducerIdAndEpoch(NO_ID, NO_EPOCH)
 
 
 class NeedsProducerId(Exception):
-    """`init` needs a new producer id."""
+    """`init`, `end` or `fence` needs a new producer id."""
 
 
 def created(transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
@@ -124,25 +142,26 @@ def init(
     expected: ProducerIdAndEpoch | None,
     now_ms: int,
     new_id: int | None = None,
+    version: int = 0,
 ) -> Outcome:
     """Handle InitProducerId. `expected` is the producer's id and epoch (KIP-360), None for a new instance.
 
-    In state Ongoing the outcome is the abort; the caller writes it and lets the client retry. Raises `NeedsProducerId`
-    if the epochs are used up and `new_id` is None.
+    In state Ongoing the outcome is the abort, by the brokers' transaction.version; the caller writes it and lets the
+    client retry. Raises `NeedsProducerId` if the epochs are used up and `new_id` is None.
     """
     now = transaction.producer
     if expected is not None and not _may_continue(transaction, expected):
-        return ErrorCode.PRODUCER_FENCED
+        return _FENCED
     state = TRANSITIONS[transaction.state, Event.INIT]
     if isinstance(state, ErrorCode):
         return state
     if state is State.PREPARE_ABORT:
         if expected is not None and expected != now:  # a producer that was fenced must not end its successor's
-            return ErrorCode.PRODUCER_FENCED
-        return fence(transaction, now_ms)
+            return _FENCED
+        return fence(transaction, now_ms, version=version, new_id=new_id)
     if expected is not None and now.epoch != NO_EPOCH and expected.epoch != now.epoch:
         if expected.epoch != transaction.last.epoch:
-            return ErrorCode.PRODUCER_FENCED
+            return _FENCED
         producer, last = now, transaction.last  # a retry: the first response was lost
     elif now.epoch >= _LAST_EPOCH:
         if new_id is None:
@@ -175,6 +194,8 @@ def add(
     transaction: Transaction, producer: ProducerIdAndEpoch, partitions: frozenset[TopicPartition], now_ms: int
 ) -> Outcome:
     """Handle AddPartitionsToTxn or AddOffsetsToTxn; NONE if all partitions are in the transaction already."""
+    if transaction.is_prepared and producer == transaction.following:
+        return _BUSY
     if code := _refusal(transaction, producer):
         return code
     state = TRANSITIONS[transaction.state, Event.ADD]
@@ -193,11 +214,66 @@ def add(
 
 
 def end(transaction: Transaction, producer: ProducerIdAndEpoch, *, commits: bool, now_ms: int) -> Outcome:
-    """Handle EndTxn; NONE if the transaction has already ended that way."""
+    """Handle EndTxn before version 5, which leaves the epoch; NONE if the transaction has already ended that way."""
     if code := _refusal(transaction, producer):
         return code
     state = TRANSITIONS[transaction.state, Event.COMMIT if commits else Event.ABORT]
-    return state if isinstance(state, ErrorCode) else replace(transaction, state=state, updated_ms=now_ms)
+    return state if isinstance(state, ErrorCode) else replace(transaction, state=state, updated_ms=now_ms, version=0)
+
+
+def end_and_raise(
+    transaction: Transaction,
+    producer: ProducerIdAndEpoch,
+    *,
+    commits: bool,
+    now_ms: int,
+    new_id: int | None = None,
+) -> Outcome:
+    """Handle EndTxn of transaction.version 2, which raises the epoch; NONE if the transaction has ended that way.
+
+    An abort of a transaction that has not begun raises the epoch, too: what its producer has sent can't begin it any
+    more. Raises `NeedsProducerId` if the epochs are used up and `new_id` is None.
+    """
+    is_repeated = _has_ended(transaction, producer)
+    if transaction.is_prepared:
+        is_its_own = is_repeated or producer == transaction.following
+        return _BUSY if is_its_own else _refusal(transaction, producer) or _FENCED
+    event = Event.COMMIT if commits else Event.ABORT
+    if is_repeated:
+        outcome = TRANSITIONS[transaction.state, event]
+        assert isinstance(outcome, ErrorCode)
+        return outcome
+    if code := _refusal(transaction, producer):
+        return code
+    if transaction.state is State.ONGOING:
+        after = TRANSITIONS[transaction.state, event]
+        assert isinstance(after, State)
+        return _raised(replace(transaction, state=after, updated_ms=now_ms), new_id)
+    if commits:
+        return _INVALID
+    return _raised(replace(transaction, state=State.PREPARE_ABORT, started_ms=now_ms, updated_ms=now_ms), new_id)
+
+
+def _has_ended(transaction: Transaction, producer: ProducerIdAndEpoch) -> bool:
+    """Whether a producer that raises epochs names the transaction that ends or has ended last."""
+    if transaction.version < TRANSACTIONS_2 or transaction.state in (State.EMPTY, State.ONGOING):
+        return False
+    now = transaction.producer
+    if producer.producer_id == now.producer_id:
+        return producer.epoch == now.epoch - 1
+    has_rotated = not transaction.is_prepared and now.epoch == 0
+    return has_rotated and producer == ProducerIdAndEpoch(transaction.last.producer_id, _LAST_EPOCH)
+
+
+def _raised(transaction: Transaction, new_id: int | None) -> Transaction:
+    """A prepared transaction with the next epoch; `NeedsProducerId` if it was the last one and `new_id` is None."""
+    now, next_id = transaction.producer, NO_ID
+    if now.epoch >= _LAST_EPOCH:
+        if new_id is None:
+            raise NeedsProducerId
+        next_id = new_id
+    raised = ProducerIdAndEpoch(now.producer_id, min(now.epoch + 1, _MAX_EPOCH))
+    return replace(transaction, producer=raised, last=now, version=TRANSACTIONS_2, next_id=next_id)
 
 
 def verify(transaction: Transaction, producer: ProducerIdAndEpoch, partition: TopicPartition) -> ErrorCode:
@@ -213,13 +289,18 @@ def verify(transaction: Transaction, producer: ProducerIdAndEpoch, partition: To
 def _refusal(transaction: Transaction, producer: ProducerIdAndEpoch) -> ErrorCode:
     if producer.producer_id != transaction.producer.producer_id:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    return ErrorCode.NONE if producer.epoch == transaction.producer.epoch else ErrorCode.PRODUCER_FENCED
+    return ErrorCode.NONE if producer.epoch == transaction.producer.epoch else _FENCED
 
 
-def fence(transaction: Transaction, now_ms: int) -> Transaction:
-    """Abort an ongoing transaction with the next epoch."""
+def fence(transaction: Transaction, now_ms: int, *, version: int = 0, new_id: int | None = None) -> Transaction:
+    """Abort an ongoing transaction with the next epoch, by the brokers' transaction.version.
+
+    With version 2 the epoch is raised as by an abort of the producer. `NeedsProducerId` if the epochs are used up then.
+    """
     state = TRANSITIONS[transaction.state, Event.FENCE]
     assert isinstance(state, State)
+    if version >= TRANSACTIONS_2:
+        return _raised(replace(transaction, state=state, updated_ms=now_ms), new_id)
     now = transaction.producer
     return replace(
         transaction,
@@ -227,6 +308,7 @@ def fence(transaction: Transaction, now_ms: int) -> Transaction:
         last=ProducerIdAndEpoch(now.producer_id, NO_EPOCH),
         state=state,
         updated_ms=now_ms,
+        version=version,
     )
 
 
@@ -234,7 +316,14 @@ def complete(transaction: Transaction, now_ms: int) -> Transaction:
     """Complete a prepared transaction, after all markers are written."""
     state = TRANSITIONS[transaction.state, Event.COMPLETE]
     assert isinstance(state, State)
-    return replace(transaction, state=state, partitions=frozenset(), updated_ms=now_ms)
+    return replace(
+        transaction,
+        producer=transaction.following,
+        state=state,
+        partitions=frozenset(),
+        updated_ms=now_ms,
+        next_id=NO_ID,
+    )
 
 
 def is_timed_out(transaction: Transaction, now_ms: int) -> bool:

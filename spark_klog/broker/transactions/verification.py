@@ -4,12 +4,15 @@
 KIP-1319 (STALE_MEMBER_EPOCH is fatal for producers older than 4.4), KAFKA-7296 (COORDINATOR_LOAD_IN_PROGRESS for those
 older than 2.0).
 
-`TransactionVerifier` (KIP-890): the leader of a partition asks the transaction's coordinator about a batch.
+`TransactionVerifier` (KIP-890): the leader of a partition asks the transaction's coordinator about a batch, or has it
+add the partition.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from spark_klog.base.names import TopicPartition
@@ -50,6 +53,8 @@ _log = logging.getLogger(__name__)
 _BATCHED = 4
 #: The version of AddOffsetsToTxn that brokers send each other.
 _ADD_OFFSETS = 4
+#: Seconds that a batch waits for the end of the transaction before its own, and between looks at it; as in Kafka.
+_LONGEST_WAIT, _PAUSE = 0.1, 0.02
 #: Errors after which a broker that verifies a transaction must ask again.
 _PASSING = frozenset(
     {
@@ -71,10 +76,10 @@ class Verification:
     """The answer to whether a batch belongs to an ongoing transaction; `outcome` says whether it still holds."""
 
     def __init__(
-        self, transactional_id: str, producer: ProducerIdAndEpoch, log: PartitionLog, *, of_offsets: bool
+        self, transactional_id: str, producer: ProducerIdAndEpoch, log: PartitionLog, *, of_offsets: bool, adds: bool
     ) -> None:
         self._transactional_id, self._producer, self._log = transactional_id, producer, log
-        self._of_offsets = of_offsets
+        self._of_offsets, self._adds = of_offsets, adds
         self._ended = _ended_transactions(log, producer)
         #: The coordinator's answer.
         self.code = ErrorCode.NONE
@@ -92,7 +97,7 @@ class Verification:
         if code in _PASSING:  # an error that every client version knows and retries
             passing = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._of_offsets else ErrorCode.NOT_ENOUGH_REPLICAS
             return passing, reason
-        return ErrorCode.TRANSACTION_ABORTABLE, reason
+        return code if self._adds else ErrorCode.TRANSACTION_ABORTABLE, reason
 
 
 class TransactionVerifier:
@@ -108,49 +113,87 @@ class TransactionVerifier:
         producer: ProducerIdAndEpoch,
         log: PartitionLog,
         *,
-        of_offsets: bool = False,
-        added_group: str | None = None,
+        adds: bool = False,
+        group: str | None = None,
     ) -> Verification:
-        """Check that a batch belongs to an ongoing transaction; with `added_group` add the group to it, or begin it.
+        """Check that a batch belongs to an ongoing transaction, of offsets of a `group` or of records.
 
-        Only the first batch of a transaction in a log is verified. `as_known` replaces TRANSACTION_ABORTABLE for
-        clients that do not know it.
+        `adds` adds the partition to the transaction, or begins it (transaction.version 2); it waits a moment for the
+        end of the one before. Only the first batch of a transaction in a log is verified. `as_known` replaces
+        TRANSACTION_ABORTABLE for clients that do not know it.
         """
-        found = Verification(transactional_id, producer, log, of_offsets=of_offsets)
-        key = log.topic, log.partition
-        known = log.producers.producers.get(producer.producer_id)
-        if known is not None and known.epoch == producer.epoch and known.is_in_transaction:
-            return found
-        found.code = await self._ask(transactional_id, producer, key, added_group)
-        return found
+        until = time.monotonic() + _LONGEST_WAIT
+        while True:
+            found = Verification(transactional_id, producer, log, of_offsets=group is not None, adds=adds)
+            known = log.producers.producers.get(producer.producer_id)
+            if known is not None and known.epoch == producer.epoch and known.is_in_transaction:
+                return found
+            if known is not None and known.epoch > producer.epoch:  # its coordinator may not know its id any more
+                found.code = ErrorCode.PRODUCER_FENCED
+                return found
+            key = log.topic, log.partition
+            if adds:
+                found.code = await self._add(transactional_id, producer, key, group)
+            else:
+                found.code = await self._verify(transactional_id, producer, key)
+            is_ending = adds and found.code is ErrorCode.CONCURRENT_TRANSACTIONS
+            if not is_ending or time.monotonic() >= until:
+                return found
+            await asyncio.sleep(_PAUSE)
 
-    async def _ask(
-        self, transactional_id: str, producer: ProducerIdAndEpoch, key: TopicPartition, added_group: str | None
+    async def _add(
+        self, transactional_id: str, producer: ProducerIdAndEpoch, key: TopicPartition, group: str | None
     ) -> ErrorCode:
+        node = await self._coordinator_of(transactional_id)
+        if isinstance(node, ErrorCode):
+            return node
+        if node == self._broker.config.broker_id:
+            return await self._coordinator.add(transactional_id, producer, frozenset({key}))
+        if group is None:
+            return await self._ask_about_partition(node, transactional_id, producer, key, verify_only=False)
+        request = {
+            "transactional_id": transactional_id,
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.epoch,
+            "group_id": group,
+        }
+        answer = await self._ask(node, ADD_OFFSETS_TO_TXN, _ADD_OFFSETS, request)
+        return answer if isinstance(answer, ErrorCode) else ErrorCode(answer["error_code"])
+
+    async def _verify(self, transactional_id: str, producer: ProducerIdAndEpoch, key: TopicPartition) -> ErrorCode:
+        node = await self._coordinator_of(transactional_id)
+        if isinstance(node, ErrorCode):
+            return node
+        if node == self._broker.config.broker_id:
+            return await self._coordinator.verify(transactional_id, producer, key)
+        return await self._ask_about_partition(node, transactional_id, producer, key, verify_only=True)
+
+    async def _coordinator_of(self, transactional_id: str) -> int | ErrorCode:
         try:
             node, _ = await self._coordinator.find(transactional_id)
         except DirectoryError:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if node == self._broker.config.broker_id:
-            if added_group is not None:
-                return await self._coordinator.add(transactional_id, producer, frozenset({key}))
-            return await self._coordinator.verify(transactional_id, producer, key)
-        who = {
+        return node
+
+    async def _ask_about_partition(
+        self,
+        node: int,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        key: TopicPartition,
+        *,
+        verify_only: bool,
+    ) -> ErrorCode:
+        entry = {
             "transactional_id": transactional_id,
             "producer_id": producer.producer_id,
             "producer_epoch": producer.epoch,
+            "verify_only": verify_only,
+            "topics": [{"name": key[0], "partitions": [key[1]]}],
         }
-        try:
-            if added_group is not None:
-                request: Message = who | {"group_id": added_group}
-                answer = await ask(self._broker.registry, node, ADD_OFFSETS_TO_TXN, _ADD_OFFSETS, request)
-                return ErrorCode(answer["error_code"])
-            entry = who | {"verify_only": True, "topics": [{"name": key[0], "partitions": [key[1]]}]}
-            request = {"transactions": [entry]}
-            answer = await ask(self._broker.registry, node, ADD_PARTITIONS_TO_TXN, _BATCHED, request)
-        except UNANSWERED as error:
-            _log.warning("broker %d can't be asked for transaction %s: %s", node, transactional_id, error)
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        answer = await self._ask(node, ADD_PARTITIONS_TO_TXN, _BATCHED, {"transactions": [entry]})
+        if isinstance(answer, ErrorCode):
+            return answer
         results = [
             ErrorCode(entry["partition_error_code"])
             for result in answer["results_by_transaction"]
@@ -158,6 +201,13 @@ class TransactionVerifier:
             for entry in topic["results_by_partition"]
         ]
         return results[0] if results else ErrorCode(answer["error_code"])
+
+    async def _ask(self, node: int, api: Api, version: int, request: Message) -> Message | ErrorCode:
+        try:
+            return await ask(self._broker.registry, node, api, version, request)
+        except UNANSWERED as error:
+            _log.warning("broker %d can't be asked for a transaction (%s): %s", node, api.name, error)
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 def _ended_transactions(log: PartitionLog, producer: ProducerIdAndEpoch) -> int:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from spark_klog import __version__
 from spark_klog.base.interrupts import between_steps
@@ -37,6 +37,7 @@ from spark_klog.errors import (
 from spark_klog.protocol.apis import (
     ADD_PARTITIONS_TO_TXN,
     API_VERSIONS,
+    END_TXN,
     FETCH,
     OFFSET_COMMIT,
     OFFSET_FETCH,
@@ -47,8 +48,8 @@ from spark_klog.protocol.apis import (
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import OFFSETS_WITH_TOPIC_IDS
-from spark_klog.protocol.tables.metadata import WITH_IDENTITY
-from spark_klog.protocol.tables.transactions import FIRST_OF_TRANSACTIONS_2
+from spark_klog.protocol.tables.metadata import FIRST_WITH_FEATURES, WITH_IDENTITY
+from spark_klog.protocol.tables.transactions import FIRST_END_OF_TRANSACTIONS_2, FIRST_OF_TRANSACTIONS_2
 from spark_klog.security.sasl import SaslExchange
 from spark_klog.wire.primitives import SIZE, Buffer, frame_size
 
@@ -67,6 +68,7 @@ _LAST = {
     OFFSET_COMMIT.key: OFFSETS_WITH_TOPIC_IDS - 1,
     OFFSET_FETCH.key: OFFSETS_WITH_TOPIC_IDS - 1,
     ADD_PARTITIONS_TO_TXN.key: 3,
+    END_TXN.key: FIRST_END_OF_TRANSACTIONS_2 - 1,
     TXN_OFFSET_COMMIT.key: FIRST_OF_TRANSACTIONS_2 - 1,
 }
 #: The versions of requests whose topics all have an id.
@@ -88,7 +90,7 @@ _SINCE = {
     75: "3.8",
 }
 #: What the client calls itself (KIP-511).
-_SOFTWARE = "spark-klog"
+SOFTWARE: Final[Message] = {"client_software_name": "spark-klog", "client_software_version": __version__}
 #: How a TLS record of type alert begins: 21, and the major version 3.
 _ALERT = b"\x15\x03"
 
@@ -246,6 +248,10 @@ class Connection:
         self._is_open = self.is_proven = False
         #: When the broker's throttling ends, a reading of `time.monotonic`.
         self.throttled_until = 0.0
+        #: The finalized level of each of the cluster's features (KIP-584), and when the broker told it, a reading of
+        #: `time.monotonic`; see `Cluster.asking_features`.
+        self.features: dict[str, int] = {}
+        self.features_at: float | None = None
         #: The broker's first and last version of each API; none before it has answered.
         self._versions: dict[int, tuple[int, int]] = {}
         self._correlation_id = 0
@@ -308,12 +314,7 @@ class Connection:
         """Send ApiVersions, with the expected broker if `identifies`."""
         if self._expected is None or not identifies:
             return self._transmit(API_VERSIONS, {}, 0)
-        request = {
-            "client_software_name": _SOFTWARE,
-            "client_software_version": __version__,
-            "cluster_id": self._expected.cluster_id,
-            "node_id": self._expected.node_id,
-        }
+        request = {**SOFTWARE, "cluster_id": self._expected.cluster_id, "node_id": self._expected.node_id}
         return self._transmit(API_VERSIONS, request, WITH_IDENTITY)
 
     def _next_of_negotiation(self, handle: Handle, deadline: float) -> None:
@@ -394,16 +395,19 @@ class Connection:
             self.close()
             self._fail(error)
 
-    def version_of(self, api: Api) -> int:
-        """The highest version that both sides support; `UnsupportedVersionError` if there is none."""
+    def version_of(self, api: Api, last: int | None = None) -> int:
+        """The highest version that both sides support; `UnsupportedVersionError` if there is none.
+
+        `last` is the caller's last version, for those that are not used otherwise.
+        """
         if api.key not in self._versions:
             since = f", it needs Kafka {_SINCE[api.key]} or later" if api.key in _SINCE else ""
             raise UnsupportedVersionError(f"broker {self.address} does not support {api.name}{since}")
-        first, last = self._versions[api.key]
-        version = min(last, _LAST.get(api.key, api.versions.last))
+        first, its_last = self._versions[api.key]
+        version = min(its_last, _LAST.get(api.key, api.versions.last) if last is None else last)
         if version < max(first, api.versions.first):
             raise UnsupportedVersionError(
-                f"broker {self.address} supports {api.name} {first}-{last}, "
+                f"broker {self.address} supports {api.name} {first}-{its_last}, "
                 f"this client {api.versions.first}-{api.versions.last}"
             )
         return version
@@ -491,6 +495,10 @@ class Connection:
                 return {"error_code": 0, "error_message": None, "auth_bytes": frame}
             _, message = decode_response(handle.api, handle.version, frame)
             self.is_proven = self.is_proven or self._is_open
+            if handle.api is API_VERSIONS and handle.version >= FIRST_WITH_FEATURES:
+                finalized = message["finalized_features"]
+                self.features = {feature["name"]: feature["max_version_level"] for feature in finalized}
+                self.features_at = time.monotonic()
             throttle_ms = message.get("throttle_time_ms", 0)
             if throttle_ms > 0:  # it does not shorten that of an earlier response
                 self.throttled_until = max(self.throttled_until, time.monotonic() + throttle_ms / 1000)

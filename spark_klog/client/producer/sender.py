@@ -49,8 +49,6 @@ from spark_klog.wire.primitives import Buffer
 _log = logging.getLogger(__name__)
 #: The version of Produce with magic 1.
 _MAGIC_1 = 2
-#: The last version of Produce that expects the producer to add partitions to the transaction (KIP-890).
-_LAST_TRANSACTIONAL = 11
 #: Seconds. A broker that takes longer for a request no longer delays records for other brokers.
 _SLOW_SECONDS = 1.0
 #: Seconds between looks whether another thread has called `stop`.
@@ -217,12 +215,11 @@ class Sender:
         """The queue for a batch of `count` records; raises the sender's earlier error."""
         self._outcomes.unconfirmed += count
         self.check()
-        queue = self._queues.get(key)
+        queue, transactions = self._queues.get(key), self._transactions
+        if transactions is not None and queue is not None and not transactions.is_of_epoch(queue.numbering):
+            queue = None  # it is empty, since a transaction ends without records in flight
         if queue is None:
-            if self._transactions is not None:
-                queue = Queue(key, self._transactions.numbering())
-            else:
-                queue = self._outcomes.new_queue(key)
+            queue = self._outcomes.new_queue(key) if transactions is None else Queue(key, transactions.numbering())
             self._queues[key] = queue
         return queue
 
@@ -418,7 +415,7 @@ class Sender:
         try:
             version = connection.version_of(PRODUCE)
             if self._transactions is not None:
-                version = min(version, _LAST_TRANSACTIONAL)
+                version = min(version, self._transactions.last_produce)
             message = self._message(chosen, version)
             is_answered = self._config.acks != 0
             deadline = self._cluster.deadline()

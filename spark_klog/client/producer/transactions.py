@@ -1,4 +1,4 @@
-"""The transactions of a producer (KIP-98, KIP-360, KIP-447).
+"""The transactions of a producer (KIP-98, KIP-360, KIP-447, KIP-890).
 
     new        -- init                                    --> ready
     ready      -- begin                                   --> open
@@ -9,6 +9,10 @@
     any        -- another producer uses this transactional.id --> fenced, for good
 
 If the response to a commit is lost, the outcome is unknown: the state stays `committing`, and commit can be repeated.
+
+Where the cluster's transaction.version is 2 (Kafka 4), brokers add partitions and groups to the transaction with the
+first records and offsets, and each end gives the producer its next epoch. Each transaction asks anew by which version
+it is made, with its first record, and keeps to it.
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from spark_klog.base.names import TopicPartition
+from spark_klog.base.names import TRANSACTION_VERSION, TRANSACTIONS_2, TopicPartition
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.coordinator import Coordinators
@@ -33,7 +37,7 @@ from spark_klog.client.offsets import (
     topics_to_commit,
 )
 from spark_klog.client.producer.numbering import Numbering
-from spark_klog.client.requests import PendingRequest, Steps
+from spark_klog.client.requests import PendingRequest, Steps, run
 from spark_klog.errors import (
     ErrorCode,
     InvalidTransactionState,
@@ -52,6 +56,8 @@ from spark_klog.protocol.apis import (
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import TRANSACTION
+from spark_klog.protocol.tables.records import PRODUCE_OF_TRANSACTIONS_2
+from spark_klog.protocol.tables.transactions import FIRST_END_OF_TRANSACTIONS_2, FIRST_OF_TRANSACTIONS_2
 
 _T = TypeVar("_T")
 #: The first InitProducerId with the current producer id and epoch, so that it can't fence a newer producer (KIP-360).
@@ -110,12 +116,29 @@ class Transactions:
         #: Whether a failed transaction has ended, and only another epoch is missing.
         self._has_aborted = False
         self._coordinators = Coordinators(cluster)
-        #: The request that adds partitions.
-        self.asking: PendingRequest[set[TopicPartition]] = PendingRequest()
+        #: The transaction.version by which the open transaction is made; None until that is known.
+        self._version: int | None = None
+        #: The request for that version, then the one that adds partitions.
+        self.asking: PendingRequest[Any] = PendingRequest()
 
     def numbering(self) -> Numbering:
         """A numbering from 0 for a partition, in the current epoch."""
         return Numbering(self._producer_id, self._epoch)
+
+    def is_of_epoch(self, numbering: Numbering | None) -> bool:
+        """Whether a numbering is of the current epoch, so that it goes on."""
+        if numbering is None:
+            return False
+        return (numbering.producer_id, numbering.epoch) == (self._producer_id, self._epoch)
+
+    @property
+    def last_produce(self) -> int:
+        """The last version of Produce for the open transaction."""
+        return PRODUCE_OF_TRANSACTIONS_2 - (0 if self._is_of_2 else 1)
+
+    @property
+    def _is_of_2(self) -> bool:
+        return self._version is not None and self._version >= TRANSACTIONS_2
 
     def init(self, known: PreparedTransaction | None = None) -> None:
         """Get a producer id and epoch. This fences earlier producers and aborts their open transactions.
@@ -151,19 +174,32 @@ class Transactions:
 
     def must_add(self, key: TopicPartition) -> bool:
         """Whether a partition has to be added to the transaction before records are sent to it."""
-        return key not in self._partitions
+        return not self._is_of_2 and key not in self._partitions
 
     def add(self, partitions: Iterable[TopicPartition]) -> None:
         """Add those of the partitions that `must_add` says, without waiting: call it until none is left.
 
         Raises what the other calls raise; `asking` tells what to wait for.
         """
+        if self._version is None:
+            self._version = self.asking.step(self._version_steps)
+        if self._version is None:
+            return
+        if self._is_of_2:
+            self._is_begun = True  # by the records that are sent now
+            return
         while wanted := [key for key in partitions if self.must_add(key)]:
             self._is_begun = True
             added = self.asking.step(partial(self._addition, wanted))
             if added is None:
                 return
             self._partitions |= added
+
+    def _version_steps(self) -> Steps[int]:
+        def steps(node: int, deadline: float) -> Steps[int]:
+            return (yield from self._cluster.asking_features(node, deadline)).get(TRANSACTION_VERSION, 0)
+
+        return self._coordinators.trying(self.transactional_id, steps, TRANSACTION)
 
     def _addition(self, wanted: list[TopicPartition]) -> Steps[set[TopicPartition]]:
         fields = {**self._identity(), "topics": topic_numbers(wanted)}
@@ -207,8 +243,12 @@ class Transactions:
                     f"the coordinator of group {group} is older than Kafka 2.5 and can't reject the offsets of outdated"
                     " members: upgrade the brokers, or assign partitions to the consumer and pass the group's name"
                 )
+        if self._version is None:
+            self.asking.close()
+            with self._failing():
+                self._version = run(self._version_steps())
         self._is_begun = True
-        if group not in self._groups:
+        if not self._is_of_2 and group not in self._groups:
             request = {**self._identity(), "group_id": group}
             with self._failing():
                 self._request(ADD_OFFSETS_TO_TXN, request, f"offsets of group {group}")
@@ -222,8 +262,10 @@ class Transactions:
             "topics": topics_to_commit({key: Committed(offset) for key, offset in offsets.items()}),
         }
 
+        last = FIRST_OF_TRANSACTIONS_2 if self._is_of_2 else None
+
         def request_of_group() -> None:
-            answer = self._cluster.request(self._coordinators.node(group), TXN_OFFSET_COMMIT, commit)
+            answer = self._cluster.request(self._coordinators.node(group), TXN_OFFSET_COMMIT, commit, last)
             entries = by_key(TXN_OFFSET_COMMIT, answer, partition_entries(answer), offsets)
             codes = {key: entry["error_code"] for key, entry in entries.items()}
             self._check_each(TXN_OFFSET_COMMIT, codes, f"committed for group {group}")
@@ -250,7 +292,8 @@ class Transactions:
     def abort(self) -> None:
         """Abort the transaction; after an error call it again.
 
-        After a failure, records may still be in flight: the producer gets a new epoch so that brokers reject them.
+        After a failure, records may still be in flight: the producer gets a new epoch so that brokers reject them. With
+        transaction.version 2 it has that by each end.
         """
         self._expect("abort_transaction", State.OPEN, State.FAILED, State.ABORTING)
         if self.state is State.FAILED:
@@ -269,23 +312,32 @@ class Transactions:
                 raise
         self._ended()
 
-    def _request_end(self, *, commits: bool) -> None:
+    def _request_end(self, *, commits: bool) -> bool:
+        """End the transaction; return whether the producer has another epoch now."""
         what = f"{'commit' if commits else 'abort'} of a transaction of {self.transactional_id}"
-        self._request(END_TXN, {**self._identity(), "committed": commits}, what)
+        last = FIRST_END_OF_TRANSACTIONS_2 if self._is_of_2 else None
+        answer = self._request(END_TXN, {**self._identity(), "committed": commits}, what, last)
+        if answer["producer_id"] < 0:
+            return False
+        self._producer_id, self._epoch = answer["producer_id"], answer["producer_epoch"]
+        return True
 
     def _ended(self) -> None:
         self.asking.close()  # of a transaction that has failed: the coordinator rejects its epoch
         self._partitions.clear()
         self._groups.clear()
         self._is_begun = self._has_aborted = False
+        self._version = None
         self.state = State.READY
 
     def _renew(self) -> None:
-        """Abort the transaction and get a new epoch."""
+        """Abort the transaction and get a new epoch, if that is not of the abort."""
         if not self._has_aborted:
             # also for what has not begun: a producer that was fenced learns of it here, before it could fence another
             try:
-                self._request_end(commits=False)
+                if self._request_end(commits=False):
+                    self._ended()
+                    return
             except ProtocolError as error:
                 if error.code not in NEVER_COMMITTED:
                     raise
@@ -352,11 +404,11 @@ class Transactions:
             self.fail()
             raise
 
-    def _request(self, api: Api, message: Message, what: str) -> Message:
+    def _request(self, api: Api, message: Message, what: str, last: int | None = None) -> Message:
         """The answer of the coordinator of the transactional id, see `_attempt`; raises the error in it."""
 
         def request() -> Message:
-            answer = self._cluster.request(self._node(), api, message)
+            answer = self._cluster.request(self._node(), api, message, last)
             self._check(api, answer["error_code"], what)
             return answer
 

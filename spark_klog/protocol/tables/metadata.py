@@ -47,6 +47,8 @@ def node_endpoints(versions: str) -> Field:
 #: The first version of ApiVersions that says whom the client wants to reach: cluster and node, both or neither
 #: (KIP-1242). A broker that is another one answers REBOOTSTRAP_REQUIRED.
 WITH_IDENTITY = 5
+#: The first version of ApiVersions with the cluster's features (KIP-584).
+FIRST_WITH_FEATURES = 3
 
 API_VERSIONS = api(18, "ApiVersions", "0-5", flexible=3)(
     struct(

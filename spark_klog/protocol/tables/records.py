@@ -22,6 +22,9 @@ READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 #: The first version of Produce with batches of magic 2; earlier ones have message sets of magic 0 or 1.
 PRODUCE_WITH_MAGIC_2 = 3
+#: The first Produce that adds its partitions to the transaction itself (KIP-890): only for clients of version 2 of
+#: transactions, which bump the epoch with each.
+PRODUCE_OF_TRANSACTIONS_2 = 12
 #: The first versions that name topics by id (KIP-516).
 PRODUCE_WITH_TOPIC_IDS = FETCH_WITH_TOPIC_IDS = 13
 #: Ids and epochs of fetch sessions (KIP-227): none, a new one, and the end of one.

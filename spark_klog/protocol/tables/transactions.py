@@ -1,9 +1,9 @@
-"""Idempotent and transactional producers (KIP-98, KIP-360, KIP-447, KIP-890).
+"""Idempotent and transactional producers (KIP-98, KIP-360, KIP-447, KIP-890, KIP-1228).
 
 InitProducerId (key 22), AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26), WriteTxnMarkers (27) and
 TxnOffsetCommit (28). Brokers send versions 4 and up of AddPartitionsToTxn to each other; clients send the lower ones.
 For admins (KIP-664): DescribeProducers (61), DescribeTransactions (65) and ListTransactions (66).
-Records of __transaction_state: TransactionLogKey.json and TransactionLogValue.json of Kafka 3.9 and 4.1.
+Records of __transaction_state: TransactionLogKey.json and TransactionLogValue.json of Kafka 3.9 and 4.4.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ ADD_OFFSETS_TO_TXN = api(25, "AddOffsetsToTxn", "0-4", flexible=3)(
     ),
 )
 
-END_TXN = api(26, "EndTxn", "0-4", flexible=3)(
+#: The first EndTxn that raises the epoch, and answers it: only for clients of version 2 of transactions.
+FIRST_END_OF_TRANSACTIONS_2 = 5
+
+END_TXN = api(26, "EndTxn", "0-5", flexible=3)(
     struct(
         F("transactional_id", STRING),
         F("producer_id", INT64),
@@ -102,10 +105,15 @@ END_TXN = api(26, "EndTxn", "0-4", flexible=3)(
     struct(
         F("throttle_time_ms", INT32),
         F("error_code", INT16),
+        F("producer_id", INT64, "5+", default=-1),
+        F("producer_epoch", INT16, "5+", default=-1),
     ),
 )
 
-WRITE_TXN_MARKERS = api(27, "WriteTxnMarkers", "1-1", flexible=1)(
+#: The first WriteTxnMarkers that says by which transaction.version a transaction has ended (KIP-1228).
+FIRST_MARKERS_WITH_VERSION = 2
+
+WRITE_TXN_MARKERS = api(27, "WriteTxnMarkers", "1-2", flexible=1)(
     struct(
         structs(
             "markers",
@@ -114,6 +122,7 @@ WRITE_TXN_MARKERS = api(27, "WriteTxnMarkers", "1-1", flexible=1)(
             F("transaction_result", BOOLEAN),
             structs("topics", F("name", STRING), F("partition_indexes", array(INT32))),
             F("coordinator_epoch", INT32),
+            F("transaction_version", INT8, "2+"),
         ),
     ),
     struct(
@@ -231,11 +240,14 @@ TRANSACTION_LOG_VALUE = versioned(
     "TransactionLogValue",
     "0-1",
     F("producer_id", INT64),
+    F("previous_producer_id", INT64, "1+", default=-1, tag=0),
+    F("next_producer_id", INT64, "1+", default=-1, tag=1),
     F("producer_epoch", INT16),
     F("transaction_timeout_ms", INT32),
     F("transaction_status", INT8),
     structs("transaction_partitions", F("topic", STRING), F("partition_ids", array(INT32)), nullable="0+"),
     F("transaction_last_update_timestamp_ms", INT64),
     F("transaction_start_timestamp_ms", INT64),
+    F("client_transaction_version", INT16, "1+", tag=2),
     flexible=1,
 )

@@ -110,15 +110,15 @@ class SinkProducer:
         That one must have ended. `ProducerFenced` if it is not committed: someone has fenced this id.
         """
         if not self._has_new_epoch:
-            if known is not None:
-                self._check_committed(known)
-            self._producer.init_transactions(known)
+            self._producer.init_transactions(None if known is None else self._committed(known))
         self._producer.begin_transaction()
 
-    def _check_committed(self, known: PreparedTransaction) -> None:
-        """By the state, as Kafka 4 (transaction.version 2, KIP-890) raises the epoch by one for a commit, too.
+    def _committed(self, known: PreparedTransaction) -> PreparedTransaction:
+        """The id with the epoch that it has since its commit; `ProducerFenced` if it is not committed.
 
-        InitProducerId with the epoch before is a repeated request there, be the id committed or fenced.
+        EndTxn from version 5 on (transaction.version 2, KIP-890) raises the epoch by one, by which the coordinator
+        tells a commit from what has come after it. It raises it for an abort, too, and takes an InitProducerId with the
+        epoch before for a repeated one: so the state counts, and the producer goes on from the epoch as it is.
         """
         name = known.transactional_id
         now = Admin(self._cluster).describe_transactions([name])[name]
@@ -126,8 +126,10 @@ class SinkProducer:
             raise ProducerFenced(name)
         if isinstance(now, KlogError):
             raise now
-        if now.producer_id != known.producer_id or now.state not in _COMMITTED:
+        is_its_own = now.producer_id == known.producer_id and now.producer_epoch in (known.epoch, known.epoch + 1)
+        if not is_its_own or now.state not in _COMMITTED:
             raise ProducerFenced(name)
+        return replace(known, epoch=now.producer_epoch)
 
     def prepare_transaction(self) -> PreparedTransaction | None:
         """Prepare the transaction as the client's producer does, and remember it as `prepared`."""
