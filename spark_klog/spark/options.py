@@ -54,6 +54,7 @@ TRIGGER = (
     "maxBytesPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
+    "availableNow",
     "commitOffsets",
     "schemaEvolution",
 )
@@ -320,12 +321,16 @@ class GroupOffsetsOptions:
 
 @dataclass(frozen=True)
 class TriggerLimits:
-    """Limits of a micro-batch: maximum records and bytes; minimum records, which `max_delay_ms` overrides."""
+    """Limits of a micro-batch: maximum records and bytes; minimum records, which `max_delay_ms` overrides.
+
+    With `are_ignored` a pyspark that does not tell Trigger.AvailableNow from others reads all in one micro-batch.
+    """
 
     max_offsets: int | None = None
     max_bytes: int | None = None
     min_offsets: int | None = None
     max_delay_ms: int = 15 * 60_000
+    are_ignored: bool = False
 
     @property
     def any(self) -> bool:
@@ -653,6 +658,7 @@ def _trigger_limits(own: dict[str, str]) -> TriggerLimits:
         count(own, "maxBytesPerTrigger"),
         count(own, "minOffsetsPerTrigger"),
         milliseconds(own, "maxTriggerDelay", TriggerLimits.max_delay_ms),
+        chosen(own, "availableNow", {name: name for name in ("limited", "all")}) == "all",
     )
     if limits.max_offsets is not None and limits.min_offsets is not None and limits.max_offsets < limits.min_offsets:
         raise ConfigError(

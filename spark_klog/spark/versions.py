@@ -14,6 +14,7 @@ The API is asked for what it has, not for its number.
 Without admission control `LatestOffsetReader` gives each `latestOffset()` the start that Spark does not pass: the end
 of the micro-batch before, which Spark tells a restarted query by `partitions(END, END)`. Trigger.AvailableNow then asks
 for the latest offset once, and reads up to it in one micro-batch; nothing tells it from other triggers before that.
+So limits cut it short: `available_now.run_available_now` and the option availableNow=all read the rest.
 """
 
 from __future__ import annotations
@@ -176,17 +177,22 @@ class _Result:
         return pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), values, type)
 
 
-def adapted(reader: DataSourceStreamReader, *, is_limited: bool) -> DataSourceStreamReader:
-    """The reader in the form that this pyspark asks for; `is_limited` if its micro-batches have limits."""
-    return reader if HAS_ADMISSION_CONTROL else LatestOffsetReader(reader, is_limited)
+def adapted(
+    reader: DataSourceStreamReader, *, is_limited: bool, ignores_limits: bool = False
+) -> DataSourceStreamReader:
+    """The reader in the form that this pyspark asks for; `is_limited` if its micro-batches have limits.
+
+    With `ignores_limits` (availableNow=all) they have none where Spark does not tell the trigger.
+    """
+    return reader if HAS_ADMISSION_CONTROL else LatestOffsetReader(reader, is_limited, ignores_limits)
 
 
 class LatestOffsetReader(DataSourceStreamReader):
     """A stream reader for a pyspark whose `latestOffset` has no parameters."""
 
-    def __init__(self, reader: DataSourceStreamReader, is_limited: bool) -> None:
+    def __init__(self, reader: DataSourceStreamReader, is_limited: bool, ignores_limits: bool = False) -> None:
         self._reader = reader
-        self._is_limited = is_limited
+        self._is_limited = is_limited and not ignores_limits
         #: The end of the last micro-batch; {} before the first one.
         self._end: JsonOffsets = {}
         #: Whether Spark has asked for a latest offset.
@@ -200,10 +206,14 @@ class LatestOffsetReader(DataSourceStreamReader):
             _log.warning(
                 "this pyspark ends Trigger.AvailableNow after one micro-batch, which the options of limits "
                 "(maxOffsetsPerTrigger and others) cut short: the rest is left to the next run, unlike with "
-                'format("kafka"). Use limits with Trigger.ProcessingTime, or pyspark 4.2'
+                'format("kafka"). To read all, start the query by spark_klog.run_available_now, which starts it again '
+                "until nothing is left and keeps the limits; or set the option availableNow=all, which ignores them "
+                "and reads all in one micro-batch; or use pyspark 4.2 (docs/recipes/switch.md). With other triggers "
+                "limits work as ever"
             )
         self._is_asked = True
-        self._end = self._reader.latestOffset(self._end, self._reader.getDefaultReadLimit())
+        limit = self._reader.getDefaultReadLimit() if self._is_limited else ReadAllAvailable()
+        self._end = self._reader.latestOffset(self._end, limit)
         return self._end
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:

@@ -78,7 +78,8 @@ class KlogDataSource(DataSource):
             reader = StreamReader(*self._of_schema(options, schema))
         except KlogError as error:
             return adapted(RefusedStreamReader(error), is_limited=False)
-        return adapted(reader, is_limited=options.trigger.any)
+        limits = options.trigger
+        return adapted(reader, is_limited=limits.any, ignores_limits=limits.are_ignored)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchQueryWriter:
         if overwrite:

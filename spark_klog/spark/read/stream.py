@@ -35,13 +35,14 @@ from spark_klog.spark.read.ranges import (
 )
 from spark_klog.spark.read.tasks import Plan, read_ranges
 from spark_klog.spark.versions import (
+    HAS_ADMISSION_CONTROL,
     JsonOffsets,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from spark_klog.trees.checkpoint import from_json, start_in, to_json, with_start
+from spark_klog.trees.checkpoint import from_json, start_in, to_json, with_left, with_start
 
 _log = logging.getLogger(__name__)
 #: How long to look for a missing partition before it counts as deleted.
@@ -97,6 +98,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offsets | None = None
         self._latest: Offsets = {}
         self._planned: tuple[JsonOffsets, JsonOffsets, list[OffsetRange]] | None = None
+        #: Whether the next micro-batch is the run's first, which is Trigger.AvailableNow's only one before pyspark 4.2.
+        self._says_what_is_left = not HAS_ADMISSION_CONTROL
         self._last_trigger = -math.inf
         self._topic_ids: dict[str, UUID] = {}
         #: Ids of former topics, which a broker that lags behind may still tell.
@@ -200,6 +203,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         missing = {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
         self._left = {key: left for key, left in self._left.items() if key not in end} | missing
         shown = with_start(end, begin | recreated, before, is_first=is_first)
+        if self._says_what_is_left:
+            self._says_what_is_left, shown = False, with_left(shown, end, latest)
         self._planned = start, shown, ranges
         return shown
 
