@@ -8,10 +8,15 @@
 | klog_query_rows_per_second | gauge | query, source | rows a second in the last micro-batch |
 | klog_query_batch_id | gauge | query, source | the last micro-batch |
 | klog_query_lost_ranges_total | counter | query, source | ranges that could not be read (failOnDataLoss=report) |
+| klog_query_held_up_records | gauge | query, source, topic, partition | offsets behind an open transaction |
+| klog_query_held_up_seconds | gauge | query, source, topic, partition | for how long it has held them up |
 | klog_query_progress_timestamp_seconds | gauge | query, source | when the last progress was reported |
 
 Progress records have offsets, not times. The seconds are found by when an offset was first seen as the latest one: they
 are right to the time between two micro-batches, and of records older than the listener a lower bound.
+
+A stream that is held up has no micro-batches, so the figures are those of its last one, and the seconds count on. What
+begins after it is in the log of the source only, as a warning of `spark_klog.spark.read.open_transactions`.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ from pyspark.sql.types import LongType
 from spark_klog.client.places import Offsets
 from spark_klog.errors import ConfigError
 from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines, metrics_page
-from spark_klog.spark.options import LOST, RECORD_BYTES
+from spark_klog.spark.options import HELD_UP, LOST, RECORD_BYTES
 from spark_klog.trees.checkpoint import START_OF, from_json, start_in
 from spark_klog.wire.http import HttpThread
 
@@ -68,7 +73,8 @@ class SourceProgress:
     its start is known; `bytes` estimates their compressed size in the log (option estimateRecordBytes). Minimum,
     maximum and average of the offsets behind latest are over the partitions. `lost` lists the ranges that could not be
     read (failOnDataLoss=report), see `ranges.Lost`. `end` has the offset that each "topic-partition" has reached,
-    `behind` how many offsets that is behind the latest one.
+    `behind` how many offsets that is behind the latest one. `held_up` lists the partitions of a read_committed stream
+    in which records wait behind an open transaction: topic, partition, records (offsets), sinceMs (since 1970).
     """
 
     query: str
@@ -84,6 +90,7 @@ class SourceProgress:
     source: int = 0
     end: dict[str, int] = field(default_factory=dict)
     behind: dict[str, int] = field(default_factory=dict)
+    held_up: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def topics(self) -> list[str]:
@@ -98,9 +105,11 @@ class SourceProgress:
             f"{self.max_offsets_behind_latest:,} behind at most" if self.max_offsets_behind_latest else "up to date"
         )
         lost = f", {len(self.lost)} ranges lost" if self.lost else ""
+        held_up = sum(one["records"] for one in self.held_up)
+        waiting = f", {held_up:,} wait behind open transactions" if held_up else ""
         speed = f"{self.rows:,} rows, {self.rows_per_second:,.0f} rows/s"
         source = f"source {self.source} ({', '.join(self.topics)})"
-        return f"{self.query} micro-batch {self.batch_id}, {source}: {speed}, {behind}{lost}"
+        return f"{self.query} micro-batch {self.batch_id}, {source}: {speed}, {behind}{waiting}{lost}"
 
 
 def source_progress(query: str, batch_id: int, source: SparkSourceProgress, number: int = 0) -> SourceProgress | None:
@@ -112,7 +121,7 @@ def source_progress(query: str, batch_id: int, source: SparkSourceProgress, numb
             return None
         reached = {}  # all partitions were deleted
     start, known = _object(source.startOffset), _object(source.latestOffset)
-    lost = known.pop(LOST, [])
+    lost, held_up = known.pop(LOST, []), known.pop(HELD_UP, [])
     sizes = {(entry["topic"], entry["partition"]): float(entry["bytes"]) for entry in known.pop(RECORD_BYTES, [])}
     before = dict.fromkeys(reached, 0) | (_offsets(start) or {})
     begun = start_in(end, before, is_first=not start)
@@ -133,6 +142,7 @@ def source_progress(query: str, batch_id: int, source: SparkSourceProgress, numb
         source=number,
         end=_by_name(reached),
         behind=_by_name(behind),
+        held_up=held_up,
     )
 
 
@@ -362,6 +372,14 @@ class QueryMetrics:
                 records.append(((*labels, topic, index), behind))
                 seconds.append(((*labels, topic, index), source.lag_seconds(name, now)))
 
+        held_up = [
+            ((*labels, one["topic"], str(one["partition"])), one["records"], max(0.0, now - one["sinceMs"] / 1000))
+            for labels, source in sources
+            for one in source.last.held_up
+        ]
+        waiting = [(key, count) for key, count, _ in held_up]
+        ages = [(key, age) for key, _, age in held_up]
+
         def by_source(name: str, kind: str, text: str, value: Callable[[_Source], float]) -> Family:
             return Family(f"klog_query_{name}", kind, text, _SOURCE, [(key, value(found)) for key, found in sources])
 
@@ -372,5 +390,7 @@ class QueryMetrics:
             by_source("rows_per_second", GAUGE, "Rows a second", lambda source: source.last.rows_per_second),
             by_source("batch_id", GAUGE, "The last micro-batch", lambda source: source.last.batch_id),
             by_source("lost_ranges_total", COUNTER, "Ranges that could not be read", lambda source: source.lost),
+            Family("klog_query_held_up_records", GAUGE, "Offsets behind an open transaction", _PARTITION, waiting),
+            Family("klog_query_held_up_seconds", GAUGE, "Age of the standstill", _PARTITION, ages),
             by_source("progress_timestamp_seconds", GAUGE, "Time of the last progress", lambda source: source.reported),
         ]

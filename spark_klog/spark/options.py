@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from spark_klog.schemas.column_writing import Strategy, WriteFormat, WriterSchema
 
 _log = logging.getLogger(__name__)
-#: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
-#: record of each partition (estimateRecordBytes). No topic has a space in its name.
-LOST, RECORD_BYTES = "lost ranges", "record bytes"
+#: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report), the bytes per record
+#: of each partition (estimateRecordBytes), and the partitions that open transactions hold up (read_committed). No topic
+#: has a space in its name.
+LOST, RECORD_BYTES, HELD_UP = "lost ranges", "record bytes", "held up by open transactions"
 #: The prefix of Kafka's settings among the options.
 PREFIX = "kafka."
 SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")

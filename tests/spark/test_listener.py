@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.spark.listener import ProgressListener, SourceProgress, source_progress
+from spark_klog.spark.listener import ProgressListener, QueryMetrics, SourceProgress, source_progress
 
 from .support import Job, Sent, create_topic, produce, wait_for
 
@@ -67,6 +67,24 @@ def test_lost_ranges_are_told() -> None:
     assert found is not None
     assert found.lost == lost
     assert str(found).endswith("up to date, 1 ranges lost")
+
+
+def test_partitions_that_open_transactions_hold_up() -> None:
+    held_up = [{"topic": "t-x", "partition": 1, "records": 70, "sinceMs": 1_700_000_000_000}]
+    found = progress(latest=json.dumps({"t": {"0": 40}, "held up by open transactions": held_up}))
+    assert found is not None
+    assert found.held_up == held_up
+    assert str(found).endswith("up to date, 70 wait behind open transactions")
+    metrics = QueryMetrics(lambda: 1_700_000_012.5)
+    metrics.add(found)
+    families = text_string_to_metric_families("".join(f"{line}\n" for line in "".join(metrics.page()).splitlines()))
+    samples = {one.name: one for family in families for one in family.samples if "held_up" in one.name}
+    assert {name: one.value for name, one in samples.items()} == {
+        "klog_query_held_up_records": 70,
+        "klog_query_held_up_seconds": 12.5,
+    }
+    labels = {"query": "q", "source": "0", "topic": "t-x", "partition": "1"}
+    assert [one.labels for one in samples.values()] == [labels, labels]
 
 
 @pytest.mark.parametrize("latest", [None, "None", "null", ""])

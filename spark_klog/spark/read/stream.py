@@ -21,8 +21,9 @@ from spark_klog.client.places import Offsets, check_covers
 from spark_klog.client.retry import Lasting, pause_seconds
 from spark_klog.errors import KlogError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
-from spark_klog.spark.options import LOST, RECORD_BYTES, SourceOptions
+from spark_klog.spark.options import HELD_UP, LOST, RECORD_BYTES, SourceOptions
 from spark_klog.spark.read.broker_source import BrokerSource
+from spark_klog.spark.read.open_transactions import OpenTransactions
 from spark_klog.spark.read.ranges import (
     UNSUBSCRIBED,
     LossReporter,
@@ -113,6 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._leaderless = Leaderless()
         self._losses = LossReporter(options.on_data_loss)
         self._record_bytes = RecordBytes()
+        self._open_transactions = OpenTransactions()
 
     @property
     def _source(self) -> BrokerSource:
@@ -171,7 +173,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> JsonOffsets:
         """The log's latest offsets, as `latestOffset` has just seen them, with more figures for the progress record."""
         latest: dict[str, Any] = to_json(self._latest)
-        more = {LOST: self._losses.show(), RECORD_BYTES: self._record_bytes.to_json()}
+        more = {
+            LOST: self._losses.show(),
+            RECORD_BYTES: self._record_bytes.to_json(),
+            HELD_UP: self._open_transactions.to_json(),
+        }
         return latest | {name: value for name, value in more.items() if value}
 
     def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
@@ -183,6 +189,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_first, before = not start, from_json(start)
         begin = self._first_start() if is_first else before
         latest = self._latest = self._latest_after(begin)
+        if self._cluster.config.isolation_level and self._target is None:
+            self._open_transactions.look(self._cluster, latest)
         if not is_first:
             # The micro-batch that ends at `start` is committed, but Spark calls `commit` for it only with the next one:
             # until then the offsets of an idle or restarted stream would lag behind.

@@ -149,7 +149,7 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
             for _ in iterator:  # in foreachBatch, operators update their state with the rows that they give
                 pass
             return Written({})
-        written = write_in_transaction(self._options, claimed, iterator)
+        written = write_in_transaction(self._options, claimed, iterator, str(self._write))
         return WrittenInBatch(written.counts, claimed, written.transaction, opened_at)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -46,6 +46,7 @@ from spark_klog.spark.write.exactly_once import (
     give_up,
 )
 from spark_klog.spark.write.hard_link_log import HardLinkLog, Moved, planned
+from spark_klog.spark.write.open_time import warn_if_late, warning_of_open_transaction
 from spark_klog.spark.write.producers import PRODUCERS
 from spark_klog.spark.write.sink import StreamWriter, Written, log_progress, send_all
 from spark_klog.spark.write.topic_log import TopicDecisionLog
@@ -191,13 +192,14 @@ def check_time_left(settings: Mapping[str, str], begin_at: float, what: str) -> 
 
     The other half is for restarts: a decided transaction that times out is lost.
     """
-    most = client_config(settings, PREFIX).transaction_timeout_ms / 2000
+    timeout_ms = client_config(settings, PREFIX).transaction_timeout_ms
     took = time.time() - begin_at
-    if took > most:
+    if took > timeout_ms / 2000:
         raise NotDecided(
             f"{what} took {took:.1f} s, more than half of kafka.transaction.timeout.ms; nothing of it is written: set "
             "it higher, up to the brokers' transaction.max.timeout.ms, or write less at a time"
         )
+    warn_if_late(took, timeout_ms, what)
 
 
 def check_still_open(admin: Admin, what: str, transactions: Sequence[Transaction]) -> None:
@@ -280,15 +282,22 @@ class WrittenInTransaction(Written):
 
 
 def write_in_transaction(
-    options: SinkOptions, claimed: Claimed, iterator: Iterator[pa.RecordBatch]
+    options: SinkOptions, claimed: Claimed, iterator: Iterator[pa.RecordBatch], what: str
 ) -> WrittenInTransaction:
-    """Write a task's rows in a transaction of this attempt, and leave it open; errors as of the client's producer."""
+    """Write a task's rows in a transaction of this attempt, and leave it open; errors as of the client's producer.
+
+    `what` it writes is for a warning.
+    """
     context = TaskContext.get()
     assert context is not None, "Spark runs tasks with a context"
-    with PRODUCERS.borrow_transactional(options.client, claimed.identity.id_prefix, claimed.begun.number) as producer:
+    client, task = options.client, context.partitionId()
+    with (
+        warning_of_open_transaction(client_config(client, PREFIX).transaction_timeout_ms, what, task),
+        PRODUCERS.borrow_transactional(client, claimed.identity.id_prefix, claimed.begun.number) as producer,
+    ):
         counts = send_all(producer, options, iterator)
         prepared = producer.prepare_transaction()
-    transaction = None if prepared is None else Transaction(**vars(prepared), task=context.partitionId())
+    transaction = None if prepared is None else Transaction(**vars(prepared), task=task)
     return WrittenInTransaction(counts, claimed, transaction)
 
 
@@ -365,7 +374,7 @@ class ExactlyOnceWriter(StreamWriter):
             for _ in iterator:  # operators before the sink update their state with the rows that they give
                 pass
             return WrittenInTransaction({}, claimed, None)
-        return write_in_transaction(self._options, claimed, iterator)
+        return write_in_transaction(self._options, claimed, iterator, f"micro-batch {batch}")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _written(messages)
