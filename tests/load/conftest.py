@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,27 +11,17 @@ from spark_klog.load.journal import lease
 from tests.load.support import send_batch
 from tests.spark.support import create_topic, produce, values
 from tests.support.batches import walk
-from tests.support.kafka import free_port
+from tests.support.s3_server import serving_s3
 
 #: Records per batch, number of batches, index of the corrupt batch.
 EACH, COUNT, CORRUPT = 20, 6, 2
-_HOST, _SECONDS = "127.0.0.1", 60
 
 
 @pytest.fixture(scope="module")
 def s3_process() -> Iterator[str]:
     """The address of an S3 server in a process of its own: deltalake holds Python's lock while it reads a history."""
-    port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", _HOST, "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            deadline = time.monotonic() + _SECONDS
-            while not _answers(port):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            yield f"{_HOST}:{port}"
-        finally:
-            server.kill()
+    with serving_s3() as address:
+        yield address
 
 
 @pytest.fixture
@@ -60,8 +46,3 @@ def corrupt(cluster: EmbeddedCluster, topic: str) -> str:
         file.seek(-1, 1)
         file.write(bytes([byte ^ 0x20]))
     return topic
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex((_HOST, port)) == 0

@@ -9,16 +9,20 @@ import json
 import random
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow.fs import FileSelector, S3FileSystem
 from pyspark.sql import SparkSession
 
 from tests.jobs.support import Running
 from tests.spark.exactly_once.kills import KILLS, SECONDS, SEED, Brokers, Program, brokers
 from tests.spark.exactly_once.support import PARTITIONS, fill, once, read
 from tests.spark.support import create_topic
+from tests.support.s3_server import serving_s3
+from tests.support.s3a import s3a_settings
 
 from . import copy_program
 
@@ -31,12 +35,19 @@ RECORDS = 3000
 _PROGRAM = Path(__file__).with_name("copy_program.py")
 
 
-class Copy(Program):
-    """The copy program and its checkpoint."""
+@pytest.fixture
+def s3() -> Iterator[str]:
+    with serving_s3() as address:
+        yield address
 
-    def __init__(self, servers: str, topic: str, folder: Path, chance: random.Random) -> None:
+
+class Copy(Program):
+    """The copy program and its checkpoint, whose decisions are there or `in_topic`."""
+
+    def __init__(self, servers: str, topic: str, folder: Path, chance: random.Random, *, in_topic: bool) -> None:
         super().__init__(chance)
-        self._settings = {"servers": servers, "from": f"{topic}-from", "to": topic}
+        options = {"decisionLog": "topic" if in_topic else "checkpoint"}
+        self._settings = {"servers": servers, "from": f"{topic}-from", "to": topic, "options": options}
         self._folder = folder.resolve()
         self._checkpoint = self._folder / "checkpoint"
         self.runs = 0
@@ -44,14 +55,15 @@ class Copy(Program):
     def _given(self, **settings: Any) -> dict[str, Any]:
         self.runs += 1
         tasks = self.chance.randint(3, 5)
-        return {**self._settings, "checkpoint": str(self._checkpoint), "tasks": tasks, **settings}
+        return {"checkpoint": str(self._checkpoint), **self._settings, "tasks": tasks, **settings}
 
     def start(self) -> Running:
         given = self._given(records=RECORDS_A_BATCH, to_the_end=False)
         return Running([sys.executable, str(_PROGRAM), json.dumps(given)], self._folder, self.runs)
 
-    def to_the_end(self, spark: SparkSession) -> None:
+    def to_the_end(self, request: pytest.FixtureRequest) -> None:
         """Run the program's query in this process until it has copied everything."""
+        spark: SparkSession = request.getfixturevalue("spark")  # not earlier: it is one more JVM
         given = self._given(records=None, to_the_end=True)
         query = copy_program.start(spark, given)
         try:
@@ -65,19 +77,54 @@ class Copy(Program):
         return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.test_all("kill"))])
+class CopyInBucket(Copy):
+    """The copy program with its checkpoint in a bucket, by Hadoop's S3A."""
+
+    def __init__(self, servers: str, topic: str, folder: Path, chance: random.Random, s3: str) -> None:
+        super().__init__(servers, topic, folder, chance, in_topic=True)
+        self._settings |= {"checkpoint": "s3a://bucket/checkpoint", "options": {}, "confs": s3a_settings(s3)}
+        self._bucket = S3FileSystem(
+            access_key="key", secret_key="secret", endpoint_override=s3, scheme="http", allow_bucket_creation=True
+        )
+        self._bucket.create_dir("bucket")
+        self._offsets = "bucket/checkpoint/offsets"
+
+    def to_the_end(self, request: pytest.FixtureRequest) -> None:
+        given = self._given(records=None, to_the_end=True)
+        result = Running([sys.executable, str(_PROGRAM), json.dumps(given)], self._folder, self.runs).result(SECONDS)
+        assert result.code == 0, result.stderr[-4000:]
+
+    def begun(self) -> int:
+        found = self._bucket.get_file_info(FileSelector(self._offsets, allow_not_found=True))
+        return max((int(one.base_name) for one in found if one.base_name.isdecimal()), default=-1)
+
+
+@pytest.mark.parametrize(
+    ("kills", "place"),
+    [
+        pytest.param(1, "topic", id="1-topic"),
+        pytest.param(KILLS, "checkpoint", marks=pytest.mark.test_all("kill"), id=f"{KILLS}-checkpoint"),
+        pytest.param(KILLS, "topic", marks=pytest.mark.test_all("kill"), id=f"{KILLS}-topic"),
+        pytest.param(KILLS, "bucket", marks=[pytest.mark.test_all("kill"), pytest.mark.peer], id=f"{KILLS}-bucket"),
+    ],
+)
 def test_every_row_once(
-    request: pytest.FixtureRequest, brokers: Brokers, topic: str, server_dir: Path, kills: int
+    request: pytest.FixtureRequest, brokers: Brokers, topic: str, server_dir: Path, kills: int, place: str
 ) -> None:
     create_topic(brokers.servers, f"{topic}-from", PARTITIONS)
     create_topic(brokers.servers, topic, PARTITIONS)
     records = RECORDS * kills
     fill(brokers.servers, topic, 0, records)
-    copy = Copy(brokers.servers, topic, server_dir, random.Random(SEED))
+    chance = random.Random(SEED)
+    copy: Copy
+    if place == "bucket":
+        copy = CopyInBucket(brokers.servers, topic, server_dir, chance, request.getfixturevalue("s3"))
+    else:
+        copy = Copy(brokers.servers, topic, server_dir, chance, in_topic=place == "topic")
     killed = copy.kill(brokers, kills)
     seen = read(brokers.servers, topic)
     assert max(seen.values(), default=0) <= 1
-    copy.to_the_end(request.getfixturevalue("spark"))  # not earlier: it is one more JVM
+    copy.to_the_end(request)
     wanted = once(records)
     deadline = time.monotonic() + 30
     while (found := read(brokers.servers, topic)) != wanted and time.monotonic() < deadline:
