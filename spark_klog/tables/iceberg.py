@@ -1,19 +1,11 @@
 """Iceberg tables, by pyiceberg: files of a load become data files of a table in one commit of its catalog.
 
-A run is recorded twice: in the summary of its snapshot, and in properties of the table, which stay when snapshots
-expire. Both are set in the commit that adds its files, which the catalog refuses if the table has moved meanwhile.
-
-    klog.load          the load to which the table belongs
-    klog.run           the number of its last run in the table
-    klog.token         of the attempt that committed it
-    klog.offsets       JSON, {topic: {partition: offset}}: where the next run begins
-    klog.topic-ids     JSON, {topic: id}
-    klog.snapshot      of the run: its id and its sequence number (property only)
+`iceberg_runs` says how a run is recorded; that is set in the commit that adds its files, which the catalog refuses if
+the table has moved meanwhile.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import time
@@ -40,7 +32,6 @@ from pyiceberg.partitioning import PARTITION_FIELD_ID_START, UNPARTITIONED_PARTI
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import DateType, TimestampType, TimestamptzType
 
@@ -49,16 +40,14 @@ from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.iceberg_compaction import Batch, Compaction
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
+from spark_klog.tables.iceberg_runs import last_run, run_properties, run_texts
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.iceberg_transaction import OneAttempt
 from spark_klog.tables.iceberg_upsert import Upsert
-from spark_klog.tables.table import LOAD_PROPERTY, DataFile, Layout, Run, TableFile, is_committed
+from spark_klog.tables.table import LOAD_PROPERTY, DataFile, Layout, Offsets, Run, TableFile, is_committed
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_RUN, _TOKEN, _OFFSETS, _TOPIC_IDS = "klog.run", "klog.token", "klog.offsets", "klog.topic-ids"
-_INCARNATIONS = "klog.incarnations"
-_SNAPSHOT = "klog.snapshot"
 #: Of tables that a load creates: metadata does not grow with each run.
 _PROPERTIES = {
     "format-version": "2",
@@ -235,48 +224,7 @@ class IcebergTable:
     def last_run(self, load: str) -> Run | None:
         """As of `Table.last_run`. `LoadError` if the table was rolled back to before its last run."""
         table = self._table()
-        return None if table is None else self._last_run(table.metadata, load)
-
-    def _last_run(self, metadata: TableMetadata, load: str) -> Run | None:
-        properties: dict[str, str] = metadata.properties
-        if properties.get(LOAD_PROPERTY, load) != load:
-            return None
-        recorded = _run_of({**properties, LOAD_PROPERTY: load}, load)
-        by_id = {one.snapshot_id: one for one in metadata.snapshots}
-        head = metadata.current_snapshot()
-        if recorded is None:
-            oldest = None
-            for oldest in _ancestors(head, by_id):
-                if (run := _run_of(oldest.summary, load)) is not None:
-                    return run
-            if _SNAPSHOT in properties and oldest is not None and oldest.parent_snapshot_id is not None:
-                raise LoadError(
-                    f"{self.address}: the snapshots that tell which runs of load {load} it has are expired, and the "
-                    f"property {_RUN} is unset: set it again, or load into another table"
-                )
-            return None
-        snapshot_id, sequence = json.loads(properties.get(_SNAPSHOT, "[0, 0]"))
-        earlier = None
-        for one in _ancestors(head, by_id):
-            run = _run_of(one.summary, load)
-            if run is not None and run.number >= recorded.number:
-                return run
-            is_picked = one.summary is not None and one.summary.get("source-snapshot-id") == str(snapshot_id)
-            if is_picked or snapshot_id in (one.snapshot_id, one.parent_snapshot_id):
-                return recorded
-            if run is not None or (one.sequence_number or sequence) < sequence:
-                earlier = run
-                break
-        else:
-            if head is not None and snapshot_id not in by_id:
-                return recorded  # its snapshot has expired, as have all before it
-        have = "has none of its runs" if earlier is None else f"has its runs up to {earlier.number}"
-        raise LoadError(
-            f"{self.address} was rolled back: run {recorded.number} of load {load} (snapshot {snapshot_id}) is not in "
-            f"the history of its current snapshot ({head and head.snapshot_id}), which {have}. To have its rows again, "
-            f"set the current snapshot to {snapshot_id}; to load on from the runs that are left, unset the table's "
-            f"property {_RUN}"
-        )
+        return None if table is None else self._calling(lambda: last_run(self.address, table, load), "read")
 
     def append(self, files: Sequence[DataFile], run: Run) -> None:
         """As of `Table.append`; partitions are those of the files' rows, by their footers. Tries for five minutes.
@@ -286,16 +234,18 @@ class IcebergTable:
         self._trying(lambda: self._append(files, run), f"given run {run.number}")
 
     def _append(self, files: Sequence[DataFile], run: Run) -> None:
-        table = self._without(run)
-        if table is None:
+        without = self._without(run)
+        if without is None:
             return
+        table, last = without
         footers = Footers(table.metadata)
         base = table.metadata.location.rstrip("/")
         transaction = OneAttempt(table)
-        append = transaction.update_snapshot(snapshot_properties=_texts(run)).merge_append()
+        append = transaction.update_snapshot(snapshot_properties=run_texts(run)).merge_append()
         for one in files:
             append.append_data_file(footers.data_file(f"{base}/{one.path}", one.size, one.metadata))
-        self._commit_run(transaction, append, run)
+        has_rows = any(one.metadata.num_rows for one in files)
+        self._commit_run(transaction, append, run, (last.offsets if last else {}) if has_rows else None)
 
     def upsert(self, changes: ChangeFiles | None, run: Run) -> None:
         if changes is None:
@@ -304,16 +254,17 @@ class IcebergTable:
             self._trying(lambda: self._upsert(changes, run), f"given run {run.number}")
 
     def _upsert(self, changes: ChangeFiles, run: Run) -> None:
-        table = self._without(run)
-        if table is None:
+        without = self._without(run)
+        if without is None:
             return
+        table, last = without
         upsert = Upsert(table, changes)
         upsert.write()
         if not upsert.added and not upsert.gone:
             self._append([], run)
             return
         transaction = OneAttempt(table)
-        overwrite = transaction.update_snapshot(snapshot_properties=_texts(run)).overwrite()
+        overwrite = transaction.update_snapshot(snapshot_properties=run_texts(run)).overwrite()
         # The files to delete are given one by one; this lets pyiceberg look for them in all manifests.
         overwrite.delete_by_predicate(AlwaysTrue())
         for file in upsert.gone:
@@ -321,21 +272,22 @@ class IcebergTable:
         for file in upsert.added:
             overwrite.append_data_file(file)
         try:
-            self._commit_run(transaction, overwrite, run)
+            has_rows = bool(upsert.inserted)  # of one that only deletes no row can tell
+            self._commit_run(transaction, overwrite, run, (last.offsets if last else {}) if has_rows else run.offsets)
         except CommitFailedException:
             upsert.remove()
             raise
 
-    def _without(self, run: Run) -> Table | None:
-        """The table before the run; None if it has the run, after an attempt whose outcome nobody knew."""
+    def _without(self, run: Run) -> tuple[Table, Run | None] | None:
+        """The table before the run, and its last run; None if it has the run, after an attempt of unknown outcome."""
         table = self._present()
-        metadata = table.metadata
-        self._check_owner(metadata, run.load)
-        return None if is_committed(self.address, self._last_run(metadata, run.load), run) else table
+        self._check_owner(table.metadata, run.load)
+        last = last_run(self.address, table, run.load)
+        return None if is_committed(self.address, last, run) else (table, last)
 
-    def _commit_run(self, transaction: OneAttempt, producer: Any, run: Run) -> None:
-        snapshot = [producer.snapshot_id, transaction.table_metadata.next_sequence_number()]
-        transaction.set_properties({**_texts(run), _SNAPSHOT: json.dumps(snapshot)})
+    def _commit_run(self, transaction: OneAttempt, producer: Any, run: Run, starts: Offsets | None) -> None:
+        sequence = transaction.table_metadata.next_sequence_number()
+        transaction.set_properties(run_properties(run, producer.snapshot_id, sequence, starts))
         producer.commit()
         self._commit(transaction)
         _log.info("committed run %s to %s, snapshot %s", run.number, self.address, producer.snapshot_id)
@@ -375,8 +327,8 @@ class IcebergTable:
     def _replace(self, compaction: Compaction, batch: Batch) -> int:
         table = self._present()
         load = table.properties.get(LOAD_PROPERTY)
-        last = None if load is None else self._last_run(table.metadata, load)
-        return compaction.commit(batch, table, {} if last is None else _texts(last), self._commit)
+        last = None if load is None else last_run(self.address, table, load)
+        return compaction.commit(batch, table, {} if last is None else run_texts(last), self._commit)
 
     def _table(self) -> Table | None:
         def load() -> Table | None:
@@ -458,33 +410,6 @@ class IcebergTable:
         with suppress(Exception):
             return self._catalog.load_table(self._identifier).metadata_location != self._seen
         return True
-
-
-def _ancestors(head: Snapshot | None, by_id: Mapping[int, Snapshot]) -> Iterator[Snapshot]:
-    """A snapshot and those before it, up to the first that has expired."""
-    while head is not None:
-        yield head
-        head = by_id.get(head.parent_snapshot_id) if head.parent_snapshot_id is not None else None
-
-
-def _texts(run: Run) -> dict[str, str]:
-    """The run as properties or a summary have it."""
-    return {
-        LOAD_PROPERTY: run.load,
-        _RUN: str(run.number),
-        _TOKEN: run.token,
-        _OFFSETS: json.dumps(run.offsets),
-        _TOPIC_IDS: json.dumps(run.topic_ids),
-        _INCARNATIONS: json.dumps(run.incarnations),
-    }
-
-
-def _run_of(texts: Mapping[str, Any] | None, load: str) -> Run | None:
-    """The run in properties or a summary; None if there is none of the load."""
-    if not texts or texts.get(LOAD_PROPERTY) != load or not texts.get(_RUN):
-        return None
-    offsets, ids, again = (json.loads(texts.get(name) or "{}") for name in (_OFFSETS, _TOPIC_IDS, _INCARNATIONS))
-    return Run(load, int(texts[_RUN]), texts.get(_TOKEN) or "", offsets, ids, again)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -42,11 +42,15 @@ class Upsert:
         self._output = _Output(table, self._schema)
         self.gone: list[DataFile] = []
         self.added: list[DataFile] = []
+        #: Rows that the changes have left.
+        self.inserted = 0
 
     def write(self) -> None:
         try:
             for changes in self._changes.slices():
-                self._output.write(self._inserted(changes))
+                rows = self._inserted(changes)
+                self.inserted += len(rows)
+                self._output.write(rows)
             for number, kept in self._kept.items():
                 self.gone.append(self._tasks[number].file)
                 start = 0
