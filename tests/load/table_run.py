@@ -1,9 +1,15 @@
-"""Load a topic into a table, or compact the table, in a process that tests kill.
+"""Runs of a load into a table, merges and compactions, in processes that tests kill; without Spark.
 
-    python -m tests.load.table_run SERVERS TOPIC ADDRESS MOMENT
+    python -m tests.load.table_run SERVERS TOPIC ADDRESS [merged]
 
-It prints "ready" and waits for a line. MOMENT is "any" (nothing special), "before" or "after" (it kills itself
-before or after the table's commit), or "compaction" (it compacts the table in place of a load).
+Each request is a line with a MOMENT. A fork of this process, which has the modules already, loads what is new (or, at
+the moment "compaction", compacts the table), and prints "at PID" when the moment has come:
+
+    any, compaction     before it begins
+    commit              before the first call of `Table.append`, or of `Table.upsert`
+    before, after       it kills itself before or after that call, and prints nothing
+
+When the fork has ended, this process prints "ended CODE". Changes of rows are merged if it is told so.
 """
 
 from __future__ import annotations
@@ -11,36 +17,70 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib import import_module
 from typing import Any
 
+from spark_klog.load.settings import WriteSettings
 from spark_klog.tables.opening import open_table
+from spark_klog.tables.table import Table
+from tests.load.change_source import KEYED
 from tests.load.support import run
 
 _SMALL = 1 << 30
+#: What a run imports when it first needs it.
+_MODULES = ("pyarrow.dataset", "pyiceberg.io.pyarrow", "pyiceberg.catalog.sql", "spark_klog.spark.read.tasks")
 
 
-def _killing(real: Any, moment: str) -> Any:
-    def append(*arguments: Any) -> None:
+def _tell(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def _at(moment: str, real: Any) -> Any:
+    has_told = False
+
+    def commit(*arguments: Any) -> None:
+        nonlocal has_told
+        if moment == "commit" and not has_told:
+            has_told = True
+            _tell(f"at {os.getpid()}")
         if moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         real(*arguments)
-        os.kill(os.getpid(), signal.SIGKILL)
+        if moment == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    return append
+    return commit
 
 
-def main(servers: str, topic: str, address: str, moment: str) -> None:
-    table = open_table(address)
-    if moment in ("before", "after"):
-        kind = type(table)
-        kind.append = _killing(kind.append, moment)  # type: ignore[method-assign]
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    sys.stdin.readline()
+def _act(servers: str, topic: str, address: str, moment: str, is_merged: bool) -> None:
+    table: Table = open_table(address)
+    method = "upsert" if is_merged else "append"
+    setattr(type(table), method, _at(moment, getattr(type(table), method)))
+    if moment in ("any", "compaction"):
+        _tell(f"at {os.getpid()}")
     if moment == "compaction":
         table.compact(_SMALL)
     else:
-        run(servers, address, topic, max_task_records=20)
+        run(servers, address, topic, max_task_records=20, settings=KEYED if is_merged else WriteSettings())
+
+
+def main(servers: str, topic: str, address: str, *how: str) -> None:
+    for name in _MODULES:
+        import_module(name)
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                _act(servers, topic, address, line.strip(), "merged" in how)
+                code = 0
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        _tell(f"ended {os.waitstatus_to_exitcode(status)}")
 
 
 if __name__ == "__main__":

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import os
 import random
+import select
+import signal
 import subprocess
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.files import open_folder
 from spark_klog.load.audit import status
-from tests.jobs.support import ROOT
+from spark_klog.load.journal.model import token_of
+from spark_klog.tables.opening import open_table
+from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
 from tests.load.support import expected, kills, run
 from tests.load.tables import CATALOG, NAME, Kind, Lake, make_lake, places
 from tests.spark.support import create_topic, produce, values
@@ -26,38 +35,82 @@ from tests.support.spark_tables import SparkTables
 _SECONDS = 120
 #: Records of a run, and partitions of the topic.
 _EACH, _PARTITIONS = 120, 2
-_MOMENTS = ("any", "before", "after", "compaction")
+#: Keys of rows, and changes of a run.
+_KEYS, _CHANGES = 400, 300
+_MOMENTS = ("any", "before", "commit", "after", "compaction")
+_OF_MERGES = ("any", "before", "commit", "after")
+#: At which the process kills itself.
+_BY_ITSELF = ("before", "after")
+pytestmark = [
+    pytest.mark.timeout(0),  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
+    pytest.mark.test_all("kill"),
+    pytest.mark.parametrize("place", ["disk", "s3"]),
+    pytest.mark.parametrize("kind", ["delta", "iceberg"]),
+]
 
 
-def _killed(lake: Lake, servers: str, topic: str, moment: str, seconds: float) -> bool:
-    """Start a run or a compaction, and kill it after `seconds`; return False if it had ended before."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.load.table_run", servers, topic, lake.address, moment],
-        cwd=ROOT,
-        env=os.environ | lake.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process:
-        try:
-            ready = process.stdout.readline()
-            if ready:
-                process.stdin.write(b"go\n")
-                process.stdin.flush()
-                try:
-                    process.wait(_SECONDS if moment in ("before", "after") else seconds)
-                except subprocess.TimeoutExpired:
-                    assert moment not in ("before", "after"), "it did not reach its commit"
-        finally:
-            process.kill()
-        assert ready, process.stderr.read().decode()
-        code = process.wait(_SECONDS)
-        assert code in (0, -9), process.stderr.read().decode()
-        return code != 0
+class _Victims:
+    """Runs of a load, which are killed after a random time; `counts` has the kills by moment."""
+
+    def __init__(self, lake: Lake, servers: str, topic: str, *how: str) -> None:
+        self._chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
+        #: How long a run goes on after the moment: it grows with each kill, so that all parts of it are met.
+        self._longest: dict[str, float] = defaultdict(lambda: 1.0)
+        self.counts, self.ended = Counter[str](), Counter[str]()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.load.table_run", servers, topic, lake.address, *how],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | lake.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def kill(self, moment: str) -> bool:
+        """Start a run (or a compaction) and kill it; return False if it had ended before."""
+        self._ask(moment)
+        word, number = self._answer()
+        if word == "at":
+            begin = time.monotonic()
+            if self._has_answer(self._chance.uniform(0, self._longest[moment])):
+                self._longest[moment] = time.monotonic() - begin
+            else:
+                self._longest[moment] *= 1.1
+                os.kill(number, signal.SIGKILL)
+            word, number = self._answer()
+        assert word == "ended"
+        assert number == -signal.SIGKILL or (number == 0 and moment not in _BY_ITSELF), f"{moment}: {number}"
+        is_killed = number == -signal.SIGKILL
+        (self.counts if is_killed else self.ended)[moment] += 1
+        return is_killed
+
+    def _ask(self, moment: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{moment}\n".encode())
+        self._process.stdin.flush()
+
+    def _has_answer(self, seconds: float) -> bool:
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+
+    def _answer(self) -> tuple[str, int]:
+        assert self._process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            assert self._has_answer(_SECONDS), "no answer"
+            part = os.read(self._process.stdout.fileno(), 1)  # no more than a line, so that select sees the rest
+            assert part, "it has ended"
+            line += part
+        word, number = line.split()
+        return word.decode(), int(number)
+
+    def __enter__(self) -> _Victims:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._process:
+            self._process.kill()
+        print(f"\nkilled: {dict(self.counts)}; ended before: {dict(self.ended)}")  # noqa: T201
 
 
 def _check_each_once(lake: Lake, topic: str, sent: int) -> int:
@@ -73,10 +126,15 @@ def _check_each_once(lake: Lake, topic: str, sent: int) -> int:
     return counts.total()
 
 
-@pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
-@pytest.mark.test_all("kill")
-@pytest.mark.parametrize("place", ["disk", "s3"])
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def _files(lake: Lake) -> set[str]:
+    return {item.path for item in open_table(lake.address).files()}
+
+
+def _on_disk(lake: Lake) -> set[str]:
+    """The files of attempts, by their names, wherever they are."""
+    return {path for path in open_folder(open_table(lake.address).location).paths_below("") if token_of(path)}
+
+
 def test_killed_at_any_time(
     cluster: EmbeddedCluster,
     topic: str,
@@ -86,35 +144,37 @@ def test_killed_at_any_time(
     kind: Kind,
     place: str,
 ) -> None:
-    chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
     servers = cluster.bootstrap_servers
     lake = make_lake(kind, tmp_path, monkeypatch, s3_process if place == "s3" else "", f"{kind}-kills")
     create_topic(servers, topic, _PARTITIONS)
-    sent, wanted, hits, rounds = 0, kills() or len(_MOMENTS), Counter[str](), 0
-    longest = 2.0
-    while hits.total() < wanted:
-        rounds += 1
-        assert rounds <= 4 * wanted, f"too many runs ended before they were killed: {hits}"
-        moment = _MOMENTS[hits.total() % len(_MOMENTS)]
-        if moment != "compaction":
-            produce(servers, topic, values(_EACH, start=sent, partitions=_PARTITIONS))
-            sent += _EACH
-        before = _check_each_once(lake, topic, sent)
-        if moment == "compaction":  # small files of runs that were not killed
-            run(servers, lake.address, topic, max_task_records=20)
-            before = sent
-        was_killed = _killed(lake, servers, topic, moment, chance.uniform(0, longest))
-        hits[moment] += was_killed
-        if not was_killed:
-            longest *= 0.7
-        after = _check_each_once(lake, topic, sent)
-        assert after >= before
-        if moment in ("before", "compaction"):
-            assert after == before
-        if moment == "after":
-            assert after > before
-    run(servers, lake.address, topic, max_task_records=20)
-    assert _check_each_once(lake, topic, sent) == sent
+    sent, wanted, rounds = 0, kills() or len(_MOMENTS), 0
+    #: All files of attempts that the table has had.
+    had: set[str] = set()
+    with _Victims(lake, servers, topic) as victims:
+        while (done := victims.counts.total()) < wanted:
+            rounds += 1
+            assert rounds <= 4 * wanted, "too many runs ended before they were killed"
+            moment = _MOMENTS[done % len(_MOMENTS)]
+            if moment != "compaction":
+                produce(servers, topic, values(_EACH, start=sent, partitions=_PARTITIONS))
+                sent += _EACH
+            before = _check_each_once(lake, topic, sent)
+            if moment == "compaction":  # small files of runs that were not killed
+                run(servers, lake.address, topic, max_task_records=20)
+                before = sent
+                had |= _files(lake)
+            victims.kill(moment)
+            after = _check_each_once(lake, topic, sent)
+            had |= _files(lake)
+            assert after >= before
+            if moment in ("before", "compaction"):
+                assert after == before
+            if moment == "after":
+                assert after > before
+    for _ in range(2):  # the second one removes what attempts that went on have left
+        run(servers, lake.address, topic, max_task_records=20)
+        assert _check_each_once(lake, topic, sent) == sent
+    assert _on_disk(lake) <= had | _files(lake), "no orphans"
     found = status(lake.address)
     assert (found.findings, found.unfinished) == ([], "")
     if place == "disk" and kills():
@@ -123,3 +183,46 @@ def test_killed_at_any_time(
             assert places(spark.sql(f"SELECT topic, partition, offset FROM {name}")) == expected(
                 topic, dict.fromkeys(range(_PARTITIONS), sent // _PARTITIONS)
             )
+
+
+def test_killed_while_it_merges(
+    cluster: EmbeddedCluster,
+    topic: str,
+    tmp_path: Path,
+    s3_process: str,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind,
+    place: str,
+) -> None:
+    """The rows are always those of the source at the offsets of the table's last run."""
+    servers = cluster.bootstrap_servers
+    lake = make_lake(kind, tmp_path, monkeypatch, s3_process if place == "s3" else "", f"{kind}-merges")
+    source = ChangeSource(servers, topic, _KEYS)
+    wanted, rounds = kills() or len(_OF_MERGES), 0
+
+    def check() -> Mapping[str, int]:
+        offsets = offsets_of(lake.address, topic)
+        readers: Mapping[str, Callable[[], Any]] = lake.readers() if lake.exists() else {}
+        for name, read in readers.items():
+            assert rows_of(read()) == source.rows(offsets), name
+        return offsets
+
+    offsets = check()
+    with _Victims(lake, servers, topic, "merged") as victims:
+        while (done := victims.counts.total()) < wanted:
+            rounds += 1
+            assert rounds <= 4 * wanted, "too many runs ended before they were killed"
+            source.change(_CHANGES)
+            moment = _OF_MERGES[done % len(_OF_MERGES)]
+            victims.kill(moment)
+            before, offsets = offsets, check()
+            assert all(offsets.get(key, 0) >= offset for key, offset in before.items())
+            if moment in _BY_ITSELF:
+                assert (offsets == before) == (moment == "before")
+    for _ in range(2):
+        run(servers, lake.address, topic, settings=KEYED)
+        assert check() == source.end
+    found = status(lake.address)
+    assert (found.findings, found.unfinished) == ([], "")
+    left = open_folder(open_table(lake.address).location).paths_below("_klog/runs")
+    assert not [path for path in left if "/changes/" in path]

@@ -40,15 +40,13 @@ from spark_klog.security.config import Settings
 from spark_klog.tables.changes import debezium_type
 from spark_klog.tables.delta import storage_options
 from spark_klog.tables.opening import open_table
-from spark_klog.tables.table import Table
 from tests.load.buckets import bucket
+from tests.load.change_source import KEYED, ROW, ChangeSource, offsets_of, rows_of
 from tests.load.support import Killed, die, failing, kills, run
 from tests.spark.support import Sent, create_topic, produce
 
 FORMATS = ("delta", "iceberg")
-ROW = "id bigint, name string"
 BY_ID = WriteSettings(schema=ROW, upsert_key="id")
-_PARTITIONS = 4
 
 
 @pytest.fixture
@@ -82,55 +80,11 @@ def content(address: str) -> pa.Table:
     return catalog.load_table(name).scan().to_arrow() if catalog.table_exists(name) else pa.table({"id": []})
 
 
-class Source:
-    """A topic of changes of rows, and what it says."""
-
-    def __init__(self, servers: str, topic: str, keys: int) -> None:
-        self.servers, self.topic, self._keys = servers, topic, keys
-        self._chance = random.Random(44)
-        self._logs: list[list[tuple[int, str | None]]] = [[] for _ in range(_PARTITIONS)]
-        create_topic(servers, topic, _PARTITIONS)
-
-    def change(self, count: int) -> None:
-        """Changes of keys in any order, a tenth of them tombstones; a key has its partition."""
-        sent = []
-        for number in range(count):
-            key = self._chance.randrange(self._keys)
-            name = None if self._chance.random() < 0.1 else f"name {number} of {key}"
-            value = None if name is None else json.dumps({"id": key, "name": name}).encode()
-            sent.append(Sent(value, json.dumps({"id": key}).encode(), key % _PARTITIONS))
-            self._logs[key % _PARTITIONS].append((key, name))
-        produce(self.servers, self.topic, sent)
-
-    def rows(self, offsets: Mapping[str, int]) -> list[tuple[int, str, int]]:
-        """(id, name, offset) of the rows at some offsets."""
-        found: dict[int, tuple[int, str, int]] = {}
-        for partition, log in enumerate(self._logs):
-            for offset, (key, name) in enumerate(log[: offsets.get(str(partition), 0)]):
-                if name is None:
-                    found.pop(key, None)
-                else:
-                    found[key] = key, name, offset
-        return sorted(found.values())
-
-    @property
-    def end(self) -> dict[str, int]:
-        return {str(number): len(log) for number, log in enumerate(self._logs)}
-
-    def check(self, address: str, load: str | None = None) -> Mapping[str, int]:
-        """The table equals the rows at the offsets of its last run, which are returned."""
-        table: Table = open_table(address)
-        owner = table.load_id()
-        last = None if owner is None else table.last_run(owner)
-        offsets: Mapping[str, int] = {} if last is None else last.offsets[self.topic]
-        found = content(address)
-        columns = [found[name].to_pylist() for name in ("id", "name", "_offset")] if len(found) else [[], [], []]
-        assert sorted(zip(*columns, strict=True)) == self.rows(offsets)
-        return offsets
-
-
-#: A tombstone has its row's id in its key only: keys are bytes, so those of the source are not read as rows.
-_KEYED = WriteSettings(schema=ROW, upsert_key="key")
+def check(source: ChangeSource, address: str) -> Mapping[str, int]:
+    """The table equals the source's rows at the offsets of its last run, which are returned."""
+    offsets = offsets_of(address, source.topic)
+    assert rows_of(content(address)) == source.rows(offsets)
+    return offsets
 
 
 @pytest.mark.parametrize(
@@ -140,7 +94,7 @@ _KEYED = WriteSettings(schema=ROW, upsert_key="key")
 def test_killed_at_each_change(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str, step: int
 ) -> None:
-    source = Source(cluster.bootstrap_servers, topic, 30)
+    source = ChangeSource(cluster.bootstrap_servers, topic, 30)
     source.change(200)
     number, died = 0, True
     while died:
@@ -148,16 +102,16 @@ def test_killed_at_each_change(
         address = address_of(kind, tmp_path, f"t{number}")
         try:
             with failing(LocalFolder, number, die):
-                run(source.servers, address, topic, settings=_KEYED, max_task_records=40)
+                run(source.servers, address, topic, settings=KEYED, max_task_records=40)
             died = False
         except Killed:
             pass
-        assert source.check(address) in ({}, source.end)
-        run(source.servers, address, topic, settings=_KEYED, max_task_records=40)
-        assert source.check(address) == source.end
+        assert check(source, address) in ({}, source.end)
+        run(source.servers, address, topic, settings=KEYED, max_task_records=40)
+        assert check(source, address) == source.end
         found = status(address)
         assert (found.findings, found.unfinished, len(found.runs)) == ([], "", 1)
-        assert run(source.servers, address, topic, settings=_KEYED).runs == []
+        assert run(source.servers, address, topic, settings=KEYED).runs == []
         location = Path(open_table(address).location.removeprefix("file://"))
         assert not list(location.glob("_klog/runs/*/changes"))
     assert number > 20
@@ -168,7 +122,7 @@ def test_killed_at_each_change(
 def test_killed_at_each_change_in_a_bucket(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, s3_process: str, monkeypatch: Any, kind: str
 ) -> None:
-    source = Source(cluster.bootstrap_servers, topic, 30)
+    source = ChangeSource(cluster.bootstrap_servers, topic, 30)
     source.change(200)
     keys = {"s3.access-key-id": "key", "s3.secret-access-key": "secret", "s3.region": "us-east-1"}
     keys["s3.endpoint"] = f"http://{s3_process}"
@@ -181,13 +135,13 @@ def test_killed_at_each_change_in_a_bucket(
         address = f"delta:{uri}" if kind == "delta" else address_of(kind, tmp_path, f"t{number}")
         try:
             with failing(ArrowFolder, number, die):
-                run(source.servers, address, topic, settings=_KEYED, max_task_records=40)
+                run(source.servers, address, topic, settings=KEYED, max_task_records=40)
             died = False
         except Killed:
             pass
-        assert source.check(address) in ({}, source.end)
-        run(source.servers, address, topic, settings=_KEYED, max_task_records=40)
-        assert source.check(address) == source.end
+        assert check(source, address) in ({}, source.end)
+        run(source.servers, address, topic, settings=KEYED, max_task_records=40)
+        assert check(source, address) == source.end
         assert status(address).findings == []
         store = open_folder(open_table(address).location)
         assert not [path for path in store.paths_below("_klog/runs") if "/changes/" in path]
@@ -202,7 +156,7 @@ def test_random_kills(
     """A process that merges is killed again and again, while changes arrive."""
     rounds = kills() or 3
     count, keys = (1_000_000, 100_000) if kills() else (6_000, 600)
-    source = Source(cluster.bootstrap_servers, topic, keys)
+    source = ChangeSource(cluster.bootstrap_servers, topic, keys)
     address, chance = address_of(kind, tmp_path), random.Random(7)
     given = {"servers": source.servers, "topic": topic, "table": address}
     given |= {"settings": {"schema": ROW, "upsert_key": "key"}, "records": count // rounds}  # type: ignore[dict-item]
@@ -224,13 +178,13 @@ def test_random_kills(
             except subprocess.TimeoutExpired:
                 process.kill()
                 killed += 1
-        offsets = source.check(address)
+        offsets = check(source, address)
         assert all(offsets.get(key, 0) >= offset for key, offset in seen.items())
         seen = offsets
     deadline = time.monotonic() + 300
-    while source.check(address) != source.end:
+    while check(source, address) != source.end:
         assert time.monotonic() < deadline
-        run(source.servers, address, topic, settings=_KEYED)
+        run(source.servers, address, topic, settings=KEYED)
     assert status(address).findings == []
 
 
