@@ -40,7 +40,8 @@ def test_the_nodes_of_a_broker_and_its_topics(tree: KazooClient, make_broker: Ca
     registered = json.loads(payload)
     assert before - 1000 < int(registered.pop("timestamp")) < time.time() * 1000 + 1000
     assert registered == {
-        "version": 4,
+        "version": 5,
+        "features": {"transaction.version": {"min_version": 1, "max_version": 2}},
         "host": HOST,
         "port": broker.port,
         "endpoints": [f"PLAINTEXT://{HOST}:{broker.port}"],
