@@ -13,6 +13,7 @@ from confluent_kafka import KafkaException, Producer
 from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.spark.write.decision_log import Identity
+from spark_klog.spark.write.decision_place import stream_key
 from spark_klog.spark.write.exactly_once import Claim, Decision, Entry, Transaction
 from spark_klog.spark.write.hard_link_log import HardLinkLog
 from spark_klog.spark.write.topic_log import TopicDecisionLog
@@ -209,6 +210,48 @@ def test_transactions_of_a_sink(servers: str, topic: str, tmp_path: Path, kind: 
         assert "decided; the query commits it" in klog_refusal("transactions", *abort, first, *where)
         assert klog("transactions", *abort, second, *where).returncode == 0
         assert klog("transactions", *abort, first, "--force").returncode == 0
+
+
+def test_a_checkpoint_whose_decisions_are_in_a_topic(topic: str, tmp_path: Path, servers: str) -> None:
+    """`klog checkpoint show` with a cluster, and transactions by the address of the checkpoint."""
+    create_topic(servers, topic, 1)
+    address, decisions = f"s3a://user:secret@b/{topic}", f"{topic}-decisions"
+    identity = Identity()
+    log = TopicDecisionLog({"bootstrap.servers": servers}, decisions, stream_key(address), identity)
+    first, second = (f"{identity.id_prefix}{uuid.uuid4()}" for _ in range(2))
+    copy = tmp_path / "copy"
+    for name in ("offsets", "commits"):
+        (copy / name).mkdir(parents=True)
+    (copy / "offsets" / "7").write_text('v1\n{}\n{"t":{"0":5}}')
+    (copy / "commits" / "6").write_text("v1\n{}")
+    show = ("checkpoint", "show", str(copy), "-b", servers, "--location", address, "--decision-topic", decisions)
+    with (
+        open_transaction(servers, first, topic, 1),
+        open_transaction(servers, second, topic, 1),
+        Admin({"bootstrap.servers": servers}) as admin,
+    ):
+        (line,) = klog_lines(*show)
+        assert line["decisions"] is None
+        now = admin.describe_transactions([first]).check()[first]
+        decided = Transaction(first, now.producer_id, now.producer_epoch, 3)
+        for number, entry in enumerate((Claim(), Decision(7, (decided,)))):
+            assert log.append(number, entry)
+        (line,) = klog_lines(*show)
+        told = line["decisions"]
+        assert told["place"] == f"topic {decisions} (stream/s3a://b/{topic})"
+        assert (told["decided"], told["isEnded"], told["isKnown"]) == (7, False, True)
+        opened = {one["transactionalId"]: (one["batch"], one["task"], one["isDecided"]) for one in told["open"]}
+        assert opened == {first: (7, 3, True), second: (8, None, False)}
+        text = klog(*show).stdout
+        assert f"open: {first}, decided, task 3\n" in text
+        assert "  commits the 1 transactions of micro-batch 7" in text
+        assert "  runs micro-batch 7 without writing: it is decided\n" in text
+        where = ("--checkpoint", address, "--decision-topic", decisions)
+        (line,) = klog_lines("transactions", "describe", "-b", servers, *where, "--transactional-id", first)
+        assert (line["query"], line["task"]) == (f"s3a://***@b/{topic}", 3)
+        abort = ("transactions", "abort", "-b", servers, "--yes", "--transactional-id")
+        assert klog(*abort, second, *where).returncode == 0
+        assert klog(*abort, first, "--force").returncode == 0
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_klog.cli.output import print_table
+from spark_klog.base.extras import is_usable
+from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
+from spark_klog.cli.output import escaped, print_table
+from spark_klog.client import Admin
 from spark_klog.trees.checkpoint import CheckpointState, checkpoint_state, to_json
 
+if TYPE_CHECKING:
+    from spark_klog.spark.write.log_states import LogState
+
 _NOT_SAFE = 2
+_ONGOING = "Ongoing"
+#: As `decision_topic.DEFAULT_TOPIC`, whose module needs pyarrow.
+_DECISIONS = "__klog_decisions"
+_Line = dict[str, Any]
 #: What changes with format("klog") and no checkpoint shows.
 _CHANGES_TO_KLOG = (
     "a static DataFrame that the stream joins keeps the offsets of its first use: load() it within foreachBatch",
     "Trigger.AvailableNow with limits ends after one micro-batch with pyspark 4.0 and 4.1, and leaves the rest to the "
-    "next run",
+    "next run: start the query by spark_klog.run_available_now, which keeps the limits, or set availableNow=all, which "
+    "ignores them",
     "kafka.group.id commits no offsets here either, unless commitOffsets=true; then no other application may use the "
     "group",
 )
@@ -30,20 +42,38 @@ def checkpoint() -> None:
     epilog="""\b
 Examples:
   klog checkpoint show /mnt/checkpoints/clean
+  klog checkpoint show /mnt/checkpoints/clean -b broker:9092          with what an exactly-once sink has open
   klog checkpoint show /mnt/checkpoints/clean --to klog && spark-submit job.py
 """
 )
 @click.argument("directory")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 @click.option("--to", type=click.Choice(["klog", "kafka"]), help="Exit with 2 if this switch is not safe.")
-def show(directory: str, as_json: bool, to: str | None) -> None:
+@click.option("--location", metavar="URI", help="The query's checkpointLocation, if DIRECTORY is a copy of it.")
+@click.option(
+    "--decision-topic",
+    default=_DECISIONS,
+    show_default=True,
+    metavar="TOPIC",
+    help="The topic of an exactly-once query's decisions, if the checkpoint does not name it.",
+)
+@servers_option
+@client_options
+def show(
+    directory: str, as_json: bool, to: str | None, location: str | None, decision_topic: str, cluster: ChosenCluster
+) -> None:
     """Show the offsets in DIRECTORY, a query's checkpointLocation, and whether they survive a change of format.
+
+    If the query writes exactly once, also where its decisions are, the last decided micro-batch, and what the next run
+    will do; with a cluster (-b, --cluster, --command-config), the sink's, which transactions are open there. Decisions
+    in a topic need it. Of a checkpoint in an object store copy the files here, and give its --location.
 
     With --to klog also what else changes, which no checkpoint shows.
 
     Stop the query first: its state may change while it is read.
     """
     found = checkpoint_state(directory)
+    decisions = _decisions(directory, found, cluster, location, decision_topic)
     if as_json:
         line = {
             "query": found.query,
@@ -53,16 +83,87 @@ def show(directory: str, as_json: bool, to: str | None) -> None:
             "sources": [None if source.offsets is None else to_json(source.offsets) for source in found.sources],
             "to_klog": found.to_klog,
             "to_kafka": found.to_kafka,
+            "decisions": decisions,
         }
         click.echo(json.dumps(line))
     else:
         _print(found)
+        if decisions is not None:
+            _print_decisions(decisions)
         if to == "klog":
             click.echo("what else changes (docs/recipes/switch.md):")
             for change in _CHANGES_TO_KLOG:
                 click.echo(f"  {change}")
     if to is not None and (found.to_klog if to == "klog" else found.to_kafka):
         sys.exit(_NOT_SAFE)
+
+
+def _decisions(
+    directory: str, found: CheckpointState, cluster: ChosenCluster, location: str | None, topic: str
+) -> _Line | None:
+    """What the decision log of the query says; None if it has none. `open` is None without a cluster."""
+    if not is_usable("pyarrow"):
+        return None
+    from spark_klog.spark.write.log_states import log_of_checkpoint, restart
+
+    still_open = None
+    if cluster == ChosenCluster():
+        state = log_of_checkpoint(location or directory, None, topic, found.folder)
+    else:
+        with cluster.connect() as admin:
+            with admin.exclusive() as connected:
+                state = log_of_checkpoint(location or directory, connected, topic, found.folder)
+            if state is not None:
+                still_open = _open_transactions(admin, state)
+    if state is None:
+        return None
+    decision = state.decision
+    return {
+        "place": state.place,
+        "isKnown": state.is_known,
+        "transactionalIdPrefix": None if state.identity is None else state.identity.id_prefix,
+        "decided": None if decision is None else decision.batch,
+        "transactions": 0 if decision is None else len(decision.transactions),
+        "isEnded": state.is_ended,
+        "open": still_open,
+        "nextRun": restart(state, found),
+    }
+
+
+def _open_transactions(admin: Admin, state: LogState) -> list[_Line]:
+    listed = admin.list_transactions(states=[_ONGOING])
+    names = [one.transactional_id for one in listed if state.owns(one.transactional_id)]
+    return [
+        {
+            "transactionalId": one.transactional_id,
+            "startedMs": one.started,
+            "batch": holder.batch,
+            "task": holder.task,
+            "isDecided": holder.is_decided,
+        }
+        for one in admin.describe_transactions(names).successes.values()
+        if (holder := state.holder(one.transactional_id, one.producer_id, one.producer_epoch)) is not None
+    ]
+
+
+def _print_decisions(decisions: _Line) -> None:
+    click.echo(f"exactly once: decisions are in {escaped(decisions['place'])}")
+    if decisions["transactionalIdPrefix"] is not None:
+        click.echo(f"transactional ids begin with {escaped(decisions['transactionalIdPrefix'])}")
+    if decisions["decided"] is not None:
+        ended = "all committed" if decisions["isEnded"] else "to be committed"
+        of_it = f"{decisions['transactions']} transactions, {ended}"
+        click.echo(f"last decided micro-batch: {decisions['decided']}, {of_it}")
+    for one in decisions["open"] or ():
+        of_task = f"decided, task {one['task']}" if one["isDecided"] else "not decided"
+        click.echo(f"open: {escaped(one['transactionalId'])}, {of_task}")
+    if decisions["open"] is None:
+        what = "open transactions" if decisions["isKnown"] else "them, and what the next run will do"
+        click.echo(f"-b HOST:PORT of the sink's cluster shows {what}")
+    if decisions["nextRun"]:
+        click.echo("the next run")
+    for step in decisions["nextRun"]:
+        click.echo(f"  {step}")
 
 
 def _print(found: CheckpointState) -> None:

@@ -164,18 +164,20 @@ def _log_states(
         return []
     if not checkpoints and not is_usable("pyarrow"):
         return []
-    from spark_klog.spark.write.log_states import log_in_checkpoint, logs_in_topic
+    from spark_klog.spark.write.log_states import log_of_checkpoint, logs_in_topic
 
-    states = [log_in_checkpoint(location) for location in checkpoints]
-    for location, state in zip(checkpoints, states, strict=True):
-        if state is None:
-            raise ConfigError(f"--checkpoint {without_user(location)} has no decision log: is its query exactly once?")
-    try:
-        with admin.exclusive() as cluster:
+    states = []
+    with admin.exclusive() as cluster:
+        for location in checkpoints:
+            state = log_of_checkpoint(location, cluster, topic)
+            if state is None:
+                raise ConfigError(f"--checkpoint {without_user(location)} has no decisions: is its query exactly once?")
+            states.append(state)
+        try:
             states += logs_in_topic(cluster, topic)
-    except ProtocolError as error:
-        click.echo(f"klog: decisions in topic {escaped(topic)} are left out: {escaped(str(error))}", err=True)
-    return [state for state in states if state is not None]
+        except ProtocolError as error:
+            click.echo(f"klog: decisions in topic {escaped(topic)} are left out: {escaped(str(error))}", err=True)
+    return states
 
 
 def _holder(states: Iterable[LogState], now: TransactionDescription) -> Holder | None:

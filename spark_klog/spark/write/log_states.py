@@ -6,7 +6,7 @@ Reads only: unlike `DecisionLog.read`, nothing is removed, created or claimed, s
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spark_klog.base.addresses import local_path, without_user
@@ -14,16 +14,18 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.decoding import RecordDecoder
 from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import offset_range
-from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.errors import DecodeError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.spark.write.decision_log import Identity, decode_entry
+from spark_klog.spark.write.decision_place import stream_key
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log
-from spark_klog.spark.write.hard_link_log import FOLDER, planned
+from spark_klog.spark.write.hard_link_log import FOLDER, HardLinkLog, planned
 from spark_klog.spark.write.live_entries import LiveEntries
 from spark_klog.trees.checkpoint import CheckpointState
 
 _log = logging.getLogger(__name__)
 _MOST_ROWS = 10_000
+_EMPTY = Log()
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,17 @@ class Holder:
 
 @dataclass(frozen=True)
 class LogState:
-    """A decision log: `query` is a checkpoint or the log's key, `place` where the log is. Empty if it has no entry."""
+    """A decision log: `query` is a checkpoint or the log's key, `place` where the log is.
+
+    `identity` is None if it has no entry. `is_known` is False if it is in a topic, and there is no cluster to read it.
+    """
 
     query: str
     place: str
-    identity: Identity | None
-    log: Log
+    identity: Identity | None = None
+    log: Log = _EMPTY
+    is_in_topic: bool = False
+    is_known: bool = True
 
     @property
     def decision(self) -> Decision | None:
@@ -89,18 +96,42 @@ class LogState:
         return Holder(self.query, self.place, decision.batch + 1, None, False)
 
 
-def log_in_checkpoint(location: str) -> LogState | None:
-    """The log in the files of a local checkpoint, None if it has none; `DecodeError` if a file is damaged."""
-    path = local_path(location)
-    if path is None:
-        raise ConfigError(f"{without_user(location)} is not a local folder: its decision log, if any, is in a topic")
-    folder = Path(path) / FOLDER
-    if not folder.is_dir():
+def log_of_checkpoint(
+    location: str, cluster: Cluster | None, topic: str, folder: Path | None = None
+) -> LogState | None:
+    """The log of a query by its option checkpointLocation; None if it has none.
+
+    It is in files of the checkpoint or, if they say so or there are none, in a topic of `cluster`: in the one that the
+    files name, or in `topic`. `folder` is where the checkpoint's files are, if not at the location. `DecodeError` if a
+    file is damaged; otherwise raises what `logs_in_topic` does.
+    """
+    local = local_path(location)
+    if folder is None and local is not None:
+        folder = Path(local)
+    name, key = without_user(location), stream_key(location)
+    if folder is not None and (folder / FOLDER).is_dir():
+        moved = HardLinkLog(folder, Identity(), is_any=True).moved()
+        if moved is None:
+            return _log_in(name, folder / FOLDER)
+        topic, key = moved.topic, moved.key
+    elif cluster is None:
         return None
+    found = LogState(name, _place(topic, key), is_in_topic=True, is_known=cluster is not None)
+    if cluster is not None:
+        found = next((one for one in logs_in_topic(cluster, topic) if one.query == key), found)
+    is_there = found.identity is not None or (folder is not None and (folder / FOLDER).is_dir())
+    return replace(found, query=name) if is_there else None
+
+
+def _place(topic: str, key: str) -> str:
+    return f"topic {topic} ({key})"
+
+
+def _log_in(query: str, folder: Path) -> LogState:
     while True:
         last = _last(folder)
         try:
-            return _read_back(path, folder, last)
+            return _read_back(query, folder, last)
         except FileNotFoundError as error:  # the query has removed entries before its next decision
             if _last(folder) == last:
                 raise DecodeError(f"{error.filename} is missing: restore the checkpoint's files") from None
@@ -145,7 +176,11 @@ def logs_in_topic(cluster: Cluster, topic: str) -> list[LogState]:
                     _log.warning("%s", error)
     return [
         LogState(
-            name, f"topic {topic}, log {name}", one.identity, Log(tuple(one.entries), one.last + 1 - len(one.entries))
+            name,
+            _place(topic, name),
+            one.identity,
+            Log(tuple(one.entries), one.last + 1 - len(one.entries)),
+            is_in_topic=True,
         )
         for name, one in sorted(live.items())
         if one.entries and name not in damaged
@@ -153,7 +188,12 @@ def logs_in_topic(cluster: Cluster, topic: str) -> list[LogState]:
 
 
 def restart(state: LogState, spark: CheckpointState) -> list[str]:
-    """What the next run of a query will do, a line for each step; `spark` is Spark's part of the checkpoint."""
+    """What the next run of a query will do, a line for each step; `spark` is Spark's part of the checkpoint.
+
+    Nothing is known of a log that is not.
+    """
+    if not state.is_known:
+        return []
     decision, steps = state.decision, []
     if decision is not None and decision.transactions and not state.is_ended:
         steps.append(
@@ -163,7 +203,9 @@ def restart(state: LogState, spark: CheckpointState) -> list[str]:
     steps.append("aborts all other open transactions of the query")
     following = spark.planned + 1 if spark.done >= spark.planned else spark.planned
     decided = -1 if decision is None else decision.batch
-    if decision is not None and following not in (decided, decided + 1):
+    if decision is None and state.is_in_topic and following > 0:
+        steps.append(f"fails with CheckpointMismatch: Spark runs micro-batch {following}, and no decision is there")
+    elif decision is not None and following not in (decided, decided + 1):
         steps.append(
             f"fails with CheckpointMismatch: Spark runs micro-batch {following}, but the last decision is of {decided}"
         )
