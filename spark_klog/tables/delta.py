@@ -35,7 +35,9 @@ from spark_klog.tables.table import (
     Layout,
     Run,
     TableFile,
+    columns_property,
     is_committed,
+    own_columns,
 )
 
 PREFIX = "delta:"
@@ -142,8 +144,11 @@ class DeltaLakeTable:
                 if changed := differences(mine, columns, set(partitions))[0]:
                     names = ", ".join(one.name for one in changed)
                     raise LoadError(f"{self.address}: deltalake can't add to the table what is new in {names}")
-            if LOAD_PROPERTY not in table.metadata().configuration:  # last: what failed before it may be tried again
-                table.alter.set_table_properties({LOAD_PROPERTY: load}, raise_if_not_exists=False)
+            has = table.metadata().configuration
+            properties = {} if LOAD_PROPERTY in has else {LOAD_PROPERTY: load}
+            if properties := {**properties, **columns_property(has, columns)}:
+                # last: what failed before it may be tried again
+                table.alter.set_table_properties(properties, raise_if_not_exists=False)
             return pa.schema([one for one in mine if one.name not in partitions])
 
         return self._again("changed", attempt)
@@ -170,7 +175,7 @@ class DeltaLakeTable:
             if self._has(table, run):
                 return
             if changes is not None:
-                merge(table, changes, _committing(run))
+                merge(table, changes, own_columns(table.metadata().configuration), _committing(run))
             if table.transaction_version(run.load) != run.number:  # no row has changed, so nothing was committed
                 names = table.metadata().partition_columns
                 table.create_write_transaction([], "append", table.schema(), names, commit_properties=_committing(run))
@@ -241,7 +246,7 @@ class DeltaLakeTable:
                 self._url,
                 schema,
                 partition_by=[name for name, _ in partitions],
-                configuration={LOAD_PROPERTY: load},
+                configuration={LOAD_PROPERTY: load, **columns_property({}, columns)},
                 storage_options=self._options,
                 raise_if_key_not_exists=False,  # a property that deltalake does not know
             )

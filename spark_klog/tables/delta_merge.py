@@ -5,7 +5,7 @@ It holds the changes in memory, and reads the table as a stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set as AbstractSet
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties
@@ -16,13 +16,18 @@ from spark_klog.tables.changes import DELETED, INCARNATION, OFFSET, PARTITION, T
 _CHANGE, _ROW = "change", "row"
 
 
-def merge(table: DeltaTable, changes: ChangeFiles, properties: CommitProperties) -> None:
-    """Commit the changes, unless they change no row: then there is no commit. Errors as of deltalake."""
-    columns = [name for name in changes.schema.names if name != DELETED]
+def merge(table: DeltaTable, changes: ChangeFiles, own: AbstractSet[str], properties: CommitProperties) -> None:
+    """Commit the changes, unless they change no row: then there is no commit. Errors as of deltalake.
+
+    Of the table's columns that the changes lack those of `own` become null.
+    """
+    gone = own - set(changes.schema.names)
+    schema = pa.schema([*changes.schema, *(one for one in pa.schema(table.schema().to_arrow()) if one.name in gone)])
+    columns = [name for name in schema.names if name != DELETED]
     values = {_quoted(name): _of(_CHANGE, name) for name in columns}
     (
         table.merge(
-            pa.RecordBatchReader.from_batches(changes.schema, _batches(changes)),
+            pa.RecordBatchReader.from_batches(schema, _batches(changes, schema)),
             " AND ".join(f"{_of(_ROW, name)} = {_of(_CHANGE, name)}" for name in changes.key),
             source_alias=_CHANGE,
             target_alias=_ROW,
@@ -36,8 +41,10 @@ def merge(table: DeltaTable, changes: ChangeFiles, properties: CommitProperties)
     )
 
 
-def _batches(changes: ChangeFiles) -> Iterator[pa.RecordBatch]:
+def _batches(changes: ChangeFiles, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for each in changes.slices():
+        for one in list(schema)[each.num_columns :]:
+            each = each.append_column(one, pa.nulls(len(each), one.type))
         yield from each.to_batches()
 
 

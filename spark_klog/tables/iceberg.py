@@ -44,7 +44,16 @@ from spark_klog.tables.iceberg_runs import last_run, run_properties, run_texts
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.iceberg_transaction import OneAttempt
 from spark_klog.tables.iceberg_upsert import Upsert
-from spark_klog.tables.table import LOAD_PROPERTY, DataFile, Layout, Offsets, Run, TableFile, is_committed
+from spark_klog.tables.table import (
+    LOAD_PROPERTY,
+    DataFile,
+    Layout,
+    Offsets,
+    Run,
+    TableFile,
+    columns_property,
+    is_committed,
+)
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -147,7 +156,7 @@ class IcebergTable:
             spec = self._spec(schema, layout, time_column)
             self._create_namespace()
             location = self._location or None
-            properties = {**_PROPERTIES, LOAD_PROPERTY: load}
+            properties = {**_PROPERTIES, LOAD_PROPERTY: load, **columns_property({}, columns)}
             for column in place_columns(schema)[:1]:  # whole names of topics; a column that is not there is an error
                 properties[f"write.metadata.metrics.column.{schema.find_column_name(column)}"] = "full"
             try:
@@ -164,7 +173,9 @@ class IcebergTable:
             raise LoadError(
                 f"{self.address} does not fit: {'; '.join(needed.differences)}: change the table, or load into another"
             )
-        if needed or LOAD_PROPERTY not in metadata.properties:
+        renamed = [path[0] for path, _ in needed.renamed if len(path) == 1]
+        own = columns_property(metadata.properties, columns, renamed)
+        if needed or own or LOAD_PROPERTY not in metadata.properties:
             transaction = OneAttempt(table)
             if needed:
                 with transaction.update_schema() as update:
@@ -174,7 +185,7 @@ class IcebergTable:
                         update.rename_column(path, name)
                     for path, kind in needed.added:
                         update.add_column(path, kind)
-            transaction.set_properties({LOAD_PROPERTY: load})
+            transaction.set_properties({LOAD_PROPERTY: load, **own})
             table = transaction.commit_transaction()
             _log.info("changed %s: added %s", self.address, [".".join(path) for path, _ in needed.added])
         return to_arrow(table.schema(), columns)

@@ -1,7 +1,8 @@
 """Merge changes into an Iceberg table: files with rows that change are replaced as a whole, in one commit.
 
-Only the columns of the key and of the place are read of all files. What is in memory at once is a slice of the changes,
-these columns of one file, and a bit for each row of the files that change.
+Only the columns of the key, of the place and of users are read of all files. What is in memory at once is a slice of
+the changes, these columns of one file, what users have in the rows that the slice changes, and a bit for each row of
+the files that change.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from spark_klog.tables.iceberg_files import Footers
 from spark_klog.tables.iceberg_rows import NotProjected, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
 from spark_klog.tables.iceberg_writing import DataFileWriter
+from spark_klog.tables.table import own_columns
 
 _FILE_BYTES = 256 * 1024 * 1024
 _ROW, _CHANGE = "_row", "_change"
@@ -36,6 +38,9 @@ class Upsert:
     def __init__(self, table: Table, changes: ChangeFiles) -> None:
         self._table, self._changes = table, changes
         self._schema = to_arrow(table.schema())
+        own = own_columns(table.properties).union(changes.schema.names)
+        #: The columns of users, whose values stay when a row changes.
+        self._others = [name for name in self._schema.names if name not in own]
         self._tasks: list[FileScanTask] = list(table.scan().plan_files())
         #: By the number of a task: which of the file's rows stay.
         self._kept: dict[int, NDArray[np.bool_]] = {}
@@ -73,8 +78,13 @@ class Upsert:
         fields = {one.name: one.type for one in self._schema}
         wanted = pa.schema([pa.field(name, fields[name]) for name in names])
         keys = changes.select(names).cast(wanted)
+        names += self._others
+        wanted = pa.schema([pa.field(name, fields[name]) for name in names])
         counts = keys.select(self._changes.key).append_column(_CHANGE, pa.array(np.arange(len(keys))))
         is_last = np.ones(len(changes), np.bool_)
+        replaced = [wanted.empty_table().select(self._others)]
+        #: Of each change the number of the row in `replaced` whose place it takes.
+        places = np.full(len(changes), -1)
         for number in range(len(self._tasks)):
             rows = pa.Table.from_batches(self._read(number, names), wanted)
             mine = rows.select(self._changes.key).append_column(_ROW, pa.array(np.arange(len(rows))))
@@ -88,7 +98,15 @@ class Upsert:
                 if number not in self._kept:
                     self._kept[number] = np.ones(len(rows), np.bool_)
                 self._kept[number][of_rows[is_newer]] = False
+                if self._others:
+                    first = sum(map(len, replaced))
+                    replaced.append(rows.select(self._others).take(pa.array(of_rows[is_newer])))
+                    places[of_changes[is_newer]] = np.arange(first, first + len(replaced[-1]))
         is_row = is_last & ~changes[DELETED].to_numpy()
+        if self._others:
+            values = pa.concat_tables(replaced).take(pa.array(places, mask=places < 0))
+            for name in self._others:
+                changes = changes.append_column(name, values[name])
         return changes.filter(pa.array(is_row))
 
     def _read(self, number: int, names: list[str]) -> Iterator[pa.RecordBatch]:

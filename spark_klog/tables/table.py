@@ -6,13 +6,15 @@ the offsets at which the next run begins. A run's journal follows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
 from spark_klog.errors import LoadError
+from spark_klog.tables.changes import INCARNATION
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
@@ -94,8 +96,24 @@ class TableFile:
 
 #: The property of a table that has the id of its load, and the entry of a commit that has a `Run` as JSON.
 LOAD_PROPERTY, COMMIT_ENTRY = "klog.load", "klog"
+#: The property of a table of changes that has the names of the load's own columns, as JSON; all others are the users'.
+COLUMNS_PROPERTY = "klog.columns"
 #: The id of a load that stands for all streams, of `spark_klog.tables.upsert`.
 STREAMS = "spark_klog.tables.upsert"
+
+
+def own_columns(properties: Mapping[str, str]) -> set[str]:
+    """The columns of a table that runs have had, by its properties; those of tables that are not of changes."""
+    return set(json.loads(properties.get(COLUMNS_PROPERTY, "[]")))
+
+
+def columns_property(properties: Mapping[str, str], columns: pa.Schema, gone: Collection[str] = ()) -> dict[str, str]:
+    """The property of a table whose runs have these columns from now on, `gone` no longer; empty if it stays."""
+    known = own_columns(properties)
+    names = known.difference(gone).union(columns.names)
+    if INCARNATION not in columns.names or names == known:
+        return {}
+    return {COLUMNS_PROPERTY: json.dumps(sorted(names))}
 
 
 #: Metadata of Arrow fields, at all levels, that a Parquet file of Iceberg has.
@@ -145,7 +163,8 @@ class Table(Protocol):
     def upsert(self, changes: ChangeFiles | None, run: Run) -> None:
         """Commit a run with changes of rows: of each key the last one, unless the row in the table is of a later one.
 
-        The table has the columns of the changes but `_deleted`, by `prepare`, and is not partitioned. None: the run
+        The table has the columns of the changes but `_deleted`, by `prepare`, and is not partitioned. Of a row that
+        changes the load's other columns (`own_columns`) become null, and the users' keep their values. None: the run
         changes nothing. `RunConflict` as of `append`.
         """
 

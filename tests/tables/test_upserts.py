@@ -13,14 +13,17 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import ArrayType, PrimitiveType
 from hypothesis import given, settings, strategies as st
 from pyiceberg.catalog import load_catalog
+from pyiceberg.types import ListType, StringType
 
+from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.delta import DeltaLakeTable
 from spark_klog.tables.iceberg import IcebergTable
 from spark_klog.tables.table import DataFile, Run, RunConflict, Table
-from tests.tables.change_support import FORMAT, Change, change_batch, rows_in, rows_of, written
+from tests.tables.change_support import FORMAT, Change, change_batch, records, rows_in, rows_of, written
 
 FORMATS = ("delta", "iceberg")
 
@@ -120,6 +123,45 @@ def test_a_row_of_another_writer_is_older_than_any_change(kind: str, tmp_path: P
     source.merge([Change(1, "a", 0, 0), Change(2, None, 0, 1), Change(3, None, 0, 2)], 1)
     found = content(kind, tmp_path)
     assert sorted(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True)) == [(1, "a"), (9, "stays")]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_columns_that_the_changes_lack(kind: str, tmp_path: Path) -> None:
+    """One that a user has added keeps its values; one that the load has had, and the rows no longer, is null."""
+    source = Source(kind, tmp_path)
+    tags = ["x", "y"]
+
+    def shown() -> list[tuple[Any, ...]]:
+        found = content(kind, tmp_path)
+        return sorted(zip(*(found[name].to_pylist() for name in ("id", "name", "amount", "tags")), strict=True))
+
+    source.merge([Change(1, "a", 0, 2), Change(2, "b", 0, 4)], 1)
+    if kind == "delta":
+        table = DeltaTable(tmp_path / "table")
+        table.alter.add_columns([Field("tags", ArrayType(PrimitiveType("string"), True))])
+        DeltaTable(tmp_path / "table").update({"tags": "['x', 'y']"})
+    else:
+        place = load_catalog("local", **catalog_options(tmp_path)).load_table("space.table")
+        rows = place.scan().to_arrow()
+        with place.update_schema() as update:
+            update.add_column("tags", ListType(100, StringType(), False))
+        column = pa.array([tags] * len(rows), pa.list_(pa.string()))
+        place.overwrite(rows.append_column("tags", column))
+    source.table = make_table(kind, tmp_path)
+    source.table.prepare(FORMAT.row, "none", "", "load")
+    source.merge([Change(1, "c", 0, 6), Change(3, "d", 0, 8)], 2)
+    assert shown() == [(1, "c", 3.0, tags), (2, "b", 2.0, tags), (3, "d", 4.0, None)]
+
+    fewer = ChangeFormat(FORMAT.key_type, pa.struct([pa.field("name", pa.string())]))
+    batch = records([Change(1, "e", 0, 10), Change(4, "f", 0, 12)])
+    value = batch["value"].cast(fewer.value_type)
+    batch = batch.set_column(batch.schema.get_field_index("value"), "value", value)
+    source.table.prepare(fewer.row, "none", "", "load")
+    source.table.upsert(written(tmp_path / "fewer", [fewer.changes(batch)]), run(3))
+    assert shown() == [(1, "e", None, tags), (2, "b", 2.0, tags), (3, "d", 4.0, None), (4, "f", None, None)]
+    source.table.prepare(FORMAT.row, "none", "", "load")
+    source.merge([Change(1, "g", 0, 14), Change(2, None, 0, 15)], 4)
+    assert shown() == [(1, "g", 7.0, tags), (3, "d", 4.0, None), (4, "f", None, None)]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
