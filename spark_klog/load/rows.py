@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 #: Which schema a new run takes: that of the run before it, or the one that is asked for.
 Evolution = Literal["keep", "latest"]
 _WIDE = ({pa.int32(), pa.int64()}, {pa.float32(), pa.float64()})
-_REMEDY = "--schema-evolution latest takes it from this run on; or use another --output"
+#: What the job's users may use in place of a load that they can't go on with.
+ANOTHER = "another --output or --table"
+_REMEDY = f"--schema-evolution latest takes it from this run on; or use {ANOTHER}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def check_registry(source: ColumnFormat, before: RowSchema) -> None:
     if before.has_ids != (source.registry is not None):
         words = ("with", "without") if before.has_ids else ("without", "with")
         raise LoadError(
-            f"the load has the {source.column}s {words[0]} --schema-registry, not {words[1]} it: use another --output"
+            f"the load has the {source.column}s {words[0]} --schema-registry, not {words[1]} it: use {ANOTHER}"
         )
 
 
@@ -189,7 +191,7 @@ def merged(old: pa.DataType, new: pa.DataType, path: str, *, widens: bool = Fals
         return pa.int64() if pa.types.is_integer(old) else pa.float64()
     if old != new:
         raise LoadError(
-            f"{path} is {new} by the new schema, and {old} in the load's files: use another --output, or keep the "
+            f"{path} is {new} by the new schema, and {old} in the load's files: use {ANOTHER}, or keep the "
             "schema (--schema-evolution keep)"
         )
     return old

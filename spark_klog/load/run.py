@@ -32,6 +32,7 @@ from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import (
     Identity,
     check_output,
+    check_schema,
     claim_output,
     complete_tasks,
     discard_run,
@@ -72,7 +73,7 @@ from spark_klog.load.planning import (
     make_tasks,
     partitions_of,
 )
-from spark_klog.load.rows import Evolution, RowSchema, check_registry, run_schemas
+from spark_klog.load.rows import ANOTHER, Evolution, RowSchema, check_registry, run_schemas
 from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_commit import TableCommits, identity_of_lost_journal
 from spark_klog.load.tasks.task import Job, SparkRunner
@@ -214,6 +215,10 @@ def load(options: LoadOptions, runner: SparkRunner, follow: Follow = lambda _tot
             is_shared = table is not None and table.schema() is not None
             identity = check_output(store, cluster.cluster_id, settings, names, kind, is_shared=is_shared)
             is_new = identity is None
+            if identity is not None and options.settings.schema:
+                takes_new = table is not None or options.evolution == "latest"
+                schema = check_schema(store, identity, options.settings.schema, takes_new=takes_new)
+                options = replace(options, settings=replace(options.settings, schema=schema))
             if identity is None:
                 identity = new_identity(cluster.cluster_id, settings, names, kind)
                 if table is not None:
@@ -403,6 +408,8 @@ class _Run:
                 again = ", or with another schema and --schema-evolution latest"
                 if any(one.has_ids for one in rows):
                     again = f", or once the schema registry has what they need{again}"
+            elif self._table is not None and self._settings(plan).schema:
+                again = ", or with a --schema that has room for them"
             raise LoadError(
                 f"run {run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "
                 f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{LETTERS}, then run "
@@ -461,29 +468,34 @@ class _Run:
         return results
 
     def _renewed(self, plan: Plan) -> Plan:
-        """The plan of a run to finish. Of a refused one, have those tasks run again whose records did not decode.
+        """The plan of a run to finish, by the schemas that this call has.
 
-        The registry may know more now. If the call asks for the latest schema, and it is another one, the plan gets it,
-        and all tasks run again: the newest file is to have all fields, unless a table has them. Errors as of
-        `_run_schemas` and `Table.prepare`, before any change.
+        They are those of the plan, but for a schema of JSON that the call gives another of, and for a run that was
+        refused if the call asks for the latest one. Then tasks run again whose records did not decode; in files all of
+        them, as the newest one is to have all fields, and of changes, as those of a key are to be of one type. The
+        tasks of a refused run whose records did not decode run again anyway: the registry may know more now. Errors as
+        of `_run_schemas` and `Table.prepare`, before any change.
         """
-        store, rows = self._store, None
-        if store.size(refused_path(plan.run)) is None:
+        store, options = self._store, self._options
+        is_refused = store.size(refused_path(plan.run)) is not None
+        new = old = self._settings(plan)
+        if is_refused and options.evolution == "latest" and options.formats:
+            new = replace(new, rows=self._run_schemas(plan.run - 1, plan.topics))
+        if old.schema and options.settings.schema:
+            new = replace(new, schema=options.settings.schema)
+        if new == old and not is_refused:
             return plan
-        if self._options.evolution == "latest":
-            rows = self._run_schemas(plan.run - 1, plan.topics)
-            old = self._settings(plan)
-            rows = None if rows == old.rows else rows
-            if rows is not None and self._table is not None:
-                self._table.prepare(replace(old, rows=rows), plan.topics)
+        if new != old and self._table is not None:
+            self._table.prepare(new, plan.topics)
+        runs_all_again = new != old and (self._table is None or bool(new.upsert_key))
         for number, results in self._results(plan).items():
-            if (rows is not None and self._table is None) or any(item.bad_values for item in results):
+            if runs_all_again or any(item.bad_values for item in results):
                 # the letters first: killed in between, the next call still knows their names
                 for name in (name for item in results for name in item.dead_letters if is_of_values(name)):
                     store.remove(f"{LETTERS}/{name}")
                 store.remove(task_path(plan.run, number))
-        if rows is not None:
-            plan = replace(plan, settings=replace(old, rows=rows).to_json())
+        if new != old:
+            plan = replace(plan, settings=new.to_json())
             store.write(plan_path(plan.run), to_json(plan))
             # an attempt that goes on, by the old schema, can't write to its files any more
             self._end_attempts(plan.run, plan.topics)
@@ -612,7 +624,7 @@ def _begin_at(
         elif isinstance(place, AtOffsets) and key not in changed and offset > now.offset:
             raise ConfigError(
                 f"{place.file}: {key[0]}-{key[1]}: the load goes on at {now.offset}, so that {offset} would skip "
-                "offsets: use another --output"
+                f"offsets: use {ANOTHER}"
             )
     if lost and fail_on_loss:
         raise DataLossError(
@@ -651,7 +663,7 @@ def _ranges_of_runs(
             raise LoadError(
                 f"{store.address}: {topic}-{partition}: offsets before {first} can't be loaded again, as the files "
                 f"offsets-TASK.json of run {run_name(run)} or of earlier ones are gone: begin at a later run, or use "
-                "another --output"
+                f"{ANOTHER}"
             )
     return {key: summary.known_ranges((*key, now.incarnation)) for key, now in wanted.items()}
 

@@ -65,12 +65,12 @@ def _merged(mine: pa.DataType, theirs: pa.DataType, path: str, wrong: list[str])
     if pa.types.is_list(mine) and pa.types.is_list(theirs):
         item = _merged(mine.value_type, theirs.value_type, f"{path}[]", wrong)
         return mine if item == mine.value_type else pa.list_(mine.value_field.with_type(item))
-    if not _holds(mine, theirs):
+    if not holds(mine, theirs):
         wrong.append(f"{path} is {mine} in the table and {theirs} in the load")
     return mine
 
 
-def _holds(mine: pa.DataType, theirs: pa.DataType) -> bool:
+def holds(mine: pa.DataType, theirs: pa.DataType) -> bool:
     """Whether a column of the type `mine` holds all values of `theirs`."""
     if mine == theirs:
         return True

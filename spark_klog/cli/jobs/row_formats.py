@@ -78,8 +78,8 @@ def check_row_formats(options: SimpleNamespace) -> None:
     if not _has_rows(options):
         if options.registry.is_given:
             raise click.UsageError("--schema-registry needs --value-format or --key-format, such as avro")
-        if options.schema_evolution != "keep":
-            raise click.UsageError("--schema-evolution needs --value-format or --key-format, such as avro")
+        if options.schema_evolution != "keep" and options.value_format != "json":
+            raise click.UsageError("--schema-evolution needs --value-format or --key-format, such as avro or json")
 
 
 def column_formats(

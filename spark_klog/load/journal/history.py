@@ -27,6 +27,8 @@ from spark_klog.load.journal.model import (
     task_path,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
+from spark_klog.load.json_schemas import evolved_schema
+from spark_klog.load.rows import ANOTHER
 from spark_klog.load.settings import RECORDS
 from spark_klog.tables.opening import DELTA, is_table, open_table
 from spark_klog.tables.table import Table
@@ -40,6 +42,7 @@ _LAYOUT = {"layout": "--partition-by", "time_zone": "--time-zone", "event_time":
 #: Those that say what a record does to a table, and what a plan says that has none of them.
 _CHANGES = {"upsert_key": "--upsert-key", "envelope": "--envelope"}
 _APPENDED = {"upsert_key": "", "envelope": "none"}
+_BEGINS = "; --from-time or --from-offsets set where it begins"
 
 
 @dataclass(frozen=True)
@@ -213,8 +216,8 @@ def check_output(
     """The load that the output belongs to; None if it is new. `settings` are those of `WriteSettings`, as JSON, `rows`
     the formats of columns that become rows, `table` is as `Identity` has it.
 
-    `LoadError` if it belongs to a load of another cluster, format, schema, layout or table, or has other files, unless
-    it `is_shared`.
+    `LoadError` if it belongs to a load of another cluster, format, layout or table, or has other files, unless it
+    `is_shared`. Of two schemas of JSON `check_schema` decides.
     """
     format_name, schema = settings["format"], settings["schema"]
     found = read_identity(store)
@@ -225,10 +228,10 @@ def check_output(
         if others:
             former = any(name.startswith("batch=") for name in others)
             advice = (
-                "jobs/batch_load.py wrote it before it kept runs. Use another --output, which loads what the topics "
+                f"jobs/batch_load.py wrote it before it kept runs. Use {ANOTHER}, which loads what the topics "
                 "still have; this one stays readable"
                 if former
-                else "use another --output"
+                else f"use {ANOTHER}"
             )
             raise LoadError(f"{store.address} belongs to another load, or to none (it has {others[0]}): {advice}")
         return None
@@ -239,12 +242,10 @@ def check_output(
         raise LoadError(f"{store.address} belongs to a load {texts[0]}, not {texts[1]}: name it by --table or --output")
     if found.format != format_name:
         raise _of_another(store, f"with --format {found.format}, not {format_name}")
-    begins = "; --from-time or --from-offsets set where it begins"
-    if (found.schema, found.rows) != (schema, rows):
+    if (bool(found.schema), found.rows) != (bool(schema), rows):
         texts = [_contents(found.schema, found.rows), _contents(schema, rows)]
-        raise _of_another(store, f"with {texts[0]}, not {texts[1]}", begins)
-    number = last_committed(store)
-    plan = read_plan(store, number + 1) or read_plan(store, number)  # of the last run, committed or not
+        raise _of_another(store, f"with {texts[0]}, not {texts[1]}", _BEGINS)
+    plan = _last_plan(store)
     columns = plan.settings.get("table_columns", RECORDS) if plan is not None else settings["table_columns"]
     if columns != settings["table_columns"]:
         raise _of_another(store, f"with --table-columns {columns}, not {settings['table_columns']}")
@@ -254,7 +255,7 @@ def check_output(
         was = settings[name] if plan is None else plan.settings.get(name, settings[name])
         if was != settings[name]:
             texts = [f"with {option} {value}" if value else f"without {option}" for value in (was, settings[name])]
-            raise _of_another(store, f"{texts[0]}, not {texts[1]}", begins)
+            raise _of_another(store, f"{texts[0]}, not {texts[1]}", _BEGINS)
         if name == "layout" and was == "none":
             break
     for name, option in _CHANGES.items():
@@ -265,8 +266,34 @@ def check_output(
     return found
 
 
+def _last_plan(store: Store) -> Plan | None:
+    """The plan of the last run, committed or not."""
+    number = last_committed(store)
+    return read_plan(store, number + 1) or read_plan(store, number)
+
+
+def check_schema(store: Store, found: Identity, schema: str, *, takes_new: bool) -> str:
+    """The schema of JSON values from now on, if a call gives `schema`, and the load is one of JSON.
+
+    It may have more fields than that of the last run, in a table also wider numbers, if the load `takes_new` ones;
+    else it is a `LoadError`, which names the differences.
+    """
+    plan = _last_plan(store)
+    before = found.schema if plan is None else str(plan.settings.get("schema") or found.schema)
+    if schema == before:
+        return schema
+    evolved, hindrances = evolved_schema(before, schema, widens=bool(found.table))
+    if takes_new and not hindrances:
+        return evolved
+    what = f"with {_contents(before, {})}, not {_contents(schema, {})}"
+    if not hindrances:
+        raise _of_another(store, what, f"{_BEGINS}. Or have it take the new fields by --schema-evolution latest")
+    adds = "adds fields, or makes numbers wider" if found.table else "adds fields"
+    raise _of_another(store, f"{what} ({'; '.join(hindrances)}; a load takes a schema that {adds})", _BEGINS)
+
+
 def _of_another(store: Store, what: str, more: str = "") -> LoadError:
-    return LoadError(f"{store.address} belongs to a load {what}: use another --output{more}")
+    return LoadError(f"{store.address} belongs to a load {what}: use {ANOTHER}{more}")
 
 
 def _contents(schema: str, rows: Mapping[str, str]) -> str:

@@ -1,0 +1,181 @@
+"""A --schema of JSON values that changes from call to call: fields are added, numbers widened, the rest is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import LoadError
+from spark_klog.files.folder import LocalFolder
+from spark_klog.load.audit import status
+from spark_klog.load.json_schemas import evolved_schema
+from spark_klog.load.run import MaxBad
+from spark_klog.load.settings import VALUES, WriteSettings
+from spark_klog.load.values import parse_schema, schema_text
+from spark_klog.tables.changes import debezium_type
+from tests.load.support import Killed, die, failing, run
+from tests.load.test_upserts import FORMATS, address_of, content, environment
+from tests.spark.support import Sent, create_topic, produce
+
+__all__ = ["environment"]
+
+
+def _text(ddl: str) -> str:
+    return schema_text(parse_schema(ddl))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("a int", "a int, b string", "a int, b string"),
+        ("a int, c date", "b string, c date, a int", "a int, c date, b string"),
+        ("a int, b string", "b string, a int", "a int, b string"),
+        ("a struct<x: int>", "a struct<y: string, x: int>", "a struct<x: int, y: string>"),
+        ("a array<struct<x: int>>", "a array<struct<x: int, y: int>>", "a array<struct<x: int, y: int>>"),
+        ("a int, b float", "a bigint, b double", "a bigint, b double"),
+        ("a decimal(10,2)", "a decimal(12,2)", "a decimal(12,2)"),
+        ("a int, b int", "a int", ["b is missing"]),
+        (
+            "a struct<x: int>, b date",
+            "a struct<y: int>, b string",
+            ["a.x is missing", "b is string, and was date32[day]"],
+        ),
+        ("a bigint", "a int", ["a is int32, and was int64"]),
+        ("a array<int>", "a int", ["a is int32, and was list<item: int32>"]),
+    ],
+)
+def test_what_a_load_takes(old: str, new: str, expected: str | list[str]) -> None:
+    found, hindrances = evolved_schema(_text(old), _text(new), widens=True)
+    assert hindrances == ([] if isinstance(expected, str) else expected)
+    if isinstance(expected, str):
+        assert found == _text(expected)
+        wrapped = [schema_text(debezium_type(parse_schema(ddl))) for ddl in (old, new, expected)]
+        assert evolved_schema(*wrapped[:2], widens=True) == (wrapped[2], [])
+
+
+def test_files_have_no_wider_numbers() -> None:
+    assert evolved_schema("a int", "a bigint", widens=False)[1] == ["a is int64, and was int32"]
+
+
+def _send(servers: str, topic: str, *rows: dict[str, Any] | None) -> None:
+    produce(servers, topic, [Sent(None if row is None else json.dumps(row).encode(), b"k") for row in rows])
+
+
+def _rows(address: str, *names: str) -> list[tuple[Any, ...]]:
+    found = content(address).sort_by("_offset")
+    return list(zip(*(found[name].to_pylist() for name in names), strict=True))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_field_is_added_in_the_same_run(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str
+) -> None:
+    """Also by a call that finishes a killed run, whose complete tasks stay; an older schema is refused from then on."""
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    create_topic(servers, topic)
+
+    def load(ddl: str, **options: Any) -> Any:
+        settings = WriteSettings(schema=_text(ddl), table_columns=VALUES)
+        return run(servers, address, topic, settings=settings, max_task_records=2, **options)
+
+    _send(servers, topic, {"id": 0})
+    load("id int")
+    _send(servers, topic, *({"id": n, "mail": f"m{n}", "at": {"lat": 1.5}} for n in range(1, 7)))
+    with pytest.raises(Killed), failing(LocalFolder, -8, die):
+        load("id int")
+    complete = len(list(tmp_path.glob("**/_klog/runs/00000002/offsets-*")))
+    assert complete == 1
+    with pytest.raises(LoadError, match=r"\(id is string, and was int32; a load takes a schema that adds fields, or"):
+        load("id string, mail string")
+    assert load("mail string, id int").runs == [2]
+    assert _rows(address, "id", "mail") == [(0, None), (1, None), (2, None), *((n, f"m{n}") for n in range(3, 7))]
+    _send(servers, topic, {"id": 7, "at": {"lat": 2.5}, "mail": "m7"})
+    with pytest.raises(LoadError, match=r"\(mail is missing; .*use another --output or --table"):
+        load("id int")
+    load("id int, mail string, at struct<lat: double>")
+    assert _rows(address, "id", "mail", "at")[-2:] == [(6, "m6", None), (7, "m7", {"lat": 2.5})]
+    assert status(address).findings == []
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_number_that_the_schema_has_no_room_for(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str
+) -> None:
+    """The run is refused; a wider schema loads it, if the table can have it."""
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    create_topic(servers, topic)
+
+    def load(ddl: str, **options: Any) -> Any:
+        settings = WriteSettings(schema=_text(ddl), table_columns=VALUES)
+        return run(servers, address, topic, settings=settings, max_task_records=2, **options)
+
+    _send(servers, topic, {"id": 0}, {"id": 1})
+    load("id int")
+    _send(servers, topic, {"id": 2}, {"id": 3}, {"id": 1 << 40}, {"id": 4})
+    with pytest.raises(LoadError, match="or with a --schema that has room for them"):
+        load("id int")
+    if kind == "iceberg":
+        assert load("id bigint").bad == 0
+        assert _rows(address, "id") == [(0,), (1,), (2,), (3,), (1 << 40,), (4,)]
+    else:
+        for _ in range(2):
+            with pytest.raises(LoadError, match="id is int32 in the table and int64 in the load"):
+                load("id bigint")
+        assert load("id int", max_bad=MaxBad(1)).runs == [2]
+        assert _rows(address, "id") == [(0,), (1,), (2,), (3,), (4,)]
+    assert status(address).findings == []
+
+
+@pytest.mark.parametrize("kind", [FORMATS[0], pytest.param(FORMATS[1], marks=pytest.mark.test_all("again"))])
+def test_a_field_of_changed_rows(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str
+) -> None:
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    create_topic(servers, topic)
+
+    def load(ddl: str, **options: Any) -> Any:
+        schema = schema_text(debezium_type(parse_schema(ddl)))
+        settings = WriteSettings(schema=schema, upsert_key="id", envelope="debezium")
+        return run(servers, address, topic, settings=settings, max_task_records=2, **options)
+
+    def change(**row: Any) -> dict[str, Any]:
+        return {"before": None, "after": row, "op": "u"}
+
+    _send(servers, topic, change(id=1, name="Ada"), change(id=2, name="Bob"))
+    load("id bigint, name string")
+    _send(servers, topic, *(change(id=n, name="Eve", mail=f"m{n}") for n in range(2, 7)))
+    with pytest.raises(Killed), failing(LocalFolder, -8, die):
+        load("id bigint, name string")
+    with pytest.raises(LoadError, match="name is missing"):
+        load("id bigint, mail string")
+    assert load("id bigint, name string, mail string").runs == [2]
+    assert _rows(address, "id", "name", "mail") == [
+        (1, "Ada", None),
+        *((n, "Eve", f"m{n}") for n in range(2, 7)),
+    ]
+    assert status(address).findings == []
+
+
+def test_files_take_fields_if_asked(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+
+    def load(ddl: str, **options: Any) -> Any:
+        return run(servers, tmp_path, topic, settings=WriteSettings(schema=_text(ddl)), **options)
+
+    _send(servers, topic, {"id": 0})
+    load("id int")
+    _send(servers, topic, {"id": 1, "mail": "m1"})
+    with pytest.raises(LoadError, match="take the new fields by --schema-evolution latest"):
+        load("mail string, id int")
+    with pytest.raises(LoadError, match=r"\(id is int64, and was int32; a load takes a schema that adds fields\)"):
+        load("id bigint", evolution="latest")
+    load("mail string, id int", evolution="latest")
+    newest = max(tmp_path.glob(f"{topic}/*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    assert ds.dataset(newest).to_table()["value"].to_pylist() == [{"id": 1, "mail": "m1"}]
+    load("id int, mail string")
