@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spark_klog.spark.options import sink_options
 from spark_klog.spark.write.decision_place import decision_place
 from spark_klog.spark.write.exactly_once_driver import continue_at as _continue_at
+from spark_klog.spark.write.sink_options import sink_options
 
 
 def continue_at(options: Mapping[str, str], batch: int) -> None:

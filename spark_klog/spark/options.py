@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
-from spark_klog.base.names import OF_REGISTRY, ROW_FORMATS, SUBJECT_STRATEGIES, Format, check_topic_name, topic_pattern
+from spark_klog.base.names import OF_REGISTRY, ROW_FORMATS, Format, topic_pattern
 from spark_klog.base.settings import BOOLEAN, choice, items, nearest, number, value_of
 from spark_klog.client.places import (
     GroupSpec,
@@ -37,7 +37,6 @@ from spark_klog.security.config import Settings, check_holds_no_secret
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, ReaderSchema, RegistrySettings
-    from spark_klog.schemas.column_writing import Strategy, WriteFormat, WriterSchema
 
 _log = logging.getLogger(__name__)
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report), the bytes per record
@@ -83,7 +82,7 @@ SOURCE = (
     "mode",
 )
 #: Options of a registry's subjects, to write only.
-_SUBJECTS = ("autoRegisterSchemas", "useLatestVersion", "keySubjectNameStrategy", "valueSubjectNameStrategy")
+SUBJECTS = ("autoRegisterSchemas", "useLatestVersion", "keySubjectNameStrategy", "valueSubjectNameStrategy")
 SINK = (
     "topic",
     "createTopics",
@@ -93,7 +92,7 @@ SINK = (
     "decisionTopic",
     "writeId",
     "writeVersion",
-    *_SUBJECTS,
+    *SUBJECTS,
 )
 #: Options of rows instead of bytes, of reads and writes.
 FORMATS = (
@@ -147,18 +146,6 @@ _UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_
 _OF_DIRECTORIES = ("isolation.level", "decompressed.max.bytes")
 #: Defaults for retries of ListOffsets: a broker may return latest offsets older than those it returned before.
 _OFFSET_RETRIES, _OFFSET_RETRY_MS = 5, 200
-#: Spark's own options for a streaming write, which it passes to the sink, too.
-_CHECKPOINT = "checkpointlocation"
-_SPARKS = frozenset({_CHECKPOINT, "queryname"})
-#: The default of transaction.timeout.ms in exactly-once writes: the brokers' default of transaction.max.timeout.ms.
-_TRANSACTION_MS = 900_000
-#: How the transactional ids of exactly-once writes begin, without the option transactionalIdPrefix.
-DEFAULT_ID_PREFIX = "klog-"
-#: Of a writeId or transactionalIdPrefix, in characters, far below Kafka's 32,767 bytes: a decision has the prefix once
-#: for each task.
-_LONGEST_NAME = 249
-#: The number of partitions in CreateTopics is an int32.
-_MOST_PARTITIONS = 0x7FFFFFFF
 
 
 def boolean(own: dict[str, str], name: str, default: bool) -> bool:
@@ -671,167 +658,3 @@ def _trigger_limits(own: dict[str, str]) -> TriggerLimits:
 def include_headers(options: Mapping[str, Any]) -> bool:
     given = {name.lower(): value for name, value in options.items()}
     return boolean({"includeHeaders": given.get("includeheaders", "false")}, "includeHeaders", False)
-
-
-@dataclass(frozen=True)
-class NamedWrite:
-    """What distinguishes an exactly-once batch write from others: writeId, and writeVersion if it has one."""
-
-    id: str
-    version: int | None
-
-    def __str__(self) -> str:
-        return f"writeId={self.id}" if self.version is None else f"writeId={self.id} writeVersion={self.version}"
-
-
-@dataclass(frozen=True)
-class SinkOptions:
-    """Checked options of a write. Topics that do not exist get `create_topics` partitions; None: they are an error.
-
-    A stream that is exactly once has the query's `checkpoint`, a batch write its name; others have neither. Their
-    transactional ids begin with `id_prefix`.
-    """
-
-    client: dict[str, str]
-    topic: str | None
-    create_topics: int | None = None
-    checkpoint: str | None = None
-    named: NamedWrite | None = None
-    id_prefix: str = DEFAULT_ID_PREFIX
-    #: See `decision_place`.
-    decision_log: str = "auto"
-    decision_topic: str | None = None
-    #: Columns of rows, and once they are looked up the schemas that they are written by.
-    formats: tuple[WriteFormat, ...] = ()
-    writers: tuple[WriterSchema, ...] = ()
-
-
-def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOptions:
-    """Check the options of a write; `ConfigError` for options that are unknown, for reading, or for streams only."""
-    settings, own = split({name: value for name, value in options.items() if name.lower() not in _SPARKS})
-    for name in SOURCE:
-        if name in own:
-            instead = ": set the option topic" if name == "path" or name in SUBSCRIPTIONS else ""
-            raise ConfigError(f"option {name} is for reading{instead}")
-    boolean(own, "includeHeaders", False)  # without effect, as with Spark's connector: a column headers is written
-    create = count(own, "createTopics")
-    if create is not None and create > _MOST_PARTITIONS:
-        raise ConfigError(f"option createTopics={create} must be at most {_MOST_PARTITIONS}, Kafka's limit")
-    guarantee = chosen(own, "deliveryGuarantee", {name: name for name in ("at-least-once", "exactly-once")})
-    is_exact = guarantee == "exactly-once"
-    named = _named_write(own, is_exact, streaming)
-    checkpoint = _checkpoint(options) if is_exact and streaming else None
-    if is_exact:
-        _complete_transactions(settings)
-    topic = _topic(own)
-    formats = _write_formats(settings, own, topic)
-    decision_log, decision_topic = _decisions(own, is_exact)
-    id_prefix = _id_prefix(own, is_exact)
-    return SinkOptions(settings, topic, create, checkpoint, named, id_prefix, decision_log, decision_topic, formats)
-
-
-def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | None) -> tuple[WriteFormat, ...]:
-    """How to write the columns that are rows."""
-    sources = column_formats(settings, own, None)
-    given = next((name for name in _SUBJECTS if name in own), None)
-    if given is not None and not any(one.registry for one in sources):
-        raise ConfigError(f"option {given} needs schemaRegistryUrl, and valueFormat or keyFormat")
-    registers, uses_latest = boolean(own, "autoRegisterSchemas", True), boolean(own, "useLatestVersion", False)
-    if uses_latest and registers and "autoRegisterSchemas" in own:
-        raise ConfigError("options autoRegisterSchemas=true and useLatestVersion=true exclude each other")
-    if not sources:
-        return ()
-    from spark_klog.schemas.column_writing import WriteFormat
-
-    formats = []
-    for one in sources:
-        name = f"{one.column}SubjectNameStrategy"
-        strategy = chosen({name: own.get(name, "TopicNameStrategy").rpartition(".")[2]}, name, SUBJECT_STRATEGIES)
-        formats.append(WriteFormat(one, topic, cast("Strategy", strategy), registers, uses_latest))
-    return tuple(formats)
-
-
-def _topic(own: dict[str, str]) -> str | None:
-    topic = own.get("topic", "").strip()
-    if not topic:
-        return None
-    try:
-        check_topic_name(topic)
-    except ConfigError as error:
-        several = "; to write to several topics add a column 'topic'" if "," in topic else ""
-        raise ConfigError(f"option topic: {error}{several}") from None
-    return topic
-
-
-def _id_prefix(own: dict[str, str], is_exact: bool) -> str:
-    text = own.get("transactionalIdPrefix")
-    if text is None:
-        return DEFAULT_ID_PREFIX
-    if not is_exact:
-        raise ConfigError("option transactionalIdPrefix needs deliveryGuarantee=exactly-once: only that has such ids")
-    return _checked_name("transactionalIdPrefix", text)
-
-
-def _checked_name(option: str, text: str) -> str:
-    if text != text.strip() or not text.isprintable() or not 0 < len(text) <= _LONGEST_NAME:
-        raise ConfigError(
-            f"option {option}={text!r} must be 1 to {_LONGEST_NAME} printable characters, without spaces at its ends"
-        )
-    return text
-
-
-def _named_write(own: dict[str, str], is_exact: bool, streaming: bool) -> NamedWrite | None:
-    """The name of an exactly-once batch write."""
-    version = count(own, "writeVersion", 0)
-    given = next((name for name in ("writeId", "writeVersion") if name in own), None)
-    if streaming:
-        if given is not None:
-            raise ConfigError(f"option {given} is for batch writes: the checkpoint of a stream says what is written")
-        return None
-    if not is_exact:
-        if given is not None:
-            raise ConfigError(f"option {given} needs deliveryGuarantee=exactly-once")
-        return None
-    if "writeId" not in own:
-        raise ConfigError(
-            "deliveryGuarantee=exactly-once of a batch write needs the option writeId, a name of these rows that a "
-            "second run gives again, such as 2026-11-27/clicks. In foreachBatch use spark_klog.write_updates"
-        )
-    if own.get("decisionLog", "topic").strip().lower() == "checkpoint":
-        raise ConfigError("option decisionLog=checkpoint is for streams: the decisions of batch writes are in a topic")
-    return NamedWrite(_checked_name("writeId", own["writeId"]), version)
-
-
-def _decisions(own: dict[str, str], is_exact: bool) -> tuple[str, str | None]:
-    """The options decisionLog and decisionTopic."""
-    for name in ("decisionLog", "decisionTopic"):
-        if name in own and not is_exact:
-            raise ConfigError(f"option {name} needs deliveryGuarantee=exactly-once: other writes decide nothing")
-    kind = chosen(own, "decisionLog", {name: name for name in ("auto", "checkpoint", "topic")})
-    topic = own.get("decisionTopic")
-    if topic is not None:
-        if kind == "checkpoint":
-            raise ConfigError(f"option decisionTopic={topic} and decisionLog=checkpoint exclude each other")
-        try:
-            check_topic_name(topic)
-        except ConfigError as error:
-            raise ConfigError(f"option decisionTopic: {error}") from None
-    return kind, topic
-
-
-def _checkpoint(options: Mapping[str, str]) -> str:
-    """The checkpoint of an exactly-once stream."""
-    checkpoint = {name.lower(): value for name, value in options.items()}.get(_CHECKPOINT, "").strip()
-    if not checkpoint:
-        raise ConfigError(
-            "deliveryGuarantee=exactly-once needs the option checkpointLocation on the writer: Spark does not show "
-            "spark.sql.streaming.checkpointLocation to Python data sources"
-        )
-    return checkpoint
-
-
-def _complete_transactions(settings: dict[str, str]) -> None:
-    """Complete and check the settings of an exactly-once write."""
-    settings.setdefault("transaction.timeout.ms", str(_TRANSACTION_MS))
-    if not client_config(settings, PREFIX).is_idempotent:
-        raise ConfigError("deliveryGuarantee=exactly-once needs kafka.acks=all and kafka.enable.idempotence=true")

@@ -12,7 +12,8 @@ from spark_klog.client.settings import client_config, without_effect
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import SaslConfig, Settings
 from spark_klog.security.settings import parse_jaas
-from spark_klog.spark.options import sink_options, source_options
+from spark_klog.spark.options import source_options
+from spark_klog.spark.write.sink_options import sink_options
 
 SERVERS = {"bootstrap.servers": "h:1"}
 SECRET = 's3cret;="\\ value'

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 from spark_klog.errors import KlogError
 from spark_klog.spark.options import source_options
-from spark_klog.spark.options import sink_options
+from spark_klog.spark.write.sink_options import sink_options
 from spark_klog.spark.read.tasks import read_ranges
 from spark_klog.spark.write.sink import BatchQueryWriter
 from spark_klog.spark.read.source import KlogDataSource

@@ -8,12 +8,32 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from pyspark.sql import SparkSession, functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from spark_klog.schemas import from_avro, schema_id, to_avro
 
 _SECONDS = 60
+
+
+def _updates(stream: DataFrame, options: dict[str, Any], folder: str) -> str:
+    """Write micro-batches with `write_updates`; return the error of a call that does not name the query."""
+
+    def process(df: DataFrame, batch_id: int) -> None:
+        import spark_klog
+
+        query_id = f"query-of-{options['topic']}"
+        spark_klog.write_updates(df, batch_id, name="all", key=F.lit("a"), query_id=query_id, **options)
+        spark_klog.write_updates(df, batch_id, name="all again", **options)
+
+    query = stream.writeStream.foreachBatch(process).option("checkpointLocation", f"{folder}/updates")
+    started = query.trigger(availableNow=True).start()
+    try:
+        started.awaitTermination(_SECONDS)
+    except Exception as error:
+        return str(error)
+    return "none"
 
 
 def main() -> None:
@@ -30,6 +50,7 @@ def main() -> None:
     writer = stream.writeStream.format("klog").options(**to_servers, topic=f"{topic}-stream", createTopics="1")
     query = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
     has_ended = query.awaitTermination(_SECONDS)
+    updates = _updates(stream, {**to_servers, "topic": f"{topic}-updates", "createTopics": "1"}, folder)
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW clicks USING klog OPTIONS (`kafka.bootstrap.servers` '{servers}', "
         f"subscribe '{topic}', startingOffsets 'earliest')"
@@ -48,6 +69,7 @@ def main() -> None:
         "has_jvm": "py4j.java_gateway" in sys.modules and hasattr(spark, "_jvm"),
         "rows": [list(row) for row in rows],
         "has_ended": has_ended,
+        "updates": updates,
         "counted": counted["rows"],
         "decoded": sorted(row[0] for row in decoded),
         "refused": refused,

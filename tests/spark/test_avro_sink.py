@@ -22,8 +22,8 @@ from pyspark.sql.functions import expr, struct
 
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.avro.from_arrow import schema_of
-from spark_klog.spark.options import sink_options
 from spark_klog.spark.versions import arrow_schema
+from spark_klog.spark.write.sink_options import sink_options
 from tests.support.clients.srfake import SrFake, serving_srfake
 
 from .support import consume, create_topic, error_of, read

@@ -95,6 +95,7 @@ def test_batch_stream_sink_and_sql(remote: str, cluster: EmbeddedCluster, topic:
     assert done.returncode == 0, done.stdout[-4000:]
     found = json.loads((tmp_path / "found.json").read_text())
     refused = found.pop("refused")
+    assert "the query of this micro-batch is unknown: Spark tells it in foreachBatch only" in found.pop("updates")
     assert found == {
         "kind": "pyspark.sql.connect.session",
         "has_jvm": False,
@@ -104,7 +105,7 @@ def test_batch_stream_sink_and_sql(remote: str, cluster: EmbeddedCluster, topic:
         "decoded": [0, 1, 2],
     }
     assert "did you mean subscribe" in refused
-    for copy in ("batch", "stream"):
+    for copy in ("batch", "stream", "updates"):
         seen = sorted(one.value or b"" for one in consume(servers, f"{topic}-{copy}"))
         assert seen == sorted(record.value or b"" for record in records)
 

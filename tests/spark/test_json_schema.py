@@ -18,7 +18,8 @@ from pyspark.sql.types import DecimalType
 
 from spark_klog.errors import ConfigError
 from spark_klog.schema_registry import SchemaRegistry
-from spark_klog.spark.options import sink_options, source_options
+from spark_klog.spark.options import source_options
+from spark_klog.spark.write.sink_options import sink_options
 
 from .support import Sent, consume, create_topic, error_of, produce, read
 

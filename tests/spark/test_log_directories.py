@@ -28,8 +28,9 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, CorruptBatchError, DataLossError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.log.stored.directory import Directory, StoredDirectories
-from spark_klog.spark.options import sink_options, source_options
+from spark_klog.spark.options import source_options
 from spark_klog.spark.read.source import BatchQueryReader
+from spark_klog.spark.write.sink_options import sink_options
 from tests.support.batches import make_batch, read_records, walk
 from tests.support.kafka import Kafka
 

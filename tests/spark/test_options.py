@@ -20,10 +20,10 @@ from spark_klog.spark.options import (
     Subscription,
     TriggerLimits,
     include_headers,
-    sink_options,
     source_formats,
     source_options,
 )
+from spark_klog.spark.write.sink_options import sink_options
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 BASE = SERVERS | {"subscribe": "t"}

@@ -21,9 +21,9 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ErrorCode, InvalidRecords, KlogError, ProtocolError
-from spark_klog.spark.options import sink_options
 from spark_klog.spark.write import producers, sink
 from spark_klog.spark.write.producers import PRODUCERS, ProducerCache
+from spark_klog.spark.write.sink_options import sink_options
 from tests.support.kafka import Kafka
 from tests.support.model_cluster import Fate, Key, ModelCluster
 from tests.support.scripted_broker import ScriptedCluster

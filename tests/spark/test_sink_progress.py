@@ -14,8 +14,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.spark.listener import ProgressListener, SinkProgress, observed, sink_progress
-from spark_klog.spark.options import sink_options
 from spark_klog.spark.write.sink import StreamWriter, Written, count_rows, total
+from spark_klog.spark.write.sink_options import sink_options
 
 from .support import Seen, Sent, consume, create_topic, produce, wait_for
 

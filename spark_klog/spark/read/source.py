@@ -21,20 +21,14 @@ from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.kernels import warn_if_slow
-from spark_klog.spark.options import (
-    SourceOptions,
-    has_formats,
-    include_headers,
-    sink_options,
-    source_formats,
-    source_options,
-)
+from spark_klog.spark.options import SourceOptions, has_formats, include_headers, source_formats, source_options
 from spark_klog.spark.read.batch_query import QuerySource, plan_batch_query
 from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.read.stream import RangePartition, RefusedStreamReader, StreamReader
 from spark_klog.spark.read.tasks import Plan, read_ranges
 from spark_klog.spark.versions import Filter, adapted, arrow_schema
+from spark_klog.spark.write.sink_options import sink_options
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import ReaderSchema

@@ -19,8 +19,8 @@ from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
 
 from spark_klog.errors import DecodeError
-from spark_klog.spark.options import DEFAULT_ID_PREFIX
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Transaction
+from spark_klog.spark.write.sink_options import DEFAULT_ID_PREFIX
 
 _VERSION = 1
 

@@ -24,7 +24,6 @@ from pyspark.sql.types import StructType
 
 from spark_klog.errors import ConfigError, ErrorWithFields
 from spark_klog.records.kernels import warn_if_slow
-from spark_klog.spark.options import NamedWrite, SinkOptions
 from spark_klog.spark.worker_process import prepare_worker
 from spark_klog.spark.write.decision_log import DecisionLog, Identity
 from spark_klog.spark.write.decision_place import DecisionPlace
@@ -50,6 +49,7 @@ from spark_klog.spark.write.exactly_once_driver import (
     write_in_transaction,
 )
 from spark_klog.spark.write.sink import BatchQueryWriter, Written, log_progress
+from spark_klog.spark.write.sink_options import NamedWrite, SinkOptions
 
 _log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from spark_klog.client.admin.admin import Admin
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ErrorCode, ErrorWithFields, KlogError, ProtocolError
 from spark_klog.records.kernels import warn_if_slow
-from spark_klog.spark.options import PREFIX, SinkOptions
+from spark_klog.spark.options import PREFIX
 from spark_klog.spark.worker_process import cluster_of, prepare_worker
 from spark_klog.spark.write.decision_log import DecisionLog, Identity
 from spark_klog.spark.write.decision_place import DecisionPlace, decision_place
@@ -49,6 +49,7 @@ from spark_klog.spark.write.hard_link_log import HardLinkLog, Moved, planned
 from spark_klog.spark.write.open_time import warn_if_late, warning_of_open_transaction
 from spark_klog.spark.write.producers import PRODUCERS
 from spark_klog.spark.write.sink import StreamWriter, Written, log_progress, send_all
+from spark_klog.spark.write.sink_options import SinkOptions
 from spark_klog.spark.write.topic_log import TopicDecisionLog
 
 _log = logging.getLogger(__name__)

@@ -33,10 +33,10 @@ from pyspark.sql.types import (
 from spark_klog.columns.encode import by_topic
 from spark_klog.errors import ConfigError
 from spark_klog.records.kernels import warn_if_slow
-from spark_klog.spark.options import SinkOptions
 from spark_klog.spark.versions import StreamArrowWriter, arrow_schema
 from spark_klog.spark.worker_process import prepare_worker
 from spark_klog.spark.write.producers import PRODUCERS, SinkProducer
+from spark_klog.spark.write.sink_options import SinkOptions
 
 _log = logging.getLogger(__name__)
 # Spark's processes log warnings only, and users can't change that in them. Without a handler nobody sees these lines.

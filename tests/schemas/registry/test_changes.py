@@ -31,11 +31,11 @@ from spark_klog.schemas.column_writing import WriteFormat
 from spark_klog.schemas.registry.client import RegistryClient
 from spark_klog.schemas.registry.settings import registry_config
 from spark_klog.security.config import Settings
-from spark_klog.spark.options import sink_options
 from spark_klog.spark.read import row_columns
 from spark_klog.spark.read.row_columns import analysed_readers, readers_of, with_rows
 from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.write.sink import BatchQueryWriter
+from spark_klog.spark.write.sink_options import sink_options
 
 from .asking import ask, register
 

@@ -17,7 +17,6 @@ from pyspark.sql.types import StructType
 from spark_klog.client.admin.admin import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options import sink_options
 from spark_klog.spark.write import exactly_once_driver
 from spark_klog.spark.write.exactly_once import Decision
 from spark_klog.spark.write.exactly_once_batch import (
@@ -29,6 +28,7 @@ from spark_klog.spark.write.exactly_once_batch import (
 )
 from spark_klog.spark.write.exactly_once_driver import NotDecided
 from spark_klog.spark.write.producers import PRODUCERS
+from spark_klog.spark.write.sink_options import sink_options
 from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options import sink_options
 from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.write import exactly_once_driver
 from spark_klog.spark.write.decision_log import Identity
@@ -27,6 +26,7 @@ from spark_klog.spark.write.exactly_once_driver import (
     ExactlyOnceWriter,
     WrittenInTransaction,
 )
+from spark_klog.spark.write.sink_options import sink_options
 from tests.spark.support import error_of
 
 SCHEMA = StructType([StructField("value", StringType())])

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_klog.client.admin.admin import Admin
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options import sink_options
+from spark_klog.spark.write.sink_options import sink_options
 from tests.spark.support import Sent, create_topic, error_of, produce, set_topic
 
 from .support import PARTITIONS, fill, once, read
