@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from spark_klog.base.names import TRANSACTION_VERSION
+from spark_klog.broker.metadata.internal_topics import TRANSACTIONS_TOPIC
+from spark_klog.broker.transactions.transaction import State
 from spark_klog.client.net.connection import SOFTWARE
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
+from spark_klog.protocol.codec import decode_versioned, encode_versioned
 from spark_klog.protocol.tables.groups import GROUP, TRANSACTION
+from spark_klog.protocol.tables.transactions import TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE
 from tests.support.kafka import NEWEST, versions
 from tests.support.producer_batches import batch
 from tests.support.raw_client import RawClient
@@ -104,6 +109,22 @@ class Raw:
         def ask() -> tuple[int, Any]:
             answer = self.client.request(apis.PRODUCE, version, request)
             return answer["responses"][0]["partition_responses"][0]["error_code"], None
+
+        return int(self._patiently(ask)[0])
+
+    def add(self, topic: str, partition: int, epoch: int) -> int:
+        """AddPartitionsToTxn of earlier clients."""
+        fields = {
+            "transactional_id": self.name,
+            "producer_id": self.producer_id,
+            "producer_epoch": epoch,
+            "topics": [{"name": topic, "partitions": [partition]}],
+        }
+        request = {f"v3_and_below_{name}": value for name, value in fields.items()}
+
+        def ask() -> tuple[int, Any]:
+            (found,) = self.client.request(apis.ADD_PARTITIONS_TO_TXN, 3, request)["results_by_topic_v3_and_below"]
+            return found["results_by_partition"][0]["partition_error_code"], None
 
         return int(self._patiently(ask)[0])
 
@@ -312,6 +333,74 @@ def test_an_unknown_producer(servers: str, raw: Raw, topic: str) -> None:
         assert stranger.produce(topic, 0, 0) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
         stranger.find(topic, GROUP)
         assert stranger.commit_offset(topic, topic, 0) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
+def _records(servers: str, name: str) -> list[dict[str, Any]]:
+    """The records of a transactional id in __transaction_state, all in the bytes that our broker would write."""
+    found = []
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "state", "enable.partition.eof": True})
+    try:
+        numbers = consumer.list_topics(TRANSACTIONS_TOPIC, _SECONDS).topics[TRANSACTIONS_TOPIC].partitions
+        for number in numbers:
+            consumer.assign([TopicPartition(TRANSACTIONS_TOPIC, number, 0)])
+            while (message := consumer.poll(_SECONDS)) is not None and message.error() is None:
+                key, value = message.key(), message.value()
+                assert isinstance(key, bytes)
+                assert isinstance(value, bytes)
+                if decode_versioned(TRANSACTION_LOG_KEY, key)["transactional_id"] == name:
+                    found.append(decode_versioned(TRANSACTION_LOG_VALUE, value))
+                    assert encode_versioned(TRANSACTION_LOG_VALUE, 1, found[-1]) == value
+    finally:
+        consumer.close()
+    return found
+
+
+def test_the_states_records_are_kafkas(servers: str, raw: Raw, topic: str) -> None:
+    first, pid = raw.epoch, raw.producer_id
+    assert raw.produce(topic, 0, first) == 0
+    assert raw.end(first, commits=True)[0] == 0
+    raw.wait_for("CompleteCommit")
+    assert raw.end(first + 1, commits=False)[0] == 0
+    raw.wait_for("CompleteAbort")
+    assert raw.produce(topic, 1, first + 2) == 0
+    assert raw.init() == 0
+    assert raw.add(topic, 0, first + 4) == 0
+    assert raw.end(first + 4, commits=True, version=4)[0] == 0
+    raw.wait_for("CompleteCommit")
+    assert raw.produce(topic, 0, first + 4) == 0
+    assert raw.end(first + 4, commits=False, version=4)[0] == 0
+    raw.wait_for("CompleteAbort")
+    found = [
+        (
+            State(one["transaction_status"]).text,
+            one["producer_epoch"] - first,
+            one["client_transaction_version"],
+            [number for entry in one["transaction_partitions"] or () for number in entry["partition_ids"]],
+        )
+        for one in _records(servers, topic)
+    ]
+    assert found == [
+        ("Empty", 0, 0, []),
+        ("Ongoing", 0, 2, [0]),
+        ("PrepareCommit", 1, 2, [0]),
+        ("CompleteCommit", 1, 2, []),
+        ("PrepareAbort", 2, 2, []),
+        ("CompleteAbort", 2, 2, []),
+        ("Ongoing", 2, 2, [1]),
+        ("PrepareAbort", 3, 2, [1]),
+        ("CompleteAbort", 3, 2, []),
+        ("Empty", 4, 2, []),
+        ("Ongoing", 4, 0, [0]),
+        ("PrepareCommit", 4, 0, [0]),
+        ("CompleteCommit", 4, 0, []),
+        ("Ongoing", 4, 2, [0]),
+        ("PrepareAbort", 4, 0, [0]),
+        ("CompleteAbort", 4, 0, []),
+    ]
+    ids = {
+        (one["producer_id"], one["previous_producer_id"], one["next_producer_id"]) for one in _records(servers, topic)
+    }
+    assert ids == {(pid, pid, -1)}
 
 
 @pytest.mark.test_all("32,000 requests")

@@ -116,7 +116,8 @@ async def _add(broker: Broker, request: Request, entry: dict[str, Any], *, verif
     elif any(codes.values()):
         codes = {key: code or ErrorCode.OPERATION_NOT_ATTEMPTED for key, code in codes.items()}
     else:
-        code = await broker.transactions.add(transactional_id, producer, frozenset(keys))
+        by_leader = request.version >= _FIRST_BATCHED
+        code = await broker.transactions.add(transactional_id, producer, frozenset(keys), by_leader=by_leader)
         codes = dict.fromkeys(keys, code)
     return [
         {

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_klog.base.clock import system_ms
-from spark_klog.base.names import TopicPartition
+from spark_klog.base.names import TRANSACTIONS_2, TopicPartition
 from spark_klog.broker.coordinator import Coordinator
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, Pace
 from spark_klog.broker.metadata.internal_topics import TRANSACTIONS_TOPIC
@@ -189,11 +189,17 @@ class TransactionCoordinator(Coordinator):
                 return ErrorCode.CONCURRENT_TRANSACTIONS
 
     async def add(
-        self, transactional_id: str, producer: ProducerIdAndEpoch, partitions: frozenset[TopicPartition]
+        self,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        partitions: frozenset[TopicPartition],
+        *,
+        by_leader: bool = False,
     ) -> ErrorCode:
-        """Handle AddPartitionsToTxn and AddOffsetsToTxn."""
+        """Handle AddPartitionsToTxn and AddOffsetsToTxn, of a client or of the leader that has its records."""
+        version = TRANSACTIONS_2 if by_leader else 0
         return await self._change(
-            transactional_id, lambda before: machine.add(before, producer, partitions, system_ms())
+            transactional_id, lambda before: machine.add(before, producer, partitions, system_ms(), version)
         )
 
     async def end(self, transactional_id: str, producer: ProducerIdAndEpoch, *, commits: bool) -> ErrorCode:

@@ -89,8 +89,8 @@ class ProducerIdAndEpoch:
 class Transaction:
     """State of a transactional id; times in ms. `last` is the producer's previous id and epoch, if it gave them.
 
-    `version` is the transaction.version by which the transaction has ended, 2 if its epoch was raised; `next_id` is the
-    producer id that follows when it is complete, if that was the last epoch.
+    `version` is the client's transaction.version, 2 after an end that has raised the epoch; `next_id` is the producer
+    id that follows when the transaction is complete, if that was the last epoch.
     """
 
     transactional_id: str
@@ -191,9 +191,16 @@ def _may_continue(transaction: Transaction, expected: ProducerIdAndEpoch) -> boo
 
 
 def add(
-    transaction: Transaction, producer: ProducerIdAndEpoch, partitions: frozenset[TopicPartition], now_ms: int
+    transaction: Transaction,
+    producer: ProducerIdAndEpoch,
+    partitions: frozenset[TopicPartition],
+    now_ms: int,
+    version: int = 0,
 ) -> Outcome:
-    """Handle AddPartitionsToTxn or AddOffsetsToTxn; NONE if all partitions are in the transaction already."""
+    """Handle AddPartitionsToTxn or AddOffsetsToTxn; NONE if all partitions are in the transaction already.
+
+    `version` is 2 if a leader adds them for its client.
+    """
     if transaction.is_prepared and producer == transaction.following:
         return _BUSY
     if code := _refusal(transaction, producer):
@@ -210,6 +217,7 @@ def add(
         partitions=transaction.partitions | partitions,
         started_ms=transaction.started_ms if is_open else now_ms,
         updated_ms=now_ms,
+        version=version,
     )
 
 

@@ -148,7 +148,7 @@ class TransactionVerifier:
         if isinstance(node, ErrorCode):
             return node
         if node == self._broker.config.broker_id:
-            return await self._coordinator.add(transactional_id, producer, frozenset({key}))
+            return await self._coordinator.add(transactional_id, producer, frozenset({key}), by_leader=True)
         if group is None:
             return await self._ask_about_partition(node, transactional_id, producer, key, verify_only=False)
         request = {
