@@ -37,7 +37,13 @@ def tools() -> Iterator[JavaTools]:
         yield running
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param(NEWEST, marks=pytest.mark.peer)])
+_AGAIN = pytest.mark.test_all("again")
+on_both = pytest.mark.parametrize(
+    "servers", ["ours", pytest.param(NEWEST, marks=[pytest.mark.peer, _AGAIN])], indirect=True
+)
+
+
+@pytest.fixture(scope="module")
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address
@@ -64,6 +70,7 @@ def open_transaction(servers: str, name: str, topic: str, partitions: int = 2) -
 
 
 @pytest.mark.peer
+@pytest.mark.parametrize("servers", [pytest.param("ours", marks=_AGAIN), NEWEST], indirect=True)
 def test_what_kafka_says(servers: str, topic: str, tools: JavaTools) -> None:
     create_topic(servers, topic, 2)
     b = ("--bootstrap-server", servers)
@@ -104,6 +111,7 @@ def test_what_kafka_says(servers: str, topic: str, tools: JavaTools) -> None:
         assert "open ones begin at 0" in klog_refusal("transactions", "abort", *b, *at, "--start-offset", "7", "--yes")
 
 
+@on_both
 def test_abort_by_id(servers: str, topic: str) -> None:
     create_topic(servers, topic, 2)
     b = ("--bootstrap-server", servers)
@@ -136,7 +144,7 @@ def forgetful(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "forgetful",
-    ["ours", pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("again")])],
+    ["ours", pytest.param(NEWEST, marks=[pytest.mark.peer, _AGAIN])],
     indirect=True,
 )
 def test_hanging(forgetful: str, topic: str, request: pytest.FixtureRequest) -> None:
@@ -177,7 +185,8 @@ def _log_of(kind: str, servers: str, folder: Path, topic: str, identity: Identit
     return TopicDecisionLog({"bootstrap.servers": servers}, f"{topic}-decisions", f"s3://b/{topic}/sink", identity)
 
 
-@pytest.mark.parametrize("kind", ["files", "topic"])
+@on_both
+@pytest.mark.parametrize("kind", [pytest.param("files", marks=_AGAIN), "topic"])
 def test_transactions_of_a_sink(servers: str, topic: str, tmp_path: Path, kind: str) -> None:
     create_topic(servers, topic, 2)
     identity = Identity(f"{topic}.")
@@ -212,6 +221,7 @@ def test_transactions_of_a_sink(servers: str, topic: str, tmp_path: Path, kind: 
         assert klog("transactions", *abort, first, "--force").returncode == 0
 
 
+@on_both
 def test_a_checkpoint_whose_decisions_are_in_a_topic(topic: str, tmp_path: Path, servers: str) -> None:
     """`klog checkpoint show` with a cluster, and transactions by the address of the checkpoint."""
     create_topic(servers, topic, 1)
