@@ -36,8 +36,8 @@ def make_load(zookeeper_cluster: EmbeddedCluster, driver: Driver, server_dir: Pa
     """Create loads in the test's folder that run in the driver; at the end, kill their runs by spark-submit."""
     made: list[Load] = []
 
-    def make(topics: str) -> Load:
-        made.append(Load(zookeeper_cluster.bootstrap_servers, topics, server_dir / "load", driver))
+    def make(topics: str, table: str = "") -> Load:
+        made.append(Load(zookeeper_cluster.bootstrap_servers, topics, server_dir / "load", driver, table=table))
         return made[-1]
 
     yield make

@@ -18,6 +18,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from spark_klog.tables.opening import open_table
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -230,8 +231,12 @@ class Load:
         driver: Driver | None = None,
         settings: Sequence[str] = (),
         master: str = "local[2]",
+        table: str = "",
     ) -> None:
-        """`driver` runs what needs no process of its own; `settings` and `master` apply to the other runs."""
+        """`driver` runs what needs no process of its own; `settings` and `master` apply to the other runs.
+
+        With the address of a `table` the output is its folder.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._servers = servers
         self._topics = topics
@@ -239,15 +244,17 @@ class Load:
         self._driver = driver
         self._settings, self._master = settings, master
         self._runs: list[Running] = []
+        self._table = table
         self.output = self._folder / "out"
-        self.is_table = False
+        if table:
+            self.output = Path(open_table(table).location.removeprefix("file://"))
 
     def _arguments(self, options: Sequence[str], replaced: Mapping[str, str]) -> list[str]:
         """The arguments of batch_load.py; `replaced` overrides the options that every run has."""
         given = {
             "bootstrap-servers": self._servers,
             "topics": self._topics,
-            **({"table": f"delta:{self.output}"} if self.is_table else {"output": str(self.output)}),
+            **({"table": self._table} if self._table else {"output": str(self.output)}),
         }
         given |= {name.replace("_", "-"): value for name, value in replaced.items()}
         return [*(word for name, value in given.items() for word in (f"--{name}", value)), *options]
@@ -274,6 +281,11 @@ class Load:
         ran = self.run("--json", *options, **replaced)
         assert ran.code in (DONE, NOTHING_NEW), ran.stdout + ran.stderr
         return ran.report()
+
+    @property
+    def address(self) -> str:
+        """Of the table, or the output."""
+        return self._table or str(self.output)
 
     def stop(self) -> None:
         for running in self._runs:
@@ -302,9 +314,11 @@ class Load:
 
 def rows_of(output: Path) -> list[tuple[Any, ...]]:
     """(key, value, topic, partition, offset, timestamp in ms, headers) by topic, partition, offset; from pyarrow."""
-    if not any(output.rglob("*.parquet")):
+    # of a table's folder only those that plain readers see
+    files = [path for path in output.rglob("*.parquet") if not path.relative_to(output).as_posix().startswith("_")]
+    if not files:
         return []
-    table = ds.dataset(output, format="parquet", partitioning="hive").to_table()
+    table = ds.dataset([str(path) for path in files], format="parquet", partitioning="hive").to_table()
     times = table["timestamp"].cast(pa.timestamp("ms")).cast(pa.int64()).to_pylist()
     columns = [table[name].to_pylist() for name in ("key", "value", "topic", "partition", "offset")]
     headers = [

@@ -343,13 +343,14 @@ def test_killed_at_any_moment(
 
 @pytest.mark.timeout(0)
 @pytest.mark.test_all("kill")
-def test_killed_while_it_loads_into_a_table(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
+def test_killed_while_it_loads_into_a_table(
+    truth: Truth, make_load: Callable[..., Load], topic: str, server_dir: Path
+) -> None:
     """Nobody sees a record twice in the table at any moment, and in the end no file is there that it does not have."""
     kills = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
     chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
     truth.create(topic, 3)
-    load = make_load(topic)
-    load.is_table = True
+    load = make_load(topic, f"delta:{server_dir / 'table'}")
     killed: Counter[str] = Counter()
     rounds = 0
     while killed.total() < kills:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -18,9 +19,9 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.utils.config import Config
 
 from tests.load.buckets import bucket
-from tests.load.support import Place
+from tests.load.support import Place, expected
+from tests.support.spark_tables import Kind, SparkTables
 
-Kind = Literal["delta", "iceberg"]
 CATALOG = "tests"
 NAME = "db.clicks"
 
@@ -97,6 +98,26 @@ class Lake:
 def places(table: pa.Table) -> list[Place]:
     """(topic, partition, offset) of all rows, sorted."""
     return sorted(zip(*(table[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True))
+
+
+def check_each_once(lake: Lake, topic: str, sent: int) -> int:
+    """No reader finds a record twice, and none of a partition is missing before its last one; how many there are."""
+    if not lake.exists():
+        return 0
+    seen = {name: places(read()) for name, read in lake.readers().items()}
+    first = next(iter(seen.values()))
+    assert all(other == first for other in seen.values())
+    counts = Counter(partition for _, partition, _ in first)
+    assert first == expected(topic, dict(counts))
+    assert counts.total() <= sent
+    return counts.total()
+
+
+def by_spark(lake: Lake, folder: Path) -> list[Place]:
+    """(topic, partition, offset) of all rows, sorted, as Spark with the real jars has them. For local tables."""
+    name = f"delta.`{lake.uri}`" if lake.kind == "delta" else f"{CATALOG}.{NAME}"
+    with SparkTables(lake.kind, folder / "spark", CATALOG, lake.warehouse) as spark:
+        return places(spark.sql(f"SELECT topic, partition, offset FROM {name}"))
 
 
 def make_lake(kind: Kind, folder: Path, monkeypatch: pytest.MonkeyPatch, s3: str = "", name: str = "lake") -> Lake:

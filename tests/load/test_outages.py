@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -45,6 +45,7 @@ from tests.jobs.support import (
 from tests.jobs.truth import Truth, check_each_once
 from tests.load.buckets import bucket, committed, seen
 from tests.load.support import InProcess, Place, by_duckdb, by_pyarrow, expected, kills, run
+from tests.load.tables import Kind, by_spark, check_each_once as check_places, make_lake
 from tests.spark.support import Sent, create_topic, produce, values
 
 _SECONDS = 480
@@ -60,6 +61,8 @@ _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "everything": lambda tree: tree,
     _BROKER: lambda tree: [],
 }
+#: Which of them die without SPARK_KLOG_KILLS.
+_OF_THE_SLICE = ["an executor", "all workers"]
 _SPARK = """
 import json, sys
 from pyspark.sql import SparkSession
@@ -244,40 +247,64 @@ def test_a_broker_that_is_killed(topic: str, server_dir: Path, tmp_path: Path) -
 
 
 @pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
-@pytest.mark.skipif(not kills(), reason="part of make soak; jobs/test_batch_load.py has the slice of make test")
-def test_processes_of_a_cluster(topic: str, server_dir: Path) -> None:
+@pytest.mark.test_all("kill")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            "files",
+            marks=pytest.mark.skipif(not kills(), reason="part of make soak; jobs/test_batch_load.py has the slice"),
+        ),
+        "delta",
+        "iceberg",
+    ],
+)
+def test_processes_of_a_cluster(
+    topic: str, server_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind | Literal["files"]
+) -> None:
     """Kill drivers, executors, workers of a local-cluster or the broker: all readers find each record once."""
-    chance, wanted = _chance(), kills()
+    chance, wanted = _chance(), kills() or len(_OF_THE_SLICE)
+    targets = [*_TARGETS] if kills() else _OF_THE_SLICE
     outages: Counter[str] = Counter()
     codes: Counter[str] = Counter()
+    lake = None if kind == "files" else make_lake(kind, server_dir / "lake", monkeypatch)
     with EmbeddedCluster(data_dir=server_dir / "cluster") as cluster:
         truth = Truth(cluster.bootstrap_servers)
         truth.create(topic, 3)
-        made = Load(cluster.bootstrap_servers, topic, server_dir / "load", master="local-cluster[2,1,1024]")
+        master, table = "local-cluster[2,1,1024]", "" if lake is None else lake.address
+        made = Load(cluster.bootstrap_servers, topic, server_dir / "load", master=master, table=table)
         rounds = 0
         try:
             while outages.total() < wanted:
                 rounds += 1
                 assert rounds <= 3 * wanted, f"too many runs ended before they were killed: {outages}"
                 truth.send(topic, chance.randint(600, 1_500), 3)
-                target = [*_TARGETS][outages.total() % len(_TARGETS)]
+                target = targets[outages.total() % len(targets)]
                 running = made.start("--json", "--max-file-records", "10")
                 wait_for_the_moment(running, made, chance)
                 hit = _end(cluster, running, target, chance)
                 ran = running.result()
                 outages[target] += hit
                 codes[f"{target}: {'killed' if hit else 'ended before'}, exit code {ran.code}"] += 1
-                check_each_once(made)
+                if lake is None:
+                    check_each_once(made)
+                else:
+                    check_places(lake, topic, len(truth.rows()))
         finally:
             made.stop()
             print(f"\n{outages.total()} outages in {rounds} runs: {json.dumps(codes, indent=1, sort_keys=True)}")  # noqa: T201
-        ran = made.submit("--json")
-        assert ran.code in (DONE, NOTHING_NEW), ran.stdout + ran.stderr
+        for _ in range(2):  # the second one removes what attempts that went on have left
+            ran = made.submit("--json")
+            assert ran.code in (DONE, NOTHING_NEW), ran.stdout + ran.stderr
         rows = truth.rows()
-    assert rows_of(made.output) == rows
     places: list[Place] = [(row[2], row[3], row[4]) for row in rows]
-    assert by_duckdb(made.output) == _by_spark(made.output, server_dir) == places
-    assert status(str(made.output)).findings == []
+    if lake is None:
+        assert by_duckdb(made.output) == _by_spark(made.output, server_dir) == places
+    else:
+        assert check_places(lake, topic, len(rows)) == len(rows)
+        assert by_spark(lake, server_dir) == places
+    assert rows_of(made.output) == rows  # a table's folder, too, has no other files
+    assert status(made.address).findings == []
 
 
 def _end(cluster: EmbeddedCluster, running: Running, target: str, chance: random.Random) -> bool:

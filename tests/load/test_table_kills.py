@@ -28,9 +28,8 @@ from spark_klog.load.journal.model import token_of
 from spark_klog.tables.opening import open_table
 from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
 from tests.load.support import expected, kills, run
-from tests.load.tables import CATALOG, NAME, Kind, Lake, make_lake, places
+from tests.load.tables import Kind, Lake, by_spark, check_each_once, make_lake
 from tests.spark.support import create_topic, produce, values
-from tests.support.spark_tables import SparkTables
 
 _SECONDS = 120
 #: Records of a run, and partitions of the topic.
@@ -113,19 +112,6 @@ class _Victims:
         print(f"\nkilled: {dict(self.counts)}; ended before: {dict(self.ended)}")  # noqa: T201
 
 
-def _check_each_once(lake: Lake, topic: str, sent: int) -> int:
-    """No reader finds a record twice, and none of a partition is missing before its last one; how many there are."""
-    if not lake.exists():
-        return 0
-    seen = {name: places(read()) for name, read in lake.readers().items()}
-    first = next(iter(seen.values()))
-    assert all(other == first for other in seen.values())
-    counts = Counter(partition for _, partition, _ in first)
-    assert first == expected(topic, dict(counts))
-    assert counts.total() <= sent
-    return counts.total()
-
-
 def _files(lake: Lake) -> set[str]:
     return {item.path for item in open_table(lake.address).files()}
 
@@ -158,13 +144,13 @@ def test_killed_at_any_time(
             if moment != "compaction":
                 produce(servers, topic, values(_EACH, start=sent, partitions=_PARTITIONS))
                 sent += _EACH
-            before = _check_each_once(lake, topic, sent)
+            before = check_each_once(lake, topic, sent)
             if moment == "compaction":  # small files of runs that were not killed
                 run(servers, lake.address, topic, max_task_records=20)
                 before = sent
                 had |= _files(lake)
             victims.kill(moment)
-            after = _check_each_once(lake, topic, sent)
+            after = check_each_once(lake, topic, sent)
             had |= _files(lake)
             assert after >= before
             if moment in ("before", "compaction"):
@@ -173,16 +159,12 @@ def test_killed_at_any_time(
                 assert after > before
     for _ in range(2):  # the second one removes what attempts that went on have left
         run(servers, lake.address, topic, max_task_records=20)
-        assert _check_each_once(lake, topic, sent) == sent
+        assert check_each_once(lake, topic, sent) == sent
     assert _on_disk(lake) <= had | _files(lake), "no orphans"
     found = status(lake.address)
     assert (found.findings, found.unfinished) == ([], "")
     if place == "disk" and kills():
-        name = f"delta.`{lake.uri}`" if kind == "delta" else f"{CATALOG}.{NAME}"
-        with SparkTables(kind, tmp_path / "spark", CATALOG, lake.warehouse) as spark:
-            assert places(spark.sql(f"SELECT topic, partition, offset FROM {name}")) == expected(
-                topic, dict.fromkeys(range(_PARTITIONS), sent // _PARTITIONS)
-            )
+        assert by_spark(lake, tmp_path) == expected(topic, dict.fromkeys(range(_PARTITIONS), sent // _PARTITIONS))
 
 
 def test_killed_while_it_merges(
