@@ -16,7 +16,7 @@ from spark_klog.client.producer.producer import Producer
 from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode, ProducerFenced, ProtocolError, TransactionAbortable
-from tests.support.kafka import NEWEST, free_port, versions
+from tests.support.kafka import NEWEST, Kafka, free_port, versions
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import make_topic
@@ -179,3 +179,53 @@ def test_the_level_changes_between_transactions(tmp_path: Path, topic: str) -> N
                 producer.close()
     first = epochs[0]
     assert [epoch - first for epoch in epochs] == [0, 0, 0, 1, 2, 2, 2, 2, 2, 3]
+
+
+def test_over_several_brokers(tmp_path: Path, topic: str) -> None:
+    """Leaders ask other brokers to add partitions, coordinators write markers there, and answers are lost."""
+    with EmbeddedCluster(brokers=3, data_dir=tmp_path, faults=[]) as cluster:
+        servers = cluster.bootstrap_servers
+        make_topic(servers, topic, 6)
+        faults = [Fault(Drop(after=True), api=api, count=2) for api in ("AddPartitionsToTxn", "WriteTxnMarkers")]
+        cluster.inject(*faults)
+        with connect(servers, f"{topic}-a") as first, connect(servers, f"{topic}-b") as second:
+            for turn in range(4):
+                for name, producer in (("a", first), ("b", second)):
+                    producer.begin_transaction()
+                    for partition in range(6):
+                        producer.send(topic, f"{name} {turn}".encode(), partition=partition)
+                    producer.send_offsets_to_transaction({(topic, 0): turn}, f"{topic}-{name}")
+                    if turn == 2:
+                        producer.abort_transaction()
+                    else:
+                        producer.commit_transaction()
+        fired = cluster.faults_fired()
+        assert all(fired[fault] >= 2 for fault in faults)  # of each broker
+        expected = [f"{name} {turn}" for turn in (0, 1, 3) for name in "ab"]
+        deadline = time.monotonic() + _SECONDS
+        for partition in range(6):
+            while sorted(found := by_confluent(servers, topic, partition)) != sorted(expected):
+                assert time.monotonic() < deadline, found
+
+
+@pytest.mark.peer
+@pytest.mark.test_all("a Kafka of its own")
+def test_kafkas_level_changes_while_it_runs(tmp_path: Path, topic: str) -> None:
+    """By kafka-features; the producer looks again after metadata.max.age.ms, without a new connection."""
+    with Kafka(NEWEST, tmp_path) as kafka:
+        servers = kafka.bootstrap_servers
+        make_topic(servers, topic, 1)
+        epochs: list[int] = []
+        with connect(servers, topic, metadata_max_age_ms="1") as producer:
+            for change in ("", "downgrade", "upgrade"):
+                if change:
+                    level = f"{TRANSACTION_VERSION}={1 if change == 'downgrade' else 2}"
+                    command = ("--bootstrap-server", servers, change, "--feature", level)
+                    done = kafka.tool("org.apache.kafka.tools.FeatureCommand", *command)
+                    assert done.returncode == 0, done.stdout + done.stderr
+                for turn in range(2):
+                    epochs.append(write(producer, topic, f"{change} {turn}".encode()).epoch)
+                    producer.commit_transaction()
+        assert [epoch - epochs[0] for epoch in epochs] == [0, 1, 2, 2, 2, 3]
+        expected = [f"{change} {turn}" for change in ("", "downgrade", "upgrade") for turn in range(2)]
+        assert by_confluent(servers, topic, 0) == expected
