@@ -113,6 +113,14 @@ class DeltaLakeTable:
                     break
             yield TableFile(unquote(action["path"]), action["size_bytes"], action["num_records"] or 0, offsets)
 
+    def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        table = self._open()
+        if table is not None:
+            dataset = self._trying("read", table.to_pyarrow_dataset)
+            batches = dataset.to_batches(columns=list(columns))
+            while (batch := self._trying("read", lambda: next(batches, None))) is not None:
+                yield batch
+
     # ----- writing
 
     def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:

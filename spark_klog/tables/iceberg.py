@@ -325,6 +325,14 @@ class IcebergTable:
             path = file.file_path.removeprefix(base)
             yield TableFile(path, file.file_size_in_bytes, file.record_count, offsets_of(file, columns))
 
+    def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        table = self._table()
+        if table is not None:
+            scan = table.scan(selected_fields=tuple(columns))
+            batches = self._calling(lambda: iter(scan.to_arrow_batch_reader()), "read")
+            while (batch := self._calling(lambda: next(batches, None), "read")) is not None:
+                yield batch.select(list(columns))
+
     def compact(self, target_bytes: int) -> int:
         """As of `Table.compact`. Files with rows that others have deleted, and files of other layouts, stay."""
         table = self._table()

@@ -25,7 +25,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.table import LOAD_PROPERTY, Offsets, Run
+from spark_klog.tables.table import LOAD_PROPERTY, STREAMS, Offsets, Run
 
 _log = logging.getLogger(__name__)
 _RUN, _TOKEN, _OFFSETS, _TOPIC_IDS = "klog.run", "klog.token", "klog.offsets", "klog.topic-ids"
@@ -216,11 +216,14 @@ def _parents(snapshots: list[Snapshot]) -> dict[int, int | None]:
 
 
 def _has_rows(table: Table, run: Run, starts: Offsets | None) -> bool:
-    """Whether the table has a row of the last run that has added some: then it has all that it has not lost since."""
+    """Whether the table has a row of the last run that has added some: then it has all that it has not lost since.
+
+    False of the runs of streams, whose commits do not have the offsets at which rows begin.
+    """
     names = {one.name for one in table.schema().fields}
     prefix = "_" if "_offset" in names else ""
     topic, partition, offset = (f"{prefix}{name}" for name in ("topic", "partition", "offset"))
-    if starts is None or not {partition, offset} <= names:
+    if run.load == STREAMS or starts is None or not {partition, offset} <= names:
         return False
     ranges = []
     for name, each in run.offsets.items():

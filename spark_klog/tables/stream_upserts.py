@@ -2,12 +2,16 @@
 
 Executors write the changes into files in LOCATION/_klog/changes, the last one of each key that a task has; the driver
 merges them in one commit. All queries share a row of commits, `STREAMS`, each of which names the last micro-batch of
-every query and its offsets: one that Spark runs again is found there. If Spark plans one of this number anew, as its
-checkpoint was restored from a backup, the offsets are others, and it is merged.
+every query and where it begins and ends: one that Spark runs again is found there. If Spark plans one of this number
+anew, as its checkpoint was restored from a backup, the offsets are others, and it is merged.
+
+A stream does not see that a topic was created again, with offsets from 0. So changes that go back, or whose partition
+is met for the first time, are compared with the rows of the table: `_created_again`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
@@ -16,35 +20,57 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 
 from spark_klog.base.extras import require
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files import open_folder
 from spark_klog.tables.change_files import ChangeFiles, ChangeWriter, change_files
-from spark_klog.tables.changes import RECORD_KEY, ChangeFormat, Envelope
+from spark_klog.tables.changes import (
+    INCARNATION,
+    OFFSET,
+    PARTITION,
+    PLACE,
+    RECORD_KEY,
+    TIMESTAMP,
+    ChangeFormat,
+    Envelope,
+    newer,
+    numbers,
+)
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import STREAMS, Run, RunConflict, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_ROW, _CHANGE = "_row", "_change"
 _log = logging.getLogger(__name__)
 _FOLDER = "_klog/changes"
-_BATCH = "batch"
-_WRITTEN = "path string, partition string, end bigint"
+#: Of a query in the commits: the number of its last micro-batch, the run that has it, and after a partition its start.
+_BATCH, _RUN, _START = "batch", "run", ":start"
+_WRITTEN = "path string, partition string, start bigint, end bigint"
 _PLACE = ["topic", "partition", "offset"]
 _COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 #: How long a commit is tried again that other queries come before, in seconds.
 _RETRY_S = 300.0
 #: The local properties in which Spark has the id of a query, and of its run since it was started.
 _QUERY_ID, _RUN_ID = "sql.streaming.queryId", "spark.jobGroup.id"
+#: Queries of which the commits keep the last micro-batch, and those that this process keeps something of.
+_MOST_QUERIES = 100
+#: How many changes are compared with the table's rows.
+_COMPARED = 100_000
 _merging = threading.Lock()
 #: By run of a query, table and name: the function that was called last, and its micro-batch.
 _merged: dict[tuple[str, str, str], tuple[_Upsert, int]] = {}
+#: By table and query: the ends of partitions that this process has merged.
+_merged_ends: dict[tuple[str, str], dict[str, int]] = {}
 
 
 def upsert(
@@ -54,6 +80,7 @@ def upsert(
     envelope: Envelope = "none",
     name: str = "",
     stream: str | None = None,
+    incarnation: int | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch` that merges a micro-batch of changes into a table, in one commit.
 
@@ -64,13 +91,19 @@ def upsert(
 
     A micro-batch that Spark runs again changes nothing. A query with two of these functions into one table gives them
     a `name` each. `stream` stands for the query, by default by its id, which the checkpoint has; Spark Connect needs
-    one. The function raises `ConfigError`, `LoadError` and `MissingPackage`.
+    one. `incarnation` is how often the topic was created again: changes of a larger one are later than all of a smaller
+    one. None is 0, and `LoadError` if most changes that are older than the table's rows by their offsets are later by
+    their timestamps; if it is given, this is a warning. The function raises `ConfigError`, `LoadError` and
+    `MissingPackage`.
     """
     if not isinstance(key, str) and not key:
         raise ConfigError("the upsert key is empty: name fields, or leave it out for the record's key")
     fields = () if key == RECORD_KEY else (key,) if isinstance(key, str) else tuple(key)
+    if incarnation is not None and incarnation < 0:
+        raise ConfigError(f"incarnation {incarnation} must be 0 or more: how often the topic was created again")
     open_table(table)
-    return _Upsert(table, tuple(field.removeprefix("value.") for field in fields), envelope, name, stream)
+    names = tuple(field.removeprefix("value.") for field in fields)
+    return _Upsert(table, names, envelope, name, stream, incarnation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,26 +113,42 @@ class _Upsert:
     envelope: Envelope
     name: str
     stream: str | None
+    incarnation: int | None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         require("An upsert", "pyarrow", "pyspark")
         table = open_table(self.address)
-        stream = self.stream or self._query_id(frame, batch_id)
+        query = f"{self.stream or self._query_id(frame, batch_id)} {self.name}".rstrip()
         wanted, change_format = self._format(frame)
-        folder = f"{_FOLDER}/{uuid4().hex}"
-        work = partial(_write_changes, wanted, change_format, table.location, folder)
+        store = open_folder(table.location, LoadError)
+        mine = hashlib.sha256(query.encode()).hexdigest()[:16]
+        with _merging:
+            ends_before = _merged_ends.get((self.address, query))
+        if ends_before is None:  # a driver that was killed may have left some
+            for name in store.names(_FOLDER):
+                if name.startswith(f"{mine}-"):
+                    store.remove(f"{_FOLDER}/{name}")
+        folder = f"{_FOLDER}/{mine}-{uuid4().hex}"
+        work = partial(_write_changes, wanted, change_format, self.incarnation or 0, table.location, folder)
         try:
             rows = frame.select(*wanted.names).mapInArrow(work, _WRITTEN).collect()
+            starts: dict[str, int] = {}
             ends: dict[str, int] = {}
             for row in rows:
+                starts[row.partition] = min(row.start, starts.get(row.partition, row.start))
                 ends[row.partition] = max(row.end, ends.get(row.partition, 0))
-            batch = f"{stream} {self.name}".rstrip(), {_BATCH: batch_id, **ends}
-            if rows and not _has(table.last_run(STREAMS), *batch):
+            batch = {_BATCH: batch_id, **ends, **{f"{name}{_START}": start for name, start in starts.items()}}
+            if rows and not _has(table.last_run(STREAMS), query, batch):
+                files = change_files(table.location, sorted({row.path for row in rows}), change_format.key)
+                known = ends_before or {}
+                if any(known.get(name, start + 1) > start for name, start in starts.items()):
+                    self._check_incarnation(table, files)
                 table.prepare(change_format.row, "none", "", STREAMS)
-                paths = sorted({row.path for row in rows})
-                self._commit(table, change_files(table.location, paths, change_format.key), *batch)
+                self._commit(table, files, query, batch)
+            with _merging:
+                _remember(_merged_ends, (self.address, query), {**(ends_before or {}), **ends})
         finally:
-            open_folder(table.location, LoadError).remove(folder)
+            store.remove(folder)
 
     def _format(self, frame: DataFrame) -> tuple[pa.Schema, ChangeFormat]:
         """The columns of a frame that are read, and what its records say."""
@@ -114,15 +163,33 @@ class _Upsert:
         wanted = pa.schema([pa.field(name, schema.field(name).type) for name in _COLUMNS])
         return wanted, ChangeFormat(wanted.field("key").type, wanted.field("value").type, self.fields, self.envelope)
 
+    def _check_incarnation(self, table: Table, files: ChangeFiles) -> None:
+        later, incarnation = _created_again(table, files)
+        if not later:
+            return
+        text = (
+            f"{table.address} has rows of later offsets and earlier timestamps than {later} of the changes, which it "
+            "ignores as older ones: the topic seems to have been created again. Give "
+            f"upsert(incarnation={max((self.incarnation or 0) + 1, incarnation)})"
+        )
+        if self.incarnation is None:
+            raise LoadError(
+                f"{text}, or incarnation=0 if it is the same, and its timestamps are in no order: nothing of the "
+                "micro-batch is in the table"
+            )
+        _log.warning("%s", text)
+
     def _commit(self, table: Table, files: ChangeFiles, query: str, batch: Mapping[str, int]) -> None:
         token, end = uuid4().hex, time.monotonic() + _RETRY_S
         while True:
             last = table.last_run(STREAMS)
             if _has(last, query, batch):  # the query runs twice
                 return
-            offsets = {**(last.offsets if last else {}), query: batch}
+            number = last.number + 1 if last else 1
+            others = sorted((last.offsets if last else {}).items(), key=lambda one: one[1].get(_RUN, 0))
+            offsets = {**dict(others[1 - _MOST_QUERIES :]), query: {**batch, _RUN: number}}
             try:
-                table.upsert(files, Run(STREAMS, last.number + 1 if last else 1, token, offsets))
+                table.upsert(files, Run(STREAMS, number, token, offsets))
             except RunConflict:  # of another query
                 if time.monotonic() > end:
                     raise
@@ -148,21 +215,65 @@ class _Upsert:
                     f"the query has two upserts into {self.address}: give each a name=, or the second one would seem "
                     "to be the first one run again"
                 )
-            _merged[place] = self, batch_id
+            _remember(_merged, place, (self, batch_id))
         return str(query)
 
 
+def _remember(known: dict[_K, _V], key: _K, value: _V) -> None:
+    """Put a value, and forget the oldest ones."""
+    known.pop(key, None)
+    known[key] = value
+    while len(known) > _MOST_QUERIES:
+        del known[next(iter(known))]
+
+
 def _has(last: Run | None, query: str, batch: Mapping[str, int]) -> bool:
-    return last is not None and last.offsets.get(query) == batch
+    known = {} if last is None else last.offsets.get(query, {})
+    return {name: value for name, value in known.items() if name != _RUN} == batch
+
+
+def _created_again(table: Table, files: ChangeFiles) -> tuple[int, int]:
+    """How many changes are older than their rows by the log and later by the clock, and the incarnation of those rows.
+
+    None, unless they are most of the older ones: then the topic was created again. A range that is read again has the
+    rows' own timestamps, or earlier ones, but for the clocks of producers.
+    """
+    has = table.schema()
+    names = [*files.key, *PLACE.names]
+    if has is None or not set(names) <= set(has.names):
+        return 0, 0
+    wanted = pa.schema([pa.field(name, has.field(name).type) for name in names])
+    changes = next(files.slices()).slice(0, _COMPARED).select(names).cast(wanted)
+    keys = changes.select(files.key).append_column(_CHANGE, pa.array(np.arange(len(changes))))
+    older = later = newest = 0
+    for batch in table.rows(names):
+        rows = pa.Table.from_batches([batch]).cast(wanted)
+        rows = rows.filter(rows[OFFSET].is_valid())
+        mine = rows.select(files.key).append_column(_ROW, pa.array(np.arange(len(rows))))
+        pairs = mine.join(keys, list(files.key), join_type="inner")
+        of_changes, of_rows = changes.take(pairs[_CHANGE]), rows.take(pairs[_ROW])
+        at, at_of_row = (numbers(each[OFFSET]) for each in (of_changes, of_rows))
+        time, time_of_row = (numbers(each[TIMESTAMP]) for each in (of_changes, of_rows))
+        is_one = numbers(of_changes[PARTITION]) == numbers(of_rows[PARTITION])
+        is_older = is_one & ((at != at_of_row) | (time != time_of_row)) & ~newer(of_changes, of_rows)
+        is_later = is_older & ((time > time_of_row) | (at == at_of_row))
+        older, later = older + int(is_older.sum()), later + int(is_later.sum())
+        newest = max([newest, *numbers(of_rows[INCARNATION])[is_later].tolist()])
+    return (later, newest) if later * 2 > older else (0, 0)
 
 
 def _write_changes(
-    wanted: pa.Schema, change_format: ChangeFormat, location: str, folder: str, batches: Iterable[pa.RecordBatch]
+    wanted: pa.Schema,
+    change_format: ChangeFormat,
+    incarnation: int,
+    location: str,
+    folder: str,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """The work of a task: its changes become files; its rows have a file's path, a partition, and where that ends."""
+    """The work of a task: its changes become files; its rows have a file's path, a partition, its start and end."""
     store = open_folder(location, LoadError)
     paths: list[str] = []
-    ends: dict[str, int] = {}
+    ranges: dict[str, tuple[int, int]] = {}
 
     def put(source: Path, _changes: int) -> None:
         paths.append(f"{folder}/{source.name}.parquet")
@@ -172,15 +283,16 @@ def _write_changes(
         writer = ChangeWriter(change_format.key, scratch, put)
         for batch in batches:
             for records in pa.Table.from_batches([batch]).cast(wanted).to_batches():
-                writer.add(change_format.changes(records))
+                writer.add(change_format.changes(records, incarnation))
                 of_batch = pa.table([records[name] for name in _PLACE], names=_PLACE)
-                for each in of_batch.group_by(_PLACE[:2]).aggregate([("offset", "max")]).to_pylist():
+                for each in of_batch.group_by(_PLACE[:2]).aggregate([("offset", "min_max")]).to_pylist():
                     name = f"{each['topic']}-{each['partition']}"
-                    ends[name] = max(each["offset_max"] + 1, ends.get(name, 0))
+                    first, last = each["offset_min_max"]["min"], each["offset_min_max"]["max"]
+                    start, end = ranges.get(name, (first, 0))
+                    ranges[name] = min(first, start), max(last + 1, end)
         writer.finish()
         store.settle()
-    found = list(product(paths, ends.items()))
-    columns = [path for path, _ in found], [name for _, (name, _) in found], [end for _, (_, end) in found]
-    kinds = pa.string(), pa.string(), pa.int64()
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-    yield pa.RecordBatch.from_arrays(arrays, names=["path", "partition", "end"])
+    found = [(path, name, *each) for path, (name, each) in product(paths, ranges.items())]
+    kinds = pa.string(), pa.string(), pa.int64(), pa.int64()
+    arrays = [pa.array([row[place] for row in found], kind) for place, kind in enumerate(kinds)]
+    yield pa.RecordBatch.from_arrays(arrays, names=["path", "partition", "start", "end"])

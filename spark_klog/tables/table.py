@@ -171,6 +171,9 @@ class Table(Protocol):
     def files(self) -> Iterator[TableFile]:
         """The files of the current table."""
 
+    def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of the current table, with some of its columns; none if there is no table."""
+
     def compact(self, target_bytes: int) -> int:
         """Rewrite small files as larger ones, in commits of their own that change no rows; how many files went.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from pyiceberg.utils.config import Config
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
-from spark_klog.errors import ConfigError
-from spark_klog.tables import upsert
+from spark_klog.client import Admin
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.tables import stream_upserts, upsert
 from spark_klog.tables.opening import open_table
 from tests.spark.support import Sent, create_topic, produce
 
@@ -142,7 +144,7 @@ def test_two_upserts_into_a_table_have_names(spark: SparkSession, servers: str, 
 
 
 def test_debeziums_envelope(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    """A micro-batch that runs again changes nothing."""
+    """A micro-batch that runs again changes nothing; one of a topic that was created again is refused by name."""
     create_topic(servers, topic, 1)
     ada, bob = {"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}
     events: list[Any] = [
@@ -153,9 +155,10 @@ def test_debeziums_envelope(spark: SparkSession, servers: str, topic: str, tmp_p
         None,
     ]
     produce(servers, topic, [Sent(None if each is None else json.dumps(each).encode(), b"k") for each in events])
-    merge = upsert(f"delta:{tmp_path}/table", key="id", envelope="debezium")
+    incarnation: int | None = None
 
     def write(frame: DataFrame, batch_id: int) -> None:
+        merge = upsert(f"delta:{tmp_path}/table", key="id", envelope="debezium", stream="s", incarnation=incarnation)
         merge(frame.withColumn("value", F.from_json(F.col("value").cast("string"), _ENVELOPE)), batch_id)
 
     _follow(spark, servers, topic, tmp_path / "checkpoint", write, rows=False)
@@ -165,6 +168,28 @@ def test_debeziums_envelope(spark: SparkSession, servers: str, topic: str, tmp_p
     _forget_last(tmp_path / "checkpoint" / "commits")
     _follow(spark, servers, topic, tmp_path / "checkpoint", write, rows=False)
     assert DeltaTable(tmp_path / "table").version() == version
+
+    # what a driver that was killed has left goes, and what is of other queries stays
+    changes = tmp_path / "table" / "_klog" / "changes"
+    mine, theirs = (changes / f"{sha256(name).hexdigest()[:16]}-left" for name in (b"s", b"t"))
+    for folder in (mine, theirs):
+        folder.mkdir(parents=True)
+        (folder / "x.parquet").write_bytes(b"")
+    stream_upserts._merged_ends.clear()
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.delete_topic(topic)
+    create_topic(servers, topic, 1)
+    again = {"before": None, "after": {"id": 1, "name": "Ada again"}, "op": "c"}
+    produce(servers, topic, [Sent(json.dumps(again).encode(), b"k", timestamp=1_800_000_000_000)])
+    batch = spark.read.format("klog").option("kafka.bootstrap.servers", servers).option("subscribe", topic).load()
+    with pytest.raises(LoadError, match=r"created again. Give upsert\(incarnation=1\)"):
+        write(batch, 0)
+    assert DeltaTable(tmp_path / "table").version() == version
+    incarnation = 1
+    write(batch, 0)
+    found = DeltaTable(tmp_path / "table").to_pyarrow_table().select(["id", "name", "_incarnation"]).to_pylist()
+    assert found == [{"id": 1, "name": "Ada again", "_incarnation": 1}]
+    assert list(changes.iterdir()) == [theirs]
 
 
 def test_what_a_frame_needs(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
-from spark_klog.tables.table import Run
+from spark_klog.tables.table import STREAMS, Run
 from tests.tables.iceberg_tables import LOAD, Warehouse, rows, run_of, write
 
 _NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # it would take minutes
@@ -211,3 +211,18 @@ def test_a_row_of_the_run_tells_when_no_history_does(tmp_path: Path) -> None:
     order.loses_metadata(1)
     with pytest.raises(LoadError, match=f"{MAY_LACK} 2 of load {LOAD} .* no row of the run tells"):
         order.warehouse.open().last_run(LOAD)
+
+
+def test_a_stream_of_upserts_has_no_offsets_of_rows(tmp_path: Path) -> None:
+    order = Order(tmp_path)
+    with order.warehouse.stranger().transaction() as transaction:
+        transaction.set_properties({"klog.load": STREAMS})
+    run = Run(STREAMS, 1, "token", {"query": {"batch": 0, "rows-0": 5, "run": 1}})
+    order.warehouse.open().append([write(order.table, order.schema, "a", rows(range(5)))], run)
+    order.appends(0)
+    order.appends(0)
+    order.expires(1)
+    assert order.warehouse.open().last_run(STREAMS) == run
+    order.loses_metadata(0)
+    with pytest.raises(LoadError, match=MAY_LACK):
+        order.warehouse.open().last_run(STREAMS)
