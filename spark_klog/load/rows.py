@@ -10,7 +10,7 @@ the folder finds a field missing in the newest file, or with another type. All f
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 from uuid import UUID
@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from spark_klog.base.names import Format
 from spark_klog.errors import LoadError
+from spark_klog.tables.table import aliases_of, with_aliases
 
 if TYPE_CHECKING:
+    from spark_klog.schemas.avro.schema import AvroSchema
     from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema
 
 #: Which schema a new run takes: that of the run before it, or the one that is asked for.
@@ -85,6 +87,7 @@ def run_schemas(
     evolution: Evolution,
     *,
     widens: bool = False,
+    renames: bool = False,
 ) -> tuple[RowSchema, ...]:
     """The schemas of a new run, of columns by `formats`, in which a subject of None is that of each topic.
 
@@ -92,7 +95,7 @@ def run_schemas(
 
     Asks the registry unless the schemas are kept; errors as of its client. `LoadError` if the load has another schema
     than the one asked for, or if a field of the new one has another type than before; it `widens` if a table may take
-    a larger number instead.
+    a larger number instead, and `renames` if the table can give a column the name that Avro's aliases say it has now.
     """
     known = {(one.topic, one.column): one for one in before}
     for topic in topics:
@@ -100,12 +103,12 @@ def run_schemas(
             if source.registry is not None and (source.text, source.schema_id, source.subject) == (None, None, None):
                 source = replace(source, subject=f"{topic}-{source.column}")
             key = topic, source.column
-            known[key] = _run_schema(source, topic, known.get(key), evolution, widens)
+            known[key] = _run_schema(source, topic, known.get(key), evolution, widens, renames)
     return tuple(known.values())
 
 
 def _run_schema(
-    source: ColumnFormat, topic: str, before: RowSchema | None, evolution: Evolution, widens: bool
+    source: ColumnFormat, topic: str, before: RowSchema | None, evolution: Evolution, widens: bool, renames: bool
 ) -> RowSchema:
     if before is not None:
         check_registry(source, before)
@@ -115,7 +118,9 @@ def _run_schema(
         source = replace(source, message=source.message or before.message)
     schema = source.reader()
     kind = schema.type
-    kind = merged(kind if before is None else before.type, kind, source.column, widens=widens)
+    if renames and source.format == "avro":
+        kind = _with_aliases(kind, source.codec.parse(schema.text, schema.references))
+    kind = merged(kind if before is None else before.type, kind, source.column, widens=widens, renames=renames)
     assert not isinstance(schema.id, UUID)  # a load names schemas by ids
     return RowSchema(
         topic,
@@ -170,22 +175,35 @@ def _encoded(kind: pa.DataType) -> str:
     return b64encode(pa.schema([pa.field("column", kind)]).serialize().to_pybytes()).decode()
 
 
-def merged(old: pa.DataType, new: pa.DataType, path: str, *, widens: bool = False) -> pa.DataType:
+def merged(
+    old: pa.DataType, new: pa.DataType, path: str, *, widens: bool = False, renames: bool = False
+) -> pa.DataType:
     """A type with the fields of both, those of `old` first, all nullable; `LoadError` names one that has two types.
 
-    If it `widens`, that is no error of an int and a long, or a float and a double.
+    If it `widens`, that is no error of an int and a long, or a float and a double. If it `renames`, a field of `new`
+    that has an alias takes the place of the field of `old` that has that name. Aliases are those of `new`.
     """
     if pa.types.is_struct(old) and pa.types.is_struct(new):
-        fields = {one.name: one.type for one in old}
+        fields = {one.name: one for one in old}
+        if renames:
+            names = _names_in(new, fields)
+            fields = {names.get(name, name): one for name, one in fields.items()}
         for one in new:
-            fields[one.name] = merged(fields.get(one.name, one.type), one.type, f"{path}.{one.name}", widens=widens)
+            was = fields.get(one.name, one).type
+            kind = merged(was, one.type, f"{path}.{one.name}", widens=widens, renames=renames)
+            fields[one.name] = pa.field(one.name, kind, metadata=one.metadata)
         # those that only the old one has, too
-        return pa.struct([pa.field(name, merged(kind, kind, f"{path}.{name}")) for name, kind in fields.items()])
+        return pa.struct(
+            [
+                pa.field(name, merged(one.type, one.type, f"{path}.{name}"), metadata=one.metadata)
+                for name, one in fields.items()
+            ]
+        )
     if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
-        items = merged(old.item_type, new.item_type, f"{path}{{}}", widens=widens)
+        items = merged(old.item_type, new.item_type, f"{path}{{}}", widens=widens, renames=renames)
         return pa.map_(old.key_type, pa.field(old.item_field.name, items))
     if pa.types.is_list(old) and pa.types.is_list(new):
-        item = merged(old.value_type, new.value_type, f"{path}[]", widens=widens)
+        item = merged(old.value_type, new.value_type, f"{path}[]", widens=widens, renames=renames)
         return pa.list_(pa.field(old.value_field.name, item))
     if widens and {old, new} in _WIDE:
         return pa.int64() if pa.types.is_integer(old) else pa.float64()
@@ -195,6 +213,37 @@ def merged(old: pa.DataType, new: pa.DataType, path: str, *, widens: bool = Fals
             "schema (--schema-evolution keep)"
         )
     return old
+
+
+def _names_in(new: pa.DataType, known: Collection[str]) -> dict[str, str]:
+    """The names that fields have in `new`, of those `known` ones that it has under another name."""
+    names: dict[str, str] = {}
+    asked = {one.name for one in new}
+    for one in new:
+        if one.name not in known:
+            was = next((name for name in aliases_of(one) if name in known and name not in asked | names.keys()), None)
+            if was is not None:
+                names[was] = one.name
+    return names
+
+
+def _with_aliases(kind: pa.DataType, schema: AvroSchema) -> pa.DataType:
+    """A type whose fields have the aliases of Avro's."""
+    if schema.kind == "union":
+        branches = [one for one in schema.branches if one.kind != "null"]
+        return _with_aliases(kind, branches[0]) if len(branches) == 1 else kind
+    if schema.kind == "record" and pa.types.is_struct(kind):
+        return pa.struct(
+            [
+                with_aliases(one.with_type(_with_aliases(one.type, of.schema)), of.aliases)
+                for one, of in zip(kind, schema.fields, strict=True)
+            ]
+        )
+    if schema.items is not None and pa.types.is_map(kind):
+        return pa.map_(kind.key_type, kind.item_field.with_type(_with_aliases(kind.item_type, schema.items)))
+    if schema.items is not None and pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_aliases(kind.value_type, schema.items)))
+    return kind
 
 
 def fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:

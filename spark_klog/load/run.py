@@ -350,8 +350,9 @@ class _Run:
         """The schemas of the run after run `last`; errors as of `rows.run_schemas`."""
         plan = read_plan(self._store, last) if last else None
         before = () if plan is None else self._settings(plan).rows
-        widens = self._table is not None
-        return run_schemas(self._options.formats, topics, before, self._options.evolution, widens=widens)
+        options, widens = self._options, self._table is not None
+        renames = format_of(options.output) == ICEBERG
+        return run_schemas(options.formats, topics, before, options.evolution, widens=widens, renames=renames)
 
     def _plan(
         self,

@@ -13,6 +13,7 @@ import pyarrow as pa
 from spark_klog.errors import LoadError
 from spark_klog.load.rows import fitted, merged
 from spark_klog.load.settings import VALUES, WriteSettings
+from spark_klog.tables.changes import ChangeFormat
 
 #: Columns of records beside the fields of values, in which their names begin with "_".
 BESIDE_VALUES = ("key", "topic", "partition", "offset", "timestamp")
@@ -20,14 +21,22 @@ BESIDE_VALUES = ("key", "topic", "partition", "offset", "timestamp")
 
 def table_columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
     """The columns of all topics' records; `LoadError` if two topics have a field of two types, or values no fields."""
-    made: dict[str, pa.DataType] = {}
+    made: dict[str, pa.Field] = {}
     for topic in topics:
         columns = settings.columns(topic)
         for one in _of_values(columns, topic) if settings.table_columns == VALUES else columns:
-            made[one.name] = merged(made.get(one.name, one.type), one.type, one.name)
+            made[one.name] = one.with_type(merged(made.get(one.name, one).type, one.type, one.name))
     if settings.table_columns == VALUES:  # fields that a later topic has stand before these
         made |= {name: made.pop(name) for name in [f"_{one}" for one in BESIDE_VALUES]}
-    return pa.schema([pa.field(name, kind) for name, kind in made.items()])
+    return pa.schema(made.values())
+
+
+def row_columns(changes: ChangeFormat) -> pa.Schema:
+    """The columns of rows that records change, with the aliases that the fields of keys and values have."""
+    value = changes.value_type
+    row = value.field("after").type if changes.envelope == "debezium" else value
+    aliases = {one.name: one.metadata for kind in (changes.key_type, row) if pa.types.is_struct(kind) for one in kind}
+    return pa.schema([one.with_metadata(aliases.get(one.name)) for one in changes.row])
 
 
 def _of_values(columns: pa.Schema, topic: str) -> list[pa.Field]:

@@ -143,7 +143,7 @@ class IcebergTable:
     def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
         """As of `Table.prepare`. Columns that only the table has are not in the schema: their values are null.
 
-        A field whose metadata `iceberg_schema.ALIASES` names the table's is the table's, which is renamed.
+        A field with the name of one of the table's among its aliases (`with_aliases`) is that one, which is renamed.
         """
         return self._trying(lambda: self._prepare(columns, layout, time_column, load), "prepared")
 

@@ -7,7 +7,6 @@ A Parquet file belongs to a table by the ids of its fields, at all levels. Arrow
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -36,10 +35,8 @@ from pyiceberg.types import (
 )
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.table import FIELD_ID
+from spark_klog.tables.table import FIELD_ID, aliases_of
 
-#: Metadata of an Arrow field: a JSON array of the names that the field had before, as Avro's aliases.
-ALIASES = b"klog.aliases"
 _MOST_DIGITS = 38
 _Path = tuple[str, ...]
 #: Integers that Iceberg does not have become the next larger type.
@@ -204,7 +201,7 @@ def _compare_fields(
     for one in wanted:
         same = by_name.get(one.name)
         if same is None:
-            alias = next((name for name in _aliases(one) if name in by_name and name not in names | used), None)
+            alias = next((name for name in aliases_of(one) if name in by_name and name not in names | used), None)
             if alias is None:
                 to.added.append(
                     ((*path, one.name), _iceberg_type(one.type, (*path, one.name), itertools.count(1).__next__))
@@ -247,10 +244,6 @@ def _widens(narrow: IcebergType, wide: IcebergType) -> bool:
     if isinstance(narrow, DecimalType) and isinstance(wide, DecimalType):
         return narrow.scale == wide.scale and narrow.precision < wide.precision
     return (type(narrow), type(wide)) in ((IntegerType, LongType), (FloatType, DoubleType))
-
-
-def _aliases(one: pa.Field) -> list[str]:
-    return [str(name) for name in json.loads((one.metadata or {}).get(ALIASES, b"[]"))]
 
 
 def _dotted(path: Sequence[str]) -> str:

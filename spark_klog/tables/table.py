@@ -118,6 +118,18 @@ def columns_property(properties: Mapping[str, str], columns: pa.Schema, gone: Co
 
 #: Metadata of Arrow fields, at all levels, that a Parquet file of Iceberg has.
 FIELD_ID = b"PARQUET:field_id"
+#: Metadata of a load's columns and their fields: a JSON array of the names that one had before, as Avro's aliases.
+_ALIASES = b"klog.aliases"
+
+
+def with_aliases(column: pa.Field, names: Sequence[str]) -> pa.Field:
+    """The column, which was called by the `names` before: a table that can does not add it, but renames its own."""
+    return column.with_metadata({_ALIASES: json.dumps(names)}) if names else column
+
+
+def aliases_of(column: pa.Field) -> list[str]:
+    """The names that the column had before, by `with_aliases`."""
+    return [str(name) for name in json.loads((column.metadata or {}).get(_ALIASES, b"[]"))]
 
 
 def has_field_ids(columns: pa.Schema) -> bool:

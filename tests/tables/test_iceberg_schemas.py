@@ -17,8 +17,8 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Stru
 
 from spark_klog.columns.schema import FULL, with_types
 from spark_klog.errors import LoadError
-from spark_klog.tables.iceberg_schema import ALIASES, changes, to_arrow, to_iceberg
-from spark_klog.tables.table import Layout
+from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
+from spark_klog.tables.table import Layout, with_aliases
 from tests.tables.iceberg_tables import LOAD, Warehouse, rows, run_of, write
 
 _AGAIN = pytest.mark.test_all("again")
@@ -41,7 +41,7 @@ def test_columns_are_added_widened_and_renamed(warehouse: Warehouse) -> None:
     )
     first = {"a": 1, "old": 0.5, "deep": [{"x": 1}], "n": Decimal("1.23")}
     table.append([write(table, schema, "1", rows([1], value=first))], run_of(1, 1))
-    renamed = pa.field("new", pa.float64(), metadata={ALIASES: b'["older", "old"]'})
+    renamed = with_aliases(pa.field("new", pa.float64()), ["older", "old"])
     item = pa.struct([("x", pa.int64()), ("y", pa.string())])
     others = [("a", pa.int64()), ("deep", pa.list_(item)), ("n", pa.decimal128(12, 2)), ("z", pa.date32())]
     kind = pa.struct([renamed, *others])

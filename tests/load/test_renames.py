@@ -1,0 +1,136 @@
+"""Fields that are renamed by Avro's aliases become renamed columns of Iceberg: fastavro says what the rows are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from pyiceberg.catalog import load_catalog
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.files.folder import LocalFolder
+from spark_klog.load.audit import status
+from spark_klog.load.settings import VALUES, WriteSettings
+from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+from spark_klog.security.config import Settings
+from tests.load.support import Killed, die, failing, run
+from tests.load.test_upserts import address_of, content, environment
+from tests.spark.support import Sent, create_topic, produce
+
+__all__ = ["environment"]
+
+
+@pytest.fixture(scope="module")
+def registry(cluster: EmbeddedCluster) -> Iterator[str]:
+    with SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, "0") as running:
+        SchemaRegistryClient({"url": running.url}).set_compatibility(level="NONE")
+        yield running.url
+
+
+def _text(name: str, *aliases: str) -> dict[str, Any]:
+    return {"name": name, "type": ["null", "string"], "default": None, "aliases": list(aliases)}
+
+
+def _schema(*fields: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+    inner = {"type": "record", "name": "Place", "fields": [place]}
+    items = {"name": "places", "type": {"type": "array", "items": inner}, "default": []}
+    return {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"}, *fields, items]}
+
+
+_FIRST = _schema(_text("a"), place={"name": "lat", "type": "double", "default": 0.0})
+_RENAMED = _schema(_text("c", "a"), place={"name": "latitude", "type": "double", "default": 0.0, "aliases": ["lat"]})
+#: Its `a` is another field than the first one's.
+_AGAIN = _schema(_text("c"), _text("a"), place={"name": "latitude", "type": "double", "default": 0.0})
+
+
+class _Topic:
+    """Sends rows by schemas of a registry, and reads what it has sent by another schema."""
+
+    def __init__(self, servers: str, url: str, name: str) -> None:
+        self.servers, self.name, self._client = servers, name, SchemaRegistryClient({"url": url})
+        self._sent: list[tuple[dict[str, Any], bytes]] = []
+        self.format = ColumnFormat("value", "avro", RegistrySettings(Settings({"url": url})), subject=f"{name}-value")
+        create_topic(servers, name)
+
+    def send(self, schema: dict[str, Any], name: str, *ids: int) -> None:
+        schema_id = self._client.register_schema(f"{self.name}-value", Schema(json.dumps(schema), "AVRO"))
+        place = schema["fields"][-1]["type"]["items"]["fields"][0]["name"]
+        for number in ids:
+            body = BytesIO()
+            row = {"id": number, name: f"{name}{number}", "places": [{place: number + 0.5}]}
+            fastavro.schemaless_writer(body, fastavro.parse_schema(schema), row)
+            self._sent.append((schema, body.getvalue()))
+        new = self._sent[-len(ids) :]
+        produce(self.servers, self.name, [Sent(b"\0" + schema_id.to_bytes(4, "big") + body, b"k") for _, body in new])
+
+    def rows(self, schema: dict[str, Any]) -> list[Any]:
+        return [fastavro.schemaless_reader(BytesIO(body), by, schema) for by, body in self._sent]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        WriteSettings(table_columns=VALUES),
+        pytest.param(WriteSettings(), marks=pytest.mark.test_all("again")),
+        WriteSettings(upsert_key="id"),
+    ],
+    ids=["values", "records", "upserts"],
+)
+def test_a_renamed_field_is_a_renamed_column(
+    cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path, environment: Any, settings: WriteSettings
+) -> None:
+    """Also one of the rows in a list; rows that a killed run has written by the old name stay; ids are the same."""
+    address = address_of("iceberg", tmp_path)
+    source = _Topic(cluster.bootstrap_servers, registry, topic)
+
+    def load(**options: Any) -> Any:
+        options = {"settings": settings, "formats": (source.format,), "max_task_records": 2, **options}
+        return run(source.servers, address, topic, **options)
+
+    def rows() -> list[Any]:
+        is_records = settings == WriteSettings()
+        found = content(address).sort_by("offset" if is_records else "_offset").to_pylist()
+        if is_records:
+            return [row["value"] for row in found]
+        return [{name: value for name, value in row.items() if not name.startswith("_")} for row in found]
+
+    def ids() -> dict[str, int]:
+        schema = load_catalog("local").load_table(address.removeprefix("iceberg:local.")).schema()
+        prefix = "value." if settings == WriteSettings() else ""
+        return {
+            name: schema.find_field(f"{prefix}{name}").field_id
+            for name in ("a", "c", "places.lat", "places.latitude")
+            if f"{prefix}{name}".replace("places", "places.element") in schema.column_names
+        }
+
+    source.send(_FIRST, "a", 0, 1)
+    load()
+    assert rows() == source.rows(_FIRST)
+    before = ids()
+    assert list(before) == ["a", "places.lat"]
+    source.send(_FIRST, "a", 2, 3)
+    source.send(_RENAMED, "c", 4, 5)
+    with pytest.raises(Killed), failing(LocalFolder, -8, die):
+        load()
+    assert load(evolution="latest").bad == 0
+    assert rows() == source.rows(_RENAMED)
+    assert ids() == {"c": before["a"], "places.latitude": before["places.lat"]}
+    source.send(_RENAMED, "c", 6)
+    load()
+    source.send(_AGAIN, "a", 7)
+    load(evolution="latest")
+    assert [{**row, "a": row.get("a")} for row in source.rows(_AGAIN)][6:] == rows()[6:]
+    # what was written as `a` by the first schema is in c, and the new a is another column
+    assert [(row["c"], row["a"]) for row in rows()] == [
+        *((f"{'a' if n < 4 else 'c'}{n}", None) for n in range(7)),
+        (None, "a7"),
+    ]
+    assert ids()["c"] == before["a"]
+    assert status(address).findings == []
