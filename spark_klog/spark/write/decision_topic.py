@@ -69,31 +69,19 @@ def _create(admin: Admin, topic: str) -> None:
         except ProtocolError as error:
             if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
                 return
-            if error.code == ErrorCode.INVALID_REPLICATION_FACTOR and replicas is not None:
-                replicas = None  # the brokers' default: those of this package do not replicate
-            elif error.code in _REFUSED:
-                raise with_advice(
-                    error, topic, f"allow Create on topic {topic}, or create it: {by_hand(topic)}"
-                ) from None
-            else:
+            if error.code != ErrorCode.INVALID_REPLICATION_FACTOR or replicas is None:
                 raise
-
-
-def by_hand(topic: str) -> str:
-    """The command that creates the topic."""
-    settings = settings_of_topic(_MOST_REPLICAS)
-    configs = " ".join(f"--config {name}={value}" for name, value in settings.items())
-    return f"klog topics create {topic} --partitions 1 --replication-factor {_MOST_REPLICAS} {configs}"
+            replicas = None  # the brokers' default: those of this package do not replicate
 
 
 def refused_access(error: ProtocolError, topic: str) -> ProtocolError:
-    """The error of a read or append, with the ACLs that are missing if it is for want of them."""
+    """The error of any request about the topic; for want of ACLs with those that are needed."""
     if error.code not in _REFUSED:
         return error
-    return with_advice(
-        error, topic, f"allow Read, Write and Describe on topic {topic}, which has the query's decisions"
+    settings = settings_of_topic(_MOST_REPLICAS)
+    configs = " ".join(f"--config {name}={value}" for name, value in settings.items())
+    advice = (
+        f"allow Read, Write and Describe on topic {topic}, which keeps decisions of exactly-once writes; and Create, "
+        f"or create it: klog topics create {topic} --partitions 1 --replication-factor {_MOST_REPLICAS} {configs}"
     )
-
-
-def with_advice(error: ProtocolError, topic: str, advice: str) -> ProtocolError:
-    return ProtocolError(error.code, error.what or f"topic {topic}", advice=advice)
+    return ProtocolError(error.code, error.what, advice=advice)

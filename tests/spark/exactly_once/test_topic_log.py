@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client import Admin, Consumer, Producer
+from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
 from spark_klog.client.net.connection import Connection
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DecodeError, KlogError, ProtocolError
@@ -32,15 +32,21 @@ from tests.support.waiting import wait_until
 KEY = "stream/s3a://bucket/a"
 ONE = Transaction("klog-a-0", 7, 2, 0)
 _SECONDS = 60.0
+#: The least that Kafka 4 takes.
+SEGMENT = 1024 * 1024
 
 
 @pytest.fixture(
     scope="module",
-    params=["ours", pytest.param(NEWEST, marks=pytest.mark.peer)],
+    params=[
+        "ours",
+        pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("some tests are in every run")]),
+        pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
+    ],
 )
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     if request.param == "ours":
-        with EmbeddedCluster(data_dir=module_server_dir) as cluster:
+        with EmbeddedCluster(data_dir=module_server_dir, settings={"log.cleaner.backoff.ms": "250"}) as cluster:
             yield cluster.bootstrap_servers
         return
     yield shared_kafkas.get(request.param).bootstrap_servers
@@ -62,6 +68,16 @@ class Driver:
         return self.log.append(number, entry)
 
 
+def records_of(servers: str, topic: str) -> list[ConsumerRecord]:
+    found = []
+    with Consumer({"bootstrap.servers": servers, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([(topic, 0, 0)])
+        while records := consumer.poll(0.5):
+            found += records
+    return found
+
+
+@pytest.mark.parametrize("servers", ["ours", pytest.param(NEWEST, marks=pytest.mark.peer)], indirect=True)
 def test_entries(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Driver(servers, topic, monkeypatch)
     assert log.read() == Log()
@@ -76,6 +92,7 @@ def test_entries(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert log.read() == Log((decision, Ended(), Claim()), 1)
 
 
+@pytest.mark.parametrize("servers", ["ours", pytest.param(NEWEST, marks=pytest.mark.peer)], indirect=True)
 def test_a_driver_that_was_overtaken(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = (Driver(servers, topic, monkeypatch) for _ in range(2))
     assert old.read(may_lag=True) == new.read(may_lag=True) == Log()
@@ -139,11 +156,7 @@ def test_old_entries_get_tombstones(servers: str, topic: str, monkeypatch: pytes
             assert not zombie.append(1, Decision(7, ()))
         assert log.append(number + 1, Decision(batch, (ONE,)))
         assert log.append(number + 2, Ended())
-    latest: dict[bytes, bytes | None] = {}
-    with Consumer({"bootstrap.servers": servers, "auto.offset.reset": "earliest"}) as consumer:
-        consumer.assign([(topic, 0, 0)])
-        while records := consumer.poll(1.0):
-            latest |= {record.key: record.value for record in records}
+    latest = {record.key: record.value for record in records_of(servers, topic)}
     assert sum(value is not None for value in latest.values()) <= 6
     assert log.read() == Driver(servers, topic, monkeypatch).read() == Log((Decision(19, (ONE,)), Ended()), 59)
 
@@ -253,6 +266,34 @@ def test_an_append_whose_answer_is_lost(servers: str, topic: str, monkeypatch: p
         with pytest.raises(ConnectionResetError):
             log.append(1, Decision(0, ()))
     assert log.read() == Log((Decision(0, ()),), 1)
+
+
+@pytest.mark.test_all("long")
+def test_compaction(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New drivers read on, old ones that read before it are told that they are late."""
+    small = {"cleanup.policy": "compact", "segment.bytes": str(SEGMENT), "min.cleanable.dirty.ratio": "0.01"}
+    small |= {"delete.retention.ms": "0", "max.message.bytes": str(SEGMENT)}
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topic(topic, 1, configs=small)
+    log, zombie, void = (Driver(servers, topic, monkeypatch) for _ in range(3))
+    assert zombie.append(0, Claim())
+    assert void.read() == Log((Claim(),))
+    transactions = tuple(Transaction(f"klog-{uuid.uuid4()}", task, 0, task) for task in range(2000))
+    for batch in range(SEGMENT * 4 // 60_000):  # compressed
+        number = log.read(may_lag=True).end
+        assert log.append(number, Claim())
+        assert log.append(number + 1, Decision(batch, transactions))
+        assert log.append(number + 2, Ended())
+        if batch == 5:
+            assert not void.append(number, Decision(7, ()))
+    wait_until(lambda: records_of(servers, topic)[0].offset > 100, "compaction", _SECONDS)
+    expected = Log((Decision(batch, transactions), Ended()), number + 1)
+    assert log.read() == Driver(servers, topic, monkeypatch).read() == expected
+    assert not zombie.append(1, Decision(0, ()))
+    assert zombie.read() == expected
+    late = Driver(servers, topic, monkeypatch, is_claimed=True)
+    with pytest.raises(Superseded):
+        late.read()
 
 
 # ----- the rule alone
