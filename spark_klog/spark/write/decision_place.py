@@ -97,11 +97,11 @@ def decision_place(location: str, kind: str, topic: str | None) -> DecisionPlace
             return DecisionPlace(folder, moved.topic, moved.key)
         if cast("Kind", kind) == "auto" and (log.is_there or has_hard_links(folder)):
             return DecisionPlace(folder)
-    key = stream_key(location) if folder is None else _query_key(folder) or stream_key(location)
+    key = stream_key(location) if folder is None else query_key(folder) or stream_key(location)
     return DecisionPlace(folder, topic or DEFAULT_TOPIC, key)
 
 
-def _query_key(folder: Path) -> str:
+def query_key(folder: Path) -> str:
     """The key of a log by Spark's id of the query: machines may have checkpoints of the same path. Empty without it."""
     try:
         return f"stream/{uuid.UUID(json.loads((folder / METADATA).read_bytes())['id'])}"

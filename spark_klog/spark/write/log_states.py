@@ -17,7 +17,7 @@ from spark_klog.client.offsets import offset_range
 from spark_klog.errors import DecodeError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.spark.write.decision_log import Identity, decode_entry
-from spark_klog.spark.write.decision_place import stream_key
+from spark_klog.spark.write.decision_place import query_key, stream_key
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log
 from spark_klog.spark.write.hard_link_log import FOLDER, HardLinkLog, planned
 from spark_klog.spark.write.live_entries import LiveEntries
@@ -26,14 +26,16 @@ from spark_klog.trees.checkpoint import CheckpointState
 _log = logging.getLogger(__name__)
 _MOST_ROWS = 10_000
 _EMPTY = Log()
+#: How the keys of logs in a topic begin: of a stream, and of writes that have a name.
+_STREAM, _WRITE = "stream/", "write/"
 
 
 @dataclass(frozen=True)
 class Holder:
     """What holds a transaction of a sink open.
 
-    `batch` is None if it is the query's first one, and `task` unless the micro-batch is decided: a transactional id
-    belongs to a worker process, and only the decision says which task wrote in it.
+    `batch` is the micro-batch, or the version of a write that has a name; None if it is the first one. `task` is None
+    unless it is decided: a transactional id belongs to a worker process, and only the decision says which task wrote.
     """
 
     query: str
@@ -43,15 +45,17 @@ class Holder:
     is_decided: bool
 
     def __str__(self) -> str:
-        batch = "its first micro-batch" if self.batch is None else f"micro-batch {self.batch}"
+        kind, unit = ("write", "version") if self.query.startswith(_WRITE) else ("query", "micro-batch")
+        batch = f"its first {unit}" if self.batch is None else f"{unit} {self.batch}"
+        held = f"{kind} {self.query.removeprefix(_WRITE)}, {batch}"
         if self.is_decided:
-            return f"query {self.query}, {batch}, task {self.task}: decided; the query commits it when it runs again"
-        return f"query {self.query}, {batch} or an earlier attempt: not decided; the query's next run aborts it"
+            return f"{held}, task {self.task}: decided; the {kind} commits it when it runs again"
+        return f"{held} or an earlier attempt: not decided; the {kind}'s next run aborts it"
 
 
 @dataclass(frozen=True)
 class LogState:
-    """A decision log: `query` is a checkpoint or the log's key, `place` where the log is.
+    """A decision log: `query` is a checkpoint, Spark's id of a query or a write's name, `place` where the log is.
 
     `identity` is None if it has no entry. `is_known` is False if it is in a topic, and there is no cluster to read it.
     """
@@ -108,7 +112,8 @@ def log_of_checkpoint(
     local = local_path(location)
     if folder is None and local is not None:
         folder = Path(local)
-    name, key = without_user(location), stream_key(location)
+    name = without_user(location)
+    key = ("" if local is None else query_key(Path(local))) or stream_key(location)
     if folder is not None and (folder / FOLDER).is_dir():
         moved = HardLinkLog(folder, Identity(), is_any=True).moved()
         if moved is None:
@@ -118,7 +123,7 @@ def log_of_checkpoint(
         return None
     found = LogState(name, _place(topic, key), is_in_topic=True, is_known=cluster is not None)
     if cluster is not None:
-        found = next((one for one in logs_in_topic(cluster, topic) if one.query == key), found)
+        found = next((one for one in logs_in_topic(cluster, topic) if one.place == found.place), found)
     is_there = found.identity is not None or (folder is not None and (folder / FOLDER).is_dir())
     return replace(found, query=name) if is_there else None
 
@@ -176,7 +181,7 @@ def logs_in_topic(cluster: Cluster, topic: str) -> list[LogState]:
                     _log.warning("%s", error)
     return [
         LogState(
-            name,
+            name.removeprefix(_STREAM),
             _place(topic, name),
             one.identity,
             Log(tuple(one.entries), one.last + 1 - len(one.entries)),
