@@ -185,7 +185,9 @@ class TransactionCoordinator(Coordinator):
             assert isinstance(outcome, Transaction)
             if not outcome.is_prepared:
                 return outcome.producer
-            if transactional_id in self._missing:  # the previous instance's transaction must be aborted first
+            # the previous instance's transaction must be aborted first; who wants to go on from it asks again, as in
+            # Kafka: who only fences it is content, and leaves the id to be seen as aborted
+            if transactional_id in self._missing or expected is not None:
                 return ErrorCode.CONCURRENT_TRANSACTIONS
 
     async def add(
