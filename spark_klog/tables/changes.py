@@ -14,7 +14,9 @@ partition. A table keeps the place of each row's last change, so no older change
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from spark_klog.columns.json_reader import json_text, read_json
 from spark_klog.errors import ConfigError, LoadError
 
 INCARNATION, PARTITION, OFFSET, TIMESTAMP = "_incarnation", "_partition", "_offset", "_timestamp"
@@ -148,14 +151,16 @@ class ChangeFormat:
         are put into `bad`. Without `bad`, `LoadError` names the first one.
         """
         reasons: dict[int, str] = {} if bad is None else bad
+        keys = records["key"]
         if self.envelope == "debezium":
-            rows, deleted, numbers = self._unwrapped(records, reasons)
+            if not pa.types.is_struct(keys.type):
+                keys = self._json_keys(keys, _mask(records["value"].is_null()))
+            rows, deleted, numbers = self._unwrapped(records, keys, reasons)
         else:
             numbers = np.arange(len(records))
             rows = self._row_fields(records["value"])
             deleted = records["value"].is_null()
         places = records.select(["partition", "offset", "timestamp"])
-        keys = records["key"]
         if len(numbers) != len(records) or self.envelope != "none":
             places, keys = places.take(pa.array(numbers)), keys.take(pa.array(numbers))
         rows |= self._keys(rows, keys, deleted)
@@ -191,8 +196,39 @@ class ChangeFormat:
         # of a deletion without a row
         return _filled(rows, {name: of_record[name] for name in self.fields if name in of_record})
 
+    def _json_keys(self, keys: pa.Array, wanted: NDArray[np.bool_]) -> pa.Array:
+        """The fields of the upsert key that keys of bytes have as JSON, with or without Connect's `payload` around it.
+
+        Null where no key is wanted, and where one is no JSON object with all these fields.
+        """
+        row, names = self._row, self.key
+        kind = pa.struct([pa.field(name, row[name]) for name in names])
+        texts: dict[int, bytes] = {}
+        numbers = np.flatnonzero(wanted & _mask(keys.is_valid()))
+        for number, text in zip(numbers.tolist(), keys.take(pa.array(numbers)).to_pylist(), strict=True):
+            try:
+                value = json.loads(text)
+            except ValueError:
+                continue
+            inner = value.get(_JSON_WRAPPER) if isinstance(value, dict) else None
+            value = inner if isinstance(inner, dict) else value
+            if isinstance(value, dict) and all(value.get(name) is not None for name in names):
+                texts[number] = json.dumps(value).encode()
+        try:
+            parsed = _parsed(list(texts.values()), kind)
+        except (ValueError, pa.ArrowException):
+            each = {}
+            for number, text in texts.items():
+                with suppress(ValueError, pa.ArrowException):
+                    each[number] = _parsed([text], kind)
+            texts = {number: texts[number] for number in each}
+            parsed = pa.concat_arrays([*each.values(), pa.array([], kind)])
+        places = np.full(len(keys), -1)
+        places[list(texts)] = np.arange(len(texts))
+        return parsed.take(pa.array(places, mask=places < 0))
+
     def _unwrapped(
-        self, records: pa.RecordBatch, bad: dict[int, str]
+        self, records: pa.RecordBatch, keys: pa.Array, bad: dict[int, str]
     ) -> tuple[dict[str, pa.Array], pa.Array, NDArray[np.int64]]:
         """The rows of an envelope's changes, which of them are deletions, and each one's number of a record.
 
@@ -216,7 +252,8 @@ class ChangeFormat:
             bad[row] = f"has the operation {op[row].as_py()!r} and no row"
             is_write[row] = False
         # A tombstone repeats the deletion before it. It is the only one if the deletion is compacted away.
-        tombstones = _mask(value.is_null()) & pa.types.is_struct(self.key_type)
+        is_known = np.ones(len(keys), np.bool_) if pa.types.is_struct(self.key_type) else _mask(keys.is_valid())
+        tombstones = _mask(value.is_null()) & is_known
         is_deleted = is_delete | tombstones
         numbers = np.flatnonzero(is_write | is_deleted)
         rows = pc.if_else(pa.array(is_delete), before, after).take(pa.array(numbers))
@@ -266,6 +303,14 @@ class ChangeFormat:
                         f"has {UNAVAILABLE} as {name}: the connector has not the column's value. Give the database's "
                         "table REPLICA IDENTITY FULL, or the connector a ReselectColumnsPostProcessor"
                     )
+
+
+def _parsed(texts: list[bytes], kind: pa.DataType) -> pa.Array:
+    """JSON objects as rows; ValueError, `pa.ArrowException`."""
+    # Arrow parses dates from numbers only
+    read = pa.struct([pa.field(one.name, pa.string() if pa.types.is_date(one.type) else one.type) for one in kind])
+    rows = pa.array(texts, pa.binary())
+    return read_json(rows, json_text(rows), read).cast(kind) if texts else pa.array([], kind)
 
 
 def _has(kind: pa.DataType, name: str) -> bool:

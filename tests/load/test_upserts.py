@@ -43,7 +43,7 @@ from spark_klog.tables.opening import open_table
 from tests.load.buckets import bucket
 from tests.load.change_source import KEYED, ROW, ChangeSource, offsets_of, rows_of
 from tests.load.support import Killed, die, failing, kills, run
-from tests.spark.support import Sent, create_topic, produce
+from tests.spark.support import Sent, consume, create_topic, produce, wait_for
 
 FORMATS = ("delta", "iceberg")
 BY_ID = WriteSettings(schema=ROW, upsert_key="id")
@@ -222,6 +222,35 @@ def test_debeziums_json(cluster: EmbeddedCluster, topic: str, tmp_path: Path, en
     produce(servers, topic, _debezium({"op": "t"}))
     with pytest.raises(LoadError, match="more than --max-bad 0"):
         run(servers, address, topic, settings=settings)
+
+
+def test_compaction_leaves_a_tombstone_alone(tmp_path: Path) -> None:
+    """The log's cleaner has taken the deletion, whose envelope has the row, before a run has seen it."""
+    settings = WriteSettings(schema=schema_text(debezium_type(parse_schema(ROW))), upsert_key="id", envelope="debezium")
+    address = address_of("delta", tmp_path)
+    keys = [b'{"id": 1}', b'{"schema": {"type": "struct"}, "payload": {"id": 2}}', b'{"id": 3}']
+
+    def event(key: int, op: str) -> Sent:
+        row = {"id": key + 1, "name": "a"}
+        value = {"before": row if op == "d" else None, "after": None if op == "d" else row, "op": op}
+        return Sent(json.dumps(value).encode(), keys[key])
+
+    cleaner = {"log.cleaner.backoff.ms": "100", "log.cleaner.min.cleanable.ratio": "0.01"}
+    with EmbeddedCluster(data_dir=tmp_path / "broker", settings=cleaner) as cluster:
+        servers = cluster.bootstrap_servers
+        create_topic(servers, "rows", **{"cleanup.policy": "compact", "segment.bytes": "3000"})
+        produce(servers, "rows", [event(key, "c") for key in range(3)])
+        run(servers, address, "rows", settings=settings)
+        for key in (0, 1):
+            produce(servers, "rows", [event(key, "d"), Sent(None, keys[key])])
+        for _ in range(60):  # the active segment is not compacted
+            produce(servers, "rows", [event(2, "u")])
+        wait_for(lambda: [each.key for each in consume(servers, "rows")].count(keys[0]) == 1, "compaction")
+        left = [(each.offset, each.value) for each in consume(servers, "rows")]
+        assert [one for one in left if one[0] < 7] == [(4, None), (6, None)]
+        run(servers, address, "rows", settings=settings)
+    assert content(address).select(["id", "_offset"]).to_pylist() == [{"id": 3, "_offset": 66}]
+    assert status(address).findings == []
 
 
 def _envelope(*names: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -175,6 +176,28 @@ def test_a_tombstone_deletes_by_the_records_key() -> None:
     found = by_key.changes(envelopes(*values, keys=[{"id": 1}, {"id": 2}, {"id": 3}]))
     assert shown(found) == [(1, "Ada", 10, False), (2, None, 11, True), (3, None, 12, True)]
     assert found.schema.field("id").type == pa.int64(), "the row's own type"
+
+
+def test_a_tombstone_deletes_by_a_key_of_json() -> None:
+    """With or without Connect's wrapper. What is no key of the row is skipped: it has a deletion before it."""
+    wide = debezium_type(pa.struct([*ROW, pa.field("day", pa.date32())]))
+    keys = [
+        b'{"id": 1}',
+        b'{"schema": {"type": "struct"}, "payload": {"id": 2}}',
+        b'{"id": 3, "of": "another"}',
+        *(b"k", b"7", None, b"{}", b'{"id": null}', b'{"id": "x"}', b'{"id": 1} {"id": 2}', b"\xff"),
+        b'{"id": 9, "day": "2026-01-05"}',
+    ]
+    batch = envelopes(*[None] * len(keys)).set_column(0, "key", pa.array(keys, pa.binary()))
+    assert shown(ChangeFormat(pa.binary(), ENVELOPE, ("id",), "debezium").changes(batch)) == [
+        (1, None, 10, True),
+        (2, None, 11, True),
+        (3, None, 12, True),
+        (9, None, 21, True),
+    ]
+    batch = batch.set_column(1, "value", pa.nulls(len(keys), wide))
+    found = ChangeFormat(pa.binary(), wide, ("id", "day"), "debezium").changes(batch)
+    assert found.select(["id", "day"]).to_pylist() == [{"id": 9, "day": date(2026, 1, 5)}]
 
 
 @pytest.mark.parametrize(
