@@ -199,7 +199,7 @@ def point_to(store: Store, manifest: Manifest) -> None:
     pointer = {"run": run_name(manifest.run), "manifest": manifest_path(manifest.run), "finished": manifest.finished}
     store.write(LATEST, to_json(pointer))
     write_checkpoint(store)
-    _log.info("committed run %s of %s", run_name(manifest.run), store.address)
+    _log.debug("committed run %s of %s", run_name(manifest.run), store.address)
 
 
 def show_letters(store: Store, manifest: Manifest) -> None:

@@ -155,7 +155,7 @@ class LoadOptions:
             if settings.table_columns == VALUES:
                 raise ConfigError("--table-columns values is for records: with an upsert key fields are columns anyway")
             if not is_table(self.output):
-                raise ConfigError("an upsert key is for a table: give --table delta:URI or iceberg:...")
+                raise ConfigError("an upsert key is for a table, as is an envelope: give --table delta: or iceberg:")
             if len(self.topics) > 1:
                 raise ConfigError("changes of several topics have no order: load one topic with an upsert key")
             if not settings.schema and not self.formats:
@@ -291,7 +291,8 @@ class _Run:
             settings = replace(settings, rows=self._run_schemas(number, self._options.topics))
         if is_new:
             self._claim()
-        if has_work and self._table is not None:
+        # Of columns that are known without a record there is a table after the first call.
+        if self._table is not None and (has_work or (number == 0 and not self._options.formats)):
             try:
                 self._table.prepare(settings, self._options.topics)
             except LoadError:  # it refuses the columns, before there is a plan

@@ -105,6 +105,9 @@ class WriteSettings:
         if self.rows and self.format == PARQUET:
             self._check_parquet()
         self._check_order()
+        names = self._key_fields
+        if len(set(names)) < len(names):
+            raise ConfigError(f"upsert key {self.upsert_key!r} names a field twice")
         if self.upsert_key and self.layout != "none":
             raise ConfigError("an upsert key and --partition-by exclude each other: a row may move to another time")
         if self.envelope != "none" and not self.upsert_key:
@@ -127,10 +130,13 @@ class WriteSettings:
         """What the topic's records say about rows; None if each of them is a row. `ConfigError` if they can't."""
         if not self.upsert_key:
             return None
-        fields = [name.strip().removeprefix("value.") for name in self.upsert_key.split(",")]
         columns = self.columns(topic)
         kinds = columns.field("key").type, columns.field("value").type
-        return ChangeFormat(*kinds, () if self.upsert_key == RECORD_KEY else tuple(fields), self.envelope)
+        return ChangeFormat(*kinds, () if self.upsert_key == RECORD_KEY else self._key_fields, self.envelope)
+
+    @property
+    def _key_fields(self) -> tuple[str, ...]:
+        return tuple(name.strip().removeprefix("value.") for name in self.upsert_key.split(","))
 
     def columns(self, topic: str) -> pa.Schema:
         """The columns of a topic's files."""

@@ -5,8 +5,10 @@ SPARK_KLOG_KILLS sets the number of kills (default 1), SPARK_KLOG_SEED the rando
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -23,8 +25,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from deltalake import DeltaTable
 
 from spark_klog.cli.jobs.batch_load import main as batch_load
-from spark_klog.cli.jobs.running import exit_code
+from spark_klog.cli.jobs.running import exit_code, log_to_stderr
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
 from spark_klog.schema_registry import SchemaRegistry
@@ -41,6 +44,7 @@ from tests.jobs.support import (
     wait_for_the_moment,
 )
 from tests.jobs.truth import Truth, check_each_once, reported, zookeeper_offsets
+from tests.load.support import Killed, die, failing, run
 from tests.spark.support import Sent, create_topic, produce, values
 from tests.support.certificates import make_certificates
 from tests.support.kafka import free_port
@@ -57,6 +61,8 @@ _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "a worker": lambda tree: named(tree[1:], "pyspark.daemon")[-1:],
 }
 _GIVEN = ("--topics", "t", "--output", "o")
+_TABLE = ["--topics", "t", "--table", "delta:t"]
+_SPARKS = ["--format", "orc", "--checkpoint", "c"]
 
 
 def _delete_topic(cluster: EmbeddedCluster, topic: str) -> None:
@@ -142,6 +148,27 @@ def test_new_topics_and_partitions_with_offsets_in_files(
         (["--topics", "t", "--table", "t"], "write delta:URI or iceberg:"),
         (["--topics", "t", "--table", "delta:t", "--format", "json"], "--format parquet"),
         ([*_GIVEN, "--checkpoint", "c"], "--checkpoint is for"),
+        (["--topics", "t", "--output", "delta:/t"], "--output delta:/t is a table: write it as --table"),
+        (["--topics", "t", "--table", "iceberg:lake.t"], "iceberg:lake.t must be iceberg:CATALOG.NAMESPACE.TABLE"),
+        (["--topics", "t", "--table", "delta:"], "the table's location is empty"),
+        ([*_TABLE, "--upsert-key", "id"], "no such field"),
+        ([*_TABLE, "--upsert-key", "key,value.key"], "upsert key 'key,value.key' names a field twice"),
+        ([*_TABLE, "--upsert-key", "key", "--partition-by", "day"], "exclude each other"),
+        ([*_TABLE, "--upsert-key", "key", "--topics", "a,b"], "changes of several topics have no order"),
+        ([*_TABLE, "--upsert-key", "key", "--sort-by", "key"], "--sort-by is for the files of records"),
+        ([*_TABLE, "--envelope", "debezium", "--file-bytes", "9"], "--file-bytes is for the files of records"),
+        ([*_TABLE, "--table-columns", "values"], "needs a --value-format"),
+        ([*_TABLE, "--from-run", "1"], "--from-run loads again what the load has"),
+        ([*_GIVEN, "--envelope", "debezium"], "as is an envelope: give --table"),
+        ([*_GIVEN, "--value-format", "json", "--schema", "a complex"], "unknown type 'complex'"),
+        ([*_GIVEN, "--event-time", ""], "it is empty: give a value"),
+        ([*_GIVEN, "--partition-by", "day", "--time-zone", "Mars"], "time zone 'Mars' does not exist"),
+        (
+            [*_GIVEN, *_SPARKS, "--upsert-key", "key", "--envelope", "debezium", "--table-columns", "values"],
+            "Spark writes --format orc, and these options are for parquet, arrow, json and --table: --table-columns, "
+            "--upsert-key, --envelope",
+        ),
+        ([*_GIVEN, *_SPARKS, "--max-bad", "0", "--partition-by", "none"], "--table: --max-bad, --partition-by"),
         (
             [*_GIVEN, "--format", "parqet"],
             "needs --checkpoint if Spark is to write it; the job itself writes arrow, json, ",
@@ -198,10 +225,38 @@ def test_until_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFi
         ("--output", str(tmp_path / "out")),
         ("--bootstrap-servers", "127.0.0.1:1"),
     )
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match="2"):
         batch_load([*topic, *output, *servers, "--until", text])
     said = capsys.readouterr().err
     assert f"--until {text} is neither a file nor a time: give a file of offsets" in said
+
+
+def test_what_a_load_says_beside_its_result(
+    zookeeper_cluster: EmbeddedCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was killed is finished, and what it has left is removed: lines on stderr, as of each job."""
+    servers = zookeeper_cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b"1")])
+    logger = logging.getLogger("spark_klog")
+    before = logger.handlers[:]
+    try:
+        for _ in range(2):
+            log_to_stderr("batch_load")
+        for number in range(1, 30):
+            output = f"delta:{tmp_path}/{number}"
+            with pytest.raises(Killed), failing(LocalFolder, number, die):
+                run(servers, output, topic)
+            capsys.readouterr()
+            run(servers, output, topic)
+            said = capsys.readouterr().err.splitlines()
+            if len(said) > 1:
+                break
+    finally:
+        logger.handlers[:] = before
+    assert said[0] == "batch_load: finishing run 00000001, which was killed"
+    assert re.fullmatch(rf"batch_load: removing {tmp_path}/{number}/{topic}/\S+\.parquet, which no run has", said[1])
+    assert len(said) == 2
 
 
 def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:

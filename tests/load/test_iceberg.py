@@ -45,7 +45,8 @@ def seen(warehouse: Warehouse) -> list[Place]:
 def test_runs_of_a_table(cluster: EmbeddedCluster, topic: str, warehouse: Warehouse) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
-    assert run(servers, _ADDRESS, topic).runs == []
+    assert run(servers, _ADDRESS, topic, settings=WriteSettings(layout="hour")).runs == []
+    assert seen(warehouse) == [], "a call with nothing new makes the table"
     for number in (1, 2):
         produce(servers, topic, values(40, start=(number - 1) * 40, partitions=2))
         assert run(servers, _ADDRESS, topic, settings=WriteSettings(layout="hour")).runs == [number]

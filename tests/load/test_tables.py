@@ -63,7 +63,9 @@ def committed(location: Path) -> list[str]:
 def test_runs_of_a_table(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     servers, address = cluster.bootstrap_servers, f"delta:{tmp_path}"
     create_topic(servers, topic, 2)
-    assert run(servers, address, topic).runs == []
+    assert run(servers, address, topic, settings=WriteSettings(layout="hour")).runs == []
+    assert polars.read_delta(str(tmp_path)).shape == (0, 10), "a call with nothing new makes the table"
+    assert status(address).findings == []
     for number in (1, 2):
         produce(servers, topic, values(40, start=(number - 1) * 40, partitions=2))
         assert run(servers, address, topic, settings=WriteSettings(layout="hour")).runs == [number]

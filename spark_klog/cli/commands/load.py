@@ -177,7 +177,7 @@ Examples:
     default=256 * 1024 * 1024,
     show_default=True,
     type=click.IntRange(1),
-    help="Size of a file; those that are not half as large are merged.",
+    help="About the size of a file; smaller ones are merged.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON.")
 def compact_command(output: str, target_bytes: int, as_json: bool) -> None:

@@ -9,8 +9,8 @@ Tasks write Parquet, Arrow or JSON lines themselves: no record goes through the 
 however often the job is killed; the runs are in OUTPUT/_klog (`spark_klog.load` says how), `klog load status OUTPUT`
 shows them.
 
-With another --format (delta, iceberg, or any that Spark's streams can write) Spark's own sink writes, and --checkpoint
-has the progress.
+With --table the files are those of a Delta or Iceberg table. With another --format (delta, iceberg, orc, or any that
+Spark's streams can write) Spark's own sink writes, and --checkpoint has the progress.
 
 With --follow it goes on until SIGTERM, a run every --every seconds.
 
@@ -24,7 +24,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -49,12 +49,13 @@ from spark_klog.cli.jobs.running import (
     cluster_options,
     complain,
     exit_code,
+    log_to_stderr,
     needed_packages,
     progress_bar,
     spark_session,
 )
 from spark_klog.cli.output import print_table, say
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, MissingPackage
 from spark_klog.groups.stores import open_store, tree_addresses
 from spark_klog.security.config import Settings
 
@@ -71,41 +72,55 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.values import UTC, read_schema, schema_text
     from spark_klog.spark.options import PROTECTED
     from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, debezium_type
-    from spark_klog.tables.opening import is_table
+    from spark_klog.tables.opening import is_table, open_table
 
 _log = logging.getLogger(__name__)
 _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
+
+
+def _asked(options: SimpleNamespace, client: dict[str, str]) -> LoadOptions:
+    """What the arguments ask for. `UsageError` if they exclude each other or can't be read; errors of the registry's
+    settings, which may stand in files, are those of `column_formats`.
+    """
+    formats = column_formats(options, options.cluster, client)
+    written = {
+        field.name: getattr(options, field.name) for field in fields(WriteSettings) if hasattr(options, field.name)
+    }
+    written |= {name: getattr(options, name) or "" for name in ("sort_by", "upsert_key", "event_time")}
+    written["compression"] = options.compression or CODECS[options.format][0]
+    written["dictionary"] = tuple(name for name in options.dictionary.split(",") if name)
+    try:
+        if options.value_format == "json":
+            kind = read_schema(options.value_schema)
+            written["schema"] = schema_text(debezium_type(kind) if options.envelope == "debezium" else kind)
+        if options.table:
+            open_table(options.table)
+        return LoadOptions(
+            client,
+            options.topics,
+            options.table or options.output,
+            WriteSettings(**written),
+            Limits(options.max_records, options.max_bytes),
+            options.max_time,
+            options.max_file_records,
+            options.max_bad,
+            options.fail_on_data_loss == "true",
+            _start(options),
+            _until(options.until, options.time_zone),
+            formats,
+            options.schema_evolution,
+        )
+    except MissingPackage:
+        raise
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     stop = Stop()
     make_session = partial(spark_session, _APPLICATION)
     runner = SparkRunner(stop.surviving(make_session) if options.follow else make_session)
-    formats = column_formats(options, options.cluster, client)
-    written = {
-        field.name: getattr(options, field.name) for field in fields(WriteSettings) if hasattr(options, field.name)
-    }
-    written |= {"sort_by": options.sort_by or "", "upsert_key": options.upsert_key or ""}
-    written["compression"] = options.compression or CODECS[options.format][0]
-    written["dictionary"] = tuple(name for name in options.dictionary.split(",") if name)
-    if options.value_format == "json":
-        kind = read_schema(options.value_schema)
-        written["schema"] = schema_text(debezium_type(kind) if options.envelope == "debezium" else kind)
-    asked = LoadOptions(
-        client,
-        options.topics,
-        options.table or options.output,
-        WriteSettings(**written),
-        Limits(options.max_records, options.max_bytes),
-        options.max_time,
-        options.max_file_records,
-        options.max_bad,
-        options.fail_on_data_loss == "true",
-        _start(options),
-        _until(options.until, options.time_zone),
-        formats,
-        options.schema_evolution,
-    )
+    asked = _asked(options, client)
     run = partial(load, asked, runner, partial(progress_bar, options.as_json))
 
     def once() -> Loaded:
@@ -281,16 +296,19 @@ def _check(options: SimpleNamespace) -> None:
     check_row_formats(options)
     if bool(options.output) == bool(options.table):
         raise click.UsageError("give either --output or --table")
+    if options.output and is_table(options.output):
+        raise click.UsageError(f"--output {without_user(options.output)} is a table: write it as --table")
     if options.table:
         if not is_table(options.table):
-            raise click.UsageError(f"--table {options.table}: write delta:URI or iceberg:CATALOG.NAMESPACE.TABLE")
+            raise click.UsageError(
+                f"--table {without_user(options.table)}: write delta:URI or iceberg:CATALOG.NAMESPACE.TABLE"
+            )
         if options.format != "parquet":
             raise click.UsageError("--table has files of --format parquet")
     if options.envelope != "none" and options.upsert_key is None:
         options.upsert_key = RECORD_KEY
-    if options.format not in CODECS and (options.upsert_key or options.sort_by):
-        name = "--upsert-key and --envelope are for --table" if options.upsert_key else "--sort-by is for parquet"
-        raise click.UsageError(f"{name}: Spark writes --format {options.format}")
+    if options.upsert_key and (given := [name for name in _OF_FILES if name in options.given]):
+        raise click.UsageError(f"{given[0]} is for the files of records: with an upsert key the table writes its own")
     if options.format in CODECS:
         if options.checkpoint:
             raise click.UsageError(
@@ -301,12 +319,16 @@ def _check(options: SimpleNamespace) -> None:
             f"--format {options.format} needs --checkpoint if Spark is to write it; the job itself writes "
             f"{', '.join(sorted(CODECS))}"
         )
-    elif options.from_run or options.from_time or options.from_offsets or options.until:
-        raise click.UsageError("--from-run, --from-time, --from-offsets, --until are for parquet, arrow, json")
-    elif options.value_format != "bytes" or options.key_format != "bytes":
+    elif given := [name for name in options.given if name not in _OF_SPARK]:
+        advice = ""
+        if options.value_format != "bytes" or options.key_format != "bytes":
+            advice = (
+                ". A stream of format klog into Spark's sink takes the options valueFormat and keyFormat: "
+                "docs/recipes/tables-streaming.md"
+            )
         raise click.UsageError(
-            "--value-format and --key-format are for parquet, arrow, json: a stream of format klog into Spark's sink "
-            "takes the options valueFormat and keyFormat"
+            f"Spark writes --format {options.format}, and these options are for parquet, arrow, json and --table: "
+            f"{', '.join(given)}{advice}"
         )
 
 
@@ -322,6 +344,43 @@ def _check_follow(options: SimpleNamespace) -> None:
         raise click.UsageError(
             f"--follow is for {', '.join(sorted(CODECS))}: a query of Spark has a trigger of its own"
         )
+
+
+#: Options of the job that a load by Spark's own sink takes, beside those of the cluster.
+_OF_SPARK = {
+    "--topics",
+    "--output",
+    "--format",
+    "--checkpoint",
+    "--max-records",
+    "--fail-on-data-loss",
+    "--group",
+    "--zookeeper",
+    "--offsets-path",
+    "--lineage",
+    "--json",
+}
+#: Options of files that stay as a task has written them.
+_OF_FILES = (
+    "--sort-by",
+    "--compression",
+    "--compression-level",
+    "--dictionary",
+    "--row-group-rows",
+    "--row-group-bytes",
+    "--file-bytes",
+)
+
+
+def _given(names: Container[str]) -> list[str]:
+    """The options of the job's parameters that are among its arguments, in the order of the help."""
+    context = click.get_current_context()
+    given = [one for one in context.command.params if one.name in names]
+    return [
+        one.opts[0]
+        for one in given
+        if context.get_parameter_source(str(one.name)) is click.core.ParameterSource.COMMANDLINE
+    ]
 
 
 _DEFAULTS = WriteSettings()
@@ -342,7 +401,9 @@ _AT_LEAST_1 = click.IntRange(1)
     default=_DEFAULTS.table_columns,
     help="values: a column for each field of the values. Default: records.",
 )
-@click.option("--format", default="parquet", help="parquet, arrow, json; others are written by Spark.")
+@click.option(
+    "--format", default="parquet", help="parquet, arrow, json; others, with --checkpoint, are written by Spark."
+)
 @click.option("--checkpoint", help="Folder or URI of the progress of a --format that Spark writes.")
 @click.option("--from-run", metavar="RUN", help="Load again what this run and later ones have loaded.")
 @click.option("--from-time", metavar="TIME", help="Load from this time on: 2026-11-21T10:00:00Z, -1h.")
@@ -366,7 +427,7 @@ _AT_LEAST_1 = click.IntRange(1)
 @click.option("--max-bad", type=_bad, default="0", metavar="N|P%", help="Fail if more batches and values are bad.")
 @click.option("--fail-on-data-loss", type=click.Choice(["true", "false"]), default="true", help="Default: true.")
 @click.option("--partition-by", "layout", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time.")
-@click.option("--event-time", default="", metavar="FIELD", help="Of values: the time for --partition-by.")
+@click.option("--event-time", type=_name, metavar="FIELD", help="Of values: the time for --partition-by.")
 @click.option("--time-zone", default=UTC, metavar="ZONE", help="For --partition-by and times without a zone.")
 @click.option("--sort-by", type=click.Choice(SORTED), default=None, help="Sort each row group of Parquet files.")
 @row_format_options
@@ -394,8 +455,9 @@ _AT_LEAST_1 = click.IntRange(1)
 @cluster_options
 def main(cluster: ChosenCluster, **values: Any) -> None:
     """Load topics into files, each record once."""
-    options = SimpleNamespace(**values, cluster=cluster)
+    options = SimpleNamespace(**values, cluster=cluster, given=_given(values))
     _check(options)
+    log_to_stderr(_JOB)
     work = _load_files if options.format in CODECS else _load_table
     sys.exit(exit_code(_JOB, lambda: work(options, _reading(cluster.settings()))))
 

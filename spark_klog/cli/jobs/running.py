@@ -5,6 +5,7 @@ It can be imported without pyarrow, so that jobs can say in a line that they nee
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import click
 
 from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, client_options
-from spark_klog.cli.output import INTERRUPTED, Bar, secho
+from spark_klog.cli.output import INTERRUPTED, Bar, escaped, secho
 from spark_klog.errors import KlogError, MissingPackage
 
 #: Exit codes. 2 is for arguments that can't be read or exclude each other.
@@ -77,10 +78,12 @@ def complain(job: str, text: str) -> None:
 def exit_code(job: str, work: Callable[[], int]) -> int:
     """Run `work` and return its exit code. If it raises, print the cause on stderr and return FAILED.
 
-    After Ctrl-C return INTERRUPTED.
+    After Ctrl-C return INTERRUPTED. click's `UsageError` is for click, which ends with 2.
     """
     try:
         return work()
+    except click.UsageError:
+        raise
     except KeyboardInterrupt:
         complain(job, "interrupted; the next call goes on from what is complete")
         return INTERRUPTED
@@ -91,6 +94,26 @@ def exit_code(job: str, work: Callable[[], int]) -> int:
 
         complain(job, cause_of(error))
     return FAILED
+
+
+def log_to_stderr(job: str) -> None:
+    """From now on say on stderr what the package warns of, and what a load does beside loading (info)."""
+    package = logging.getLogger("spark_klog")
+    if not any(isinstance(one, _ToStderr) for one in package.handlers):
+        package.addHandler(_ToStderr(job))
+        logging.getLogger("spark_klog.load").setLevel(logging.INFO)
+
+
+class _ToStderr(logging.Handler):
+    def __init__(self, job: str) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(f"{job}: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            secho(escaped(self.format(record), has_lines=True), err=True)
+        except Exception:  # as all handlers: a job does not end for its log
+            self.handleError(record)
 
 
 @contextmanager
