@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
-from spark_klog.base.addresses import local_path
+from spark_klog.base.addresses import local_path, without_user
 from spark_klog.errors import ConfigError
 from spark_klog.spark.write.decision_log import DecisionLog, Identity
 from spark_klog.spark.write.decision_topic import DEFAULT_TOPIC
@@ -30,8 +30,6 @@ Kind: TypeAlias = Literal["auto", "checkpoint", "topic"]
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/]*))?(.*)", re.DOTALL)
 #: Names of one store: a checkpoint stays the same if the job's file system is another implementation of it.
 _SAME_STORE = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}
-#: abfss://CONTAINER@ACCOUNT names no user.
-_WITH_CONTAINER = frozenset({"abfss", "wasbs"})
 
 
 @dataclass(frozen=True)
@@ -66,12 +64,11 @@ def stream_key(location: str) -> str:
     local = local_path(location)
     if local is not None:
         return f"stream/file:{os.path.abspath(local)}"
-    match = _URI.fullmatch(location)
+    # not by the authority: a secret may contain a slash
+    match = _URI.fullmatch(without_user(location).replace("***@", "", 1))
     assert match is not None, "an address that is not local has a scheme"
     scheme, authority, path = match[1].lower(), match[2] or "", match[3]
     scheme = _SAME_STORE.get(scheme, scheme)
-    if scheme not in _WITH_CONTAINER:
-        authority = authority.rpartition("@")[2]
     path = posixpath.normpath(re.sub("/+", "/", f"/{path}")).rstrip("/")
     return f"stream/{scheme}://{authority}{path}"
 

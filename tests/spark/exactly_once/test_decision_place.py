@@ -35,6 +35,7 @@ def refuse_links(*_: Any, **__: Any) -> None:
         ("s3a://bucket//a/./b/", "stream/s3a://bucket/a/b"),
         ("S3://bucket/a/b", "stream/s3a://bucket/a/b"),
         ("s3a://KEY:SECRET@bucket/a/b", "stream/s3a://bucket/a/b"),
+        ("s3a://KEY:SE/CRET@bucket/a/b", "stream/s3a://bucket/a/b"),
         ("abfss://container@account.dfs.core.windows.net/a", "stream/abfss://container@account.dfs.core.windows.net/a"),
         ("abfs://container@account.dfs.core.windows.net/a", "stream/abfss://container@account.dfs.core.windows.net/a"),
         ("gs://bucket/a b%20", "stream/gs://bucket/a b%20"),

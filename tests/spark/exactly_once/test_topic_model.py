@@ -37,7 +37,9 @@ def world(
         pytest.param(world(lags=1, compactions=2), 2, id="compaction-and-an-old-leader"),
         pytest.param(world(1, 1, lags=1), 1, id="two-runs-and-an-old-leader", marks=full),
         pytest.param(world(1, 1, parts=1, compactions=1), 1, id="reads-in-parts", marks=full),
+        pytest.param(world(1, 1, lags=1, compactions=1), 1, id="two-runs-an-old-leader-and-compaction", marks=full),
         pytest.param(world(2, 1), 1, id="two-runs-and-a-restart", marks=full),
+        pytest.param(world(2), 2, id="two-restarts", marks=full),
         pytest.param(world(1, copies=1), 1, id="copy", marks=full),
     ],
 )
