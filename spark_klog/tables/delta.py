@@ -49,8 +49,10 @@ _PARTITIONS: dict[str, tuple[tuple[str, pa.DataType], ...]] = {
 }
 #: Commits that are looked through for a run before all of them are.
 _RECENT = 20
-#: How long a commit is tried again that others come before, and the pause before the next try, in seconds.
+#: How long a commit is tried again that others come before, and the pause before the next try, in seconds. A merge may
+#: take longer than that, so it is tried some times however long that takes.
 _RETRY_S, _PAUSE_S = 60.0, 0.05
+_LEAST_ATTEMPTS = 5
 #: A RESTORE goes by the times of files, which may differ by so much from those of commits.
 _CLOCK_MS = 1000
 #: What a commit without rows of ours to check can't keep.
@@ -296,15 +298,18 @@ class DeltaLakeTable:
                     raise LoadError(f"{self.address}: the column {field.name} {what}, which a load does not compute")
 
     def _again(self, action: str, attempt: Callable[[], _T]) -> _T:
-        """Try until no other writer comes before it, for a bounded time."""
+        """Try until no other writer comes before it, for a bounded time or number of attempts."""
         end = time.monotonic() + _RETRY_S
         pause = _PAUSE_S
+        attempts = 0
 
         def tried() -> _T | CommitFailedError:
+            nonlocal attempts
+            attempts += 1
             try:
                 return attempt()
             except CommitFailedError as error:
-                if time.monotonic() > end:
+                if attempts >= _LEAST_ATTEMPTS and time.monotonic() > end:
                     raise
                 return error
 

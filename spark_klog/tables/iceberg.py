@@ -66,7 +66,8 @@ _PROPERTIES = {
 }
 #: The format versions that pyiceberg writes.
 _WRITTEN = (1, 2)
-_COMMIT_SECONDS = 300.0
+#: How long a commit is tried again, and how often at least if others come before it: a merge may take longer.
+_COMMIT_SECONDS, _LEAST_ATTEMPTS = 300.0, 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
 #: Packages of catalogs and stores, whose errors may pass.
 _REMOTE = ("sqlalchemy", "sqlite3", "botocore", "requests", "urllib3", "thrift", "google", "azure")
@@ -389,7 +390,8 @@ class IcebergTable:
             raise LoadError(f"{self.address} can't be {action}: {_text(error)}") from error
 
     def _trying(self, attempt: Callable[[], _T], action: str) -> _T:
-        """Try again on what others have made of the table, or after errors that may pass, for a bounded time.
+        """Try again on what others have made of the table, or after errors that may pass, for a bounded time: some
+        times however long that takes, if others have committed.
 
         An attempt may have succeeded although it raised: the next one looks first, through a catalog that is opened
         anew. After a COMMIT that failed, a connection to SQLite reads what is not committed. An attempt that arrives
@@ -397,7 +399,9 @@ class IcebergTable:
         """
         deadline = time.monotonic() + self._seconds
         wait = _FIRST_WAIT
+        attempts = 0
         while True:
+            attempts += 1
             try:
                 return attempt()
             except Exception as error:  # of any catalog's package
@@ -409,7 +413,7 @@ class IcebergTable:
                     if isinstance(error, LoadError):
                         raise
                     raise LoadError(f"{self.address} can't be {action}: {_text(error)}") from error
-                if is_over:
+                if is_over and (attempts >= _LEAST_ATTEMPTS or not isinstance(cause, CommitFailedException)):
                     raise LoadError(
                         f"{self.address} can't be {action} within {self._seconds:g} s: {_text(error)}. "
                         "The last attempt may have succeeded: run again, which looks first"

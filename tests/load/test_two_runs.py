@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import subprocess
 import sys
@@ -11,7 +13,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -255,6 +259,35 @@ def test_the_lease_of_a_process_that_was_killed(served: Served, monkeypatch: pyt
     began = time.monotonic()
     with locked(open_store(uri)):
         assert time.monotonic() - began < 2  # the system says that the process has ended
+
+
+def test_a_process_that_proc_hides_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc with hidepid=2 hides those of other users, which a signal does not reach, either."""
+    real = Path.read_text, Path.read_bytes
+
+    def hiding(number: int, process: int) -> Any:
+        def read(path: Path, *arguments: Any, **options: Any) -> Any:
+            if str(path) == f"/proc/{process}/stat":
+                raise FileNotFoundError(path)
+            return real[number](path, *arguments, **options)
+
+        return read
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        holder = json.dumps({"process": process.pid, "instance": lease._instance(process.pid)}).encode()
+        assert not lease._is_dead_process(holder)
+        with monkeypatch.context() as hidden:
+            for number, name in enumerate(("read_text", "read_bytes")):
+                hidden.setattr(Path, name, hiding(number, process.pid))
+            assert not lease._is_dead_process(holder)
+            hidden.setattr(os, "kill", Mock(side_effect=PermissionError))
+            assert not lease._is_dead_process(holder)
+            hidden.setattr(os, "kill", Mock(side_effect=ProcessLookupError))
+            assert lease._is_dead_process(holder)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert lease._is_dead_process(holder), "its parent has not noticed"
+    assert lease._is_dead_process(holder)
 
 
 # Loads

@@ -14,9 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.tables import delta
 from spark_klog.tables.delta import DeltaLakeTable, storage_options
 from spark_klog.tables.delta_statistics import statistics_json
 from spark_klog.tables.opening import open_table
@@ -127,6 +129,28 @@ def test_others_write_before_the_commit(tmp_path: Path, monkeypatch: pytest.Monk
     table.append([_file(tmp_path, 30)], _run(3))
     assert _offsets(tmp_path) == sorted([*range(10, 40), *([1] if other == "append" else [])])
     assert table.last_run("load") == _run(3)
+
+
+def test_a_merge_that_takes_longer_than_it_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others come before it: it is tried some times, however long each takes."""
+    table = DeltaLakeTable(str(tmp_path))
+    table.prepare(_COLUMNS, "none", "", "load")
+    monkeypatch.setattr(delta, "_RETRY_S", 0)
+    real, conflicts = DeltaTable.create_write_transaction, [4, 9]
+
+    def write(self: DeltaTable, *arguments: Any, **options: Any) -> None:
+        conflicts[0] -= 1
+        if conflicts[0] >= 0:
+            raise CommitFailedError("others have committed")
+        real(self, *arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", write)
+    table.append([_file(tmp_path, 10)], _run(1))
+    assert table.last_run("load") == _run(1)
+    conflicts.pop(0)
+    with pytest.raises(LoadError, match="others have committed"):
+        table.append([_file(tmp_path, 20)], _run(2))
+    assert _offsets(tmp_path) == list(range(10, 20))
 
 
 def test_a_table_that_others_restore(tmp_path: Path) -> None:

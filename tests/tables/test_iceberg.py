@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -143,6 +144,29 @@ def test_a_catalog_that_stays_away(warehouse: Warehouse, monkeypatch: pytest.Mon
     monkeypatch.setattr(SqlCatalog, "commit_table", forbid)
     with pytest.raises(LoadError, match="can't be given run 1: not you"):
         table.append(files, run_of(1, 5))
+
+
+def test_a_merge_that_takes_longer_than_it_is_tried_again(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others come before it: it is tried some times, however long each takes."""
+    table, schema = warehouse.prepared("none")
+    monkeypatch.setattr(table, "_seconds", 0)
+    conflicts = iter(range(4))
+    real = SqlCatalog.commit_table
+
+    def commit(catalog: SqlCatalog, *arguments: Any) -> Any:
+        if next(conflicts, None) is not None:
+            raise CommitFailedException("others have committed")
+        return real(catalog, *arguments)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+    table.append([write(table, schema, "a", rows(range(5)))], run_of(1, 5))
+    assert warehouse.open().last_run(LOAD) == run_of(1, 5)
+    conflicts = iter(range(9))
+    with pytest.raises(LoadError, match="within 0 s: others have committed"):
+        table.append([write(table, schema, "b", rows(range(5, 10)))], run_of(2, 10))
+    assert warehouse.offsets() == [*range(5)]
 
 
 def test_a_database_that_is_locked(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:

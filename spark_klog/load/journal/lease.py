@@ -231,6 +231,21 @@ def _is_dead_process(holder: bytes) -> bool:
     """Whether the holder was a process of this system, of which it is known that it has ended."""
     written, own = _parsed(holder), _instance(os.getpid())
     process, instance = written.get("process"), written.get("instance")
-    if own is None or not isinstance(process, int) or not isinstance(instance, list):
+    if own is None or not isinstance(process, int) or not isinstance(instance, list) or instance[:2] != own[:2]:
         return False
-    return instance[:2] == own[:2] and instance != _instance(process)
+    return instance != _instance(process) and not _is_hidden(process)
+
+
+def _is_hidden(process: int) -> bool:
+    """Whether there is a process that /proc does not show: hidepid hides those of other users."""
+    try:
+        Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        try:
+            os.kill(process, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except OSError:  # of another user
+            return True
+        return True
+    return False

@@ -1,0 +1,91 @@
+"""A Delta table between runs of a load and Spark with the real Delta."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from spark_klog.errors import LoadError
+from spark_klog.tables.delta import DeltaLakeTable
+from tests.support.spark_tables import SparkTables
+from tests.tables.change_support import Change, change_batch, written
+from tests.tables.test_delta import _COLUMNS, _file, _offsets, _run
+from tests.tables.test_upserts import Source
+
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("client")]
+
+
+def test_spark_restores_and_changes_a_table_of_a_load(tmp_path: Path) -> None:
+    folder = tmp_path / "table"
+    name = f"delta.`{folder}`"
+    table = DeltaLakeTable(str(folder))
+    table.prepare(_COLUMNS, "none", "", "load")
+
+    def version() -> int:
+        return DeltaTable(folder).version()
+
+    def at(which: int) -> str:
+        """A time at which the version was the last one."""
+        ms = next(one["timestamp"] for one in DeltaTable(folder).history() if one["version"] == which)
+        return datetime.fromtimestamp(ms / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+    def refused(message: str) -> None:
+        uses: list[Any] = [lambda: table.last_run("load"), lambda: table.append([_file(folder, 90)], _run(4))]
+        for use in (*uses, lambda: DeltaLakeTable(str(folder)).last_run("load")):
+            with pytest.raises(LoadError, match=message):
+                use()
+
+    with SparkTables("delta", tmp_path / "spark") as spark:
+        versions = []
+        for number in (1, 2, 3):
+            table.append([_file(folder, number * 10)], _run(number))
+            versions.append(version())
+
+        lost = f"was restored to a version before {versions[2]}, which has run 3"
+        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {versions[1]}")
+        assert _offsets(folder) == list(range(10, 30))
+        assert table.schema() is not None
+        refused(lost)
+        spark.sql(f"INSERT INTO {name} SELECT 1000L, 't', 0")
+        refused(lost)
+        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {versions[2]}")
+        assert _offsets(folder) == list(range(10, 40))
+        assert table.last_run("load") == _run(3)
+
+        spark.sql(f"RESTORE TABLE {name} TO TIMESTAMP AS OF '{at(versions[0])}'")
+        assert _offsets(folder) == list(range(10, 20))
+        refused(lost)
+        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {versions[2]}")
+
+        spark.sql(f"DELETE FROM {name} WHERE offset = 12")
+        spark.sql(f"OPTIMIZE {name}")
+        kept = version()
+        table.append([_file(folder, 40)], _run(4))
+        assert _offsets(folder) == [10, 11, *range(13, 50)]
+        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {kept}")
+        refused("which has run 4")
+        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {kept + 1}")
+        table.append([_file(folder, 50)], _run(5))
+        assert spark.sql(f"SELECT offset FROM {name} ORDER BY 1")["offset"].to_pylist() == [10, 11, *range(13, 60)]
+
+        # a table of changes, to which Spark has added a column
+        (tmp_path / "rows").mkdir()
+        source = Source("delta", tmp_path / "rows")
+        rows = f"delta.`{tmp_path / 'rows' / 'table'}`"
+        source.merge([Change(1, "a", 0, 0), Change(2, "b", 0, 1)], 1)
+        first = DeltaTable(tmp_path / "rows" / "table").version()
+        spark.sql(f"ALTER TABLE {rows} ADD COLUMN note STRING")
+        spark.sql(f"UPDATE {rows} SET note = 'mine'")
+        source.merge([Change(1, "c", 0, 2), Change(3, "d", 0, 3)], 2)
+        found = spark.sql(f"SELECT id, name, note FROM {rows} ORDER BY 1").to_pylist()
+        assert [tuple(row.values()) for row in found] == [(1, "c", "mine"), (2, "b", "mine"), (3, "d", None)]
+        spark.sql(f"RESTORE TABLE {rows} TO VERSION AS OF {first}")
+        files = written(tmp_path / "changes", [change_batch([Change(4, "e", 0, 4)])])
+        with pytest.raises(LoadError, match="which has run 2"):
+            source.table.upsert(files, _run(3))
+        assert isinstance(source.table.schema(), pa.Schema)
