@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from spark_klog.load.values import parse_schema, schema_text
+from spark_klog.load.values import parse_schema, schema_text, type_text
 from spark_klog.tables.changes import debezium_type
 from spark_klog.tables.columns import holds
 
@@ -43,5 +43,5 @@ def _grown(old: pa.DataType, new: pa.DataType, path: str, widens: bool, hindranc
     if pa.types.is_list(old) and pa.types.is_list(new):
         return pa.list_(_grown(old.value_type, new.value_type, f"{path}[]", widens, hindrances))
     if old != new and not (widens and holds(new, old)):
-        hindrances.append(f"{path} is {new}, and was {old}")
+        hindrances.append(f"{path} is {type_text(new)}, and was {type_text(old)}")
     return new

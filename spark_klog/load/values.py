@@ -137,18 +137,19 @@ def parse_schema(text: str) -> pa.DataType:
 
 def schema_text(kind: pa.DataType) -> str:
     """A schema as text that `parse_schema` takes; equal for equal schemas."""
-    return ", ".join(f"{_quoted(field.name)} {_type_text(field.type)}" for field in kind)
+    return ", ".join(f"{_quoted(field.name)} {type_text(field.type)}" for field in kind)
 
 
 def _quoted(name: str) -> str:
     return name if re.fullmatch("[A-Za-z0-9_]+", name) else "`" + name.replace("`", "``") + "`"
 
 
-def _type_text(kind: pa.DataType) -> str:
+def type_text(kind: pa.DataType) -> str:
+    """A type as a schema has it."""
     if pa.types.is_struct(kind):
-        return f"struct<{', '.join(f'{_quoted(field.name)}: {_type_text(field.type)}' for field in kind)}>"
+        return f"struct<{', '.join(f'{_quoted(field.name)}: {type_text(field.type)}' for field in kind)}>"
     if pa.types.is_list(kind):
-        return f"array<{_type_text(kind.value_type)}>"
+        return f"array<{type_text(kind.value_type)}>"
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     return next(name for name, known in _TYPES.items() if known == kind)

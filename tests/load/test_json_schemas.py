@@ -43,10 +43,10 @@ def _text(ddl: str) -> str:
         (
             "a struct<x: int>, b date",
             "a struct<y: int>, b string",
-            ["a.x is missing", "b is string, and was date32[day]"],
+            ["a.x is missing", "b is string, and was date"],
         ),
-        ("a bigint", "a int", ["a is int32, and was int64"]),
-        ("a array<int>", "a int", ["a is int32, and was list<item: int32>"]),
+        ("a bigint", "a int", ["a is int, and was bigint"]),
+        ("a array<int>", "a int", ["a is int, and was array<int>"]),
     ],
 )
 def test_what_a_load_takes(old: str, new: str, expected: str | list[str]) -> None:
@@ -59,7 +59,7 @@ def test_what_a_load_takes(old: str, new: str, expected: str | list[str]) -> Non
 
 
 def test_files_have_no_wider_numbers() -> None:
-    assert evolved_schema("a int", "a bigint", widens=False)[1] == ["a is int64, and was int32"]
+    assert evolved_schema("a int", "a bigint", widens=False)[1] == ["a is bigint, and was int"]
 
 
 def _send(servers: str, topic: str, *rows: dict[str, Any] | None) -> None:
@@ -90,12 +90,12 @@ def test_a_field_is_added_in_the_same_run(
         load("id int")
     complete = len(list(tmp_path.glob("**/_klog/runs/00000002/offsets-*")))
     assert complete == 1
-    with pytest.raises(LoadError, match=r"\(id is string, and was int32; a load takes a schema that adds fields, or"):
+    with pytest.raises(LoadError, match=r"--schema: id is string, and was int\. A load takes one that adds fields, or"):
         load("id string, mail string")
     assert load("mail string, id int").runs == [2]
     assert _rows(address, "id", "mail") == [(0, None), (1, None), (2, None), *((n, f"m{n}") for n in range(3, 7))]
     _send(servers, topic, {"id": 7, "at": {"lat": 2.5}, "mail": "m7"})
-    with pytest.raises(LoadError, match=r"\(mail is missing; .*use another --output or --table"):
+    with pytest.raises(LoadError, match=r"mail is missing\. .*use another --output or --table"):
         load("id int")
     load("id int, mail string, at struct<lat: double>")
     assert _rows(address, "id", "mail", "at")[-2:] == [(6, "m6", None), (7, "m7", {"lat": 2.5})]
@@ -173,7 +173,7 @@ def test_files_take_fields_if_asked(cluster: EmbeddedCluster, topic: str, tmp_pa
     _send(servers, topic, {"id": 1, "mail": "m1"})
     with pytest.raises(LoadError, match="take the new fields by --schema-evolution latest"):
         load("mail string, id int")
-    with pytest.raises(LoadError, match=r"\(id is int64, and was int32; a load takes a schema that adds fields\)"):
+    with pytest.raises(LoadError, match=r"id is bigint, and was int\. A load takes one that adds fields: use"):
         load("id bigint", evolution="latest")
     load("mail string, id int", evolution="latest")
     newest = max(tmp_path.glob(f"{topic}/*.parquet"), key=lambda path: path.stat().st_mtime_ns)

@@ -285,11 +285,12 @@ def check_schema(store: Store, found: Identity, schema: str, *, takes_new: bool)
     evolved, hindrances = evolved_schema(before, schema, widens=bool(found.table))
     if takes_new and not hindrances:
         return evolved
-    what = f"with {_contents(before, {})}, not {_contents(schema, {})}"
     if not hindrances:
+        what = f"with {_contents(before, {})}, not {_contents(schema, {})}"
         raise _of_another(store, what, f"{_BEGINS}. Or have it take the new fields by --schema-evolution latest")
     adds = "adds fields, or makes numbers wider" if found.table else "adds fields"
-    raise _of_another(store, f"{what} ({'; '.join(hindrances)}; a load takes a schema that {adds})", _BEGINS)
+    what = f"with another --schema: {'; '.join(hindrances)}. A load takes one that {adds}"
+    raise _of_another(store, what, _BEGINS)
 
 
 def _of_another(store: Store, what: str, more: str = "") -> LoadError:
