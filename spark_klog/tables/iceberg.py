@@ -21,7 +21,6 @@ from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     CommitFailedException,
     ForbiddenError,
-    NamespaceAlreadyExistsError,
     NoSuchTableError,
     RESTError,
     TableAlreadyExistsError,
@@ -375,8 +374,11 @@ class IcebergTable:
             for depth in range(1, len(namespace) + 1):
                 part = namespace[:depth]
                 if not self._catalog.namespace_exists(part):
-                    with suppress(NamespaceAlreadyExistsError):
+                    try:
                         self._catalog.create_namespace(part)
+                    except Exception:  # of a database, if another run has created it meanwhile
+                        if not self._catalog.namespace_exists(part):
+                            raise
 
         self._calling(create, "given a namespace")
 

@@ -200,6 +200,20 @@ class Frozen(InProcess):
             assert not thread.is_alive()
 
 
+class DiesLate(Frozen):
+    """As `Frozen`, before `put`: the first attempts go on with their uploads, and are killed then."""
+
+    def __init__(self, store: type[LocalFolder | ArrowFolder]) -> None:
+        super().__init__(store, "put")
+
+    def _attempt(self, *arguments: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(task._Attempt, "remove_files", lambda _: die())
+            patch.setattr(task._Attempt, "is_late", lambda _: False)
+            with pytest.raises(Killed):
+                task.run_task(*arguments)
+
+
 class TwinFails(InProcess):
     """Runs each task twice, as Spark's speculation does: when the first attempt has read everything, the second one
     runs to its end, and then the first one fails.

@@ -31,7 +31,19 @@ from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.security.config import Settings
 from tests.load.buckets import bucket, committed, seen
-from tests.load.support import Frozen, InProcess, Killed, TwinFails, die, expected, failing, kills, run, send_batch
+from tests.load.support import (
+    DiesLate,
+    Frozen,
+    InProcess,
+    Killed,
+    TwinFails,
+    die,
+    expected,
+    failing,
+    kills,
+    run,
+    send_batch,
+)
 from tests.schemas.registry.asking import ask
 from tests.spark.support import Sent, create_topic, delete_records, produce, values
 from tests.support.kafka import free_port
@@ -277,15 +289,7 @@ def test_an_attempt_that_dies_after_the_commit(cluster: EmbeddedCluster, topic: 
     create_topic(servers, topic)
     produce(servers, topic, values(100))
 
-    class Uploading(Frozen):
-        def _attempt(self, *arguments: Any) -> None:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(task._Attempt, "remove_files", lambda _: die())
-                patch.setattr(task._Attempt, "is_late", lambda _: False)
-                with pytest.raises(Killed):
-                    task.run_task(*arguments)
-
-    late = Uploading(ArrowFolder, "put")
+    late = DiesLate(ArrowFolder)
     load(LoadOptions({"bootstrap.servers": servers}, [topic], uri, fail_on_loss=False), late)
     late.thaw()
     assert len(seen(uri)) == 200

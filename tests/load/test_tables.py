@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from spark_klog.tables.delta import DeltaLakeTable, storage_options
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import STREAMS, Run, RunConflict
 from tests.load.buckets import bucket, seen as seen_in_bucket
-from tests.load.support import InProcess, Killed, Place, die, expected, failing, run
+from tests.load.support import DiesLate, InProcess, Killed, Place, die, expected, failing, run
 from tests.spark.support import Sent, create_topic, delete_topic, produce, values
 
 
@@ -154,6 +153,25 @@ def _kill_at_commit(
         patch.setattr(DeltaLakeTable, "append", append)
         with pytest.raises(Killed):
             run(servers, address, topic, **options)
+
+
+def test_earlier_versions_can_be_read(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was killed is finished, and its orphans go; files that a compaction has replaced stay for VACUUM."""
+    servers, address = cluster.bootstrap_servers, f"delta:{tmp_path}"
+    create_topic(servers, topic)
+    produce(servers, topic, values(30))
+    run(servers, address, topic, max_task_records=10)
+    version, before = DeltaTable(tmp_path).version(), data_files(tmp_path)
+    assert DeltaTable(tmp_path).optimize.compact()["numFilesRemoved"] == 3
+    produce(servers, topic, values(10, start=30))
+    _kill_at_commit(servers, address, topic, monkeypatch, after=False)
+    for _ in range(2):
+        run(servers, address, topic)
+        assert seen(tmp_path) == expected(topic, {0: 40})
+        assert set(before) <= set(data_files(tmp_path))
+    assert DeltaTable(tmp_path, version=version).to_pyarrow_table().num_rows == 30
 
 
 @pytest.mark.parametrize(
@@ -342,6 +360,20 @@ def test_killed_at_each_change_in_a_bucket(cluster: EmbeddedCluster, topic: str,
     assert number > 25
 
 
+def test_an_attempt_that_dies_after_the_commit(cluster: EmbeddedCluster, topic: str, s3_process: str) -> None:
+    """Its upload ends when the run is committed and orphans are removed: the next run removes the file."""
+    servers, uri = cluster.bootstrap_servers, bucket(s3_process, "late")
+    create_topic(servers, topic)
+    produce(servers, topic, values(30))
+    late = DiesLate(ArrowFolder)
+    load(LoadOptions({"bootstrap.servers": servers}, [topic], f"delta:{uri}"), late)
+    late.thaw()
+    assert _seen_in(uri) == expected(topic, {0: 30})
+    assert len(seen_in_bucket(uri)) == 60
+    assert run(servers, f"delta:{uri}", topic).runs == []
+    assert _seen_in(uri) == seen_in_bucket(uri) == expected(topic, {0: 30})
+
+
 class _Beside(InProcess):
     """Does something after the tasks, before the run commits."""
 
@@ -370,39 +402,6 @@ def test_two_loads_at_once(
         assert load(options, InProcess()).runs == []
         assert data_files(tmp_path) == committed(tmp_path)
     assert status(address).findings == []
-
-
-@pytest.mark.test_all("long")
-def test_two_loads_race(cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty times, without locks: whoever loses is told so, and each record is there once."""
-    servers, address = cluster.bootstrap_servers, f"delta:{tmp_path}"
-    create_topic(servers, topic, 2)
-    monkeypatch.setattr("spark_klog.load.run.locked", _unlocked)
-    options = LoadOptions({"bootstrap.servers": servers}, [topic], address, max_task_records=20)
-    lost: list[str] = []
-
-    def work() -> None:
-        try:
-            load(options, InProcess())
-        except LoadError as error:
-            lost.append(str(error))
-
-    for number in range(20):
-        produce(servers, topic, values(60, start=number * 60, partitions=2))
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        found = seen(tmp_path)
-        assert len(found) == len(set(found))
-        load(options, InProcess())
-        assert seen(tmp_path) == expected(topic, dict.fromkeys(range(2), 30 * (number + 1)))
-        load(options, InProcess())
-        assert data_files(tmp_path) == committed(tmp_path)
-    assert status(address).findings == []
-    assert lost
-    assert all("another run" in one or "run again" in one.lower() or "another attempt" in one for one in lost), lost
 
 
 class _unlocked:

@@ -1,4 +1,4 @@
-"""Faults for the check of the tests: four in each of ten rooms, each such as a person may make and a review may miss.
+"""Faults for the check of the tests: four or more in each room, each such as a person may make and a review may miss.
 
 A fault replaces a snippet of one file. `test_faults.py` fails if a snippet is not there exactly once: change the fault
 with the code, or put another of its kind in its place.
@@ -36,6 +36,14 @@ class Fault(NamedTuple):
 
 _CODECS = "spark_klog/wire/codecs.py"
 _LOG_TESTS = ("tests/log/test_log_model.py", "tests/log/test_faults.py", "tests/log/test_log.py")
+_COMMIT_TESTS = ("tests/load/test_tables.py", "tests/load/test_iceberg.py", "tests/load/test_table_rows.py")
+_DELTA_TESTS = ("tests/tables/test_delta.py",)
+_ICEBERG_TESTS = (
+    "tests/tables/test_iceberg.py",
+    "tests/tables/test_iceberg_compaction.py",
+    "tests/tables/test_iceberg_sequences.py",
+)
+_MERGE_TESTS = ("tests/tables/test_changes.py", "tests/tables/test_upserts.py", "tests/load/test_upserts.py")
 
 FAULTS = (
     # ----- wire
@@ -339,5 +347,133 @@ FAULTS = (
         "        if group[0].last < start:",
         "        if group[0].last <= start:",
         ("tests/restore",),
+    ),
+    # ----- tables: what makes a commit of Delta or Iceberg a run of a load
+    Fault(
+        "tables-commit-before-its-candidate",  # killed in between, the journal knows the offsets of the run alone
+        "spark_klog/load/table_commit.py",
+        "        self._store.write(candidate_path(manifest.run, token), to_json(manifest))\n",
+        "",
+        _COMMIT_TESTS,
+    ),
+    Fault(
+        "tables-without-app-transaction",
+        "spark_klog/tables/delta.py",
+        "app_transactions=[Transaction(run.load, run.number)]",
+        "app_transactions=[]",
+        _DELTA_TESTS,
+    ),
+    Fault(
+        "tables-offsets-not-in-the-commit",
+        "spark_klog/tables/delta.py",
+        "custom_metadata={COMMIT_ENTRY: {**vars(run)}}",
+        'custom_metadata={COMMIT_ENTRY: {**vars(run), "offsets": {}}}',
+        _DELTA_TESTS,
+    ),
+    Fault(
+        "tables-offsets-of-properties-alone",  # a snapshot without them says nothing once the property is unset
+        "spark_klog/tables/iceberg.py",
+        "        append = transaction.update_snapshot(snapshot_properties=_texts(run)).merge_append()\n",
+        "        append = transaction.update_snapshot().merge_append()\n",
+        _ICEBERG_TESTS,
+    ),
+    Fault(
+        "tables-conflict-swallowed",  # another attempt's commit is taken for the own one, whose records are lost
+        "spark_klog/tables/table.py",
+        "if last is not None and (last.number, last.token) == (run.number, run.token):",
+        "if last is not None and last.number == run.number:",
+        (*_DELTA_TESTS, *_COMMIT_TESTS),
+    ),
+    Fault(
+        "tables-lost-answer-is-a-failure",  # the manifests of a snapshot that is there are removed
+        "spark_klog/tables/iceberg.py",
+        "            if any(metadata.snapshot_by_id(one.snapshot_id) is not None for one in transaction.snapshots):\n"
+        "                return\n",
+        "",
+        _ICEBERG_TESTS,
+    ),
+    Fault(
+        "tables-restore-unseen",  # runs that a RESTORE has taken away count as being there
+        "spark_klog/tables/delta.py",
+        "    return not has[max(has)]\n",
+        "    return False\n",
+        (*_DELTA_TESTS, *_COMMIT_TESTS),
+    ),
+    Fault(
+        "tables-journal-leads",  # a table that was made anew is loaded on from the middle
+        "spark_klog/load/table_commit.py",
+        "        if at < number:\n",
+        "        if 0 < at < number:\n",
+        _COMMIT_TESTS,
+    ),
+    Fault(
+        "tables-incarnation-ignored",  # changes of a topic that was made anew are older than all before it
+        "spark_klog/tables/delta_merge.py",
+        'within = f"{compared(INCARNATION)} OR ({compared(INCARNATION, OFFSET)})"',
+        "within = compared(OFFSET)",
+        _MERGE_TESTS,
+    ),
+    Fault(
+        "tables-incarnation-forgotten",  # by a journal that was lost
+        "spark_klog/load/table_commit.py",
+        "again = max(was.incarnation + is_new, run.incarnations.get(topic, 0))",
+        "again = was.incarnation + is_new",
+        _COMMIT_TESTS,
+    ),
+    Fault(
+        "tables-deleted-key-comes-back",  # an older change of a key that a newer one has moved
+        "spark_klog/tables/iceberg_upsert.py",
+        "            is_last[of_changes[~is_newer]] = False\n",
+        "",
+        _MERGE_TESTS,
+    ),
+    Fault(
+        "tables-run-without-a-change",  # no row changes, and no commit has the run: the journal leads
+        "spark_klog/tables/delta.py",
+        "if table.transaction_version(run.load) != run.number:",
+        "if changes is None:",
+        _MERGE_TESTS,
+    ),
+    Fault(
+        "tables-slot-at-the-edge",  # the changes of a row group's last keys are left out
+        "spark_klog/tables/change_files.py",
+        "known.min < end and known.max >= first:",
+        "known.min < end and known.max > first:",
+        _MERGE_TESTS,
+    ),
+    Fault(
+        "tables-orphans-too-eager",  # files that a table had, which readers of its earlier versions need
+        "spark_klog/load/table_commit.py",
+        "if token_of(path) in tokens and path not in known]",
+        "if path not in known]",
+        _COMMIT_TESTS,
+    ),
+    Fault(
+        "tables-attempts-go-on",  # files of an attempt that is late are neither in the table nor removed
+        "spark_klog/load/table_commit.py",
+        "for token in of_run if is_last_time or not counted else of_run & counted:",
+        "for token in of_run:",
+        _COMMIT_TESTS,
+    ),
+    Fault(
+        "tables-compaction-revives-rows",  # those that others have deleted by files of deletes
+        "spark_klog/tables/iceberg_compaction.py",
+        "if (entry.sequence_number or 0) > max(newest",
+        "if (entry.sequence_number or 0) >= max(newest",
+        _ICEBERG_TESTS,
+    ),
+    Fault(
+        "tables-vacuumed-files-committed",
+        "spark_klog/load/run.py",
+        "if results is not None and self._table is not None and not has_files(self._store, results):",
+        "if results is not None and self._table is not None and not results:",
+        _COMMIT_TESTS,
+    ),
+    Fault(
+        "tables-checkpoint-of-another-time",  # the folder was restored, and the sum has runs that are not there
+        "spark_klog/load/journal/checkpoint.py",
+        '("load", "first", "manifest")] != [identity.load, identity.first, _digest(manifest)]:',
+        '("load", "first")] != [identity.load, identity.first]:',
+        ("tests/load/test_checkpoints.py", "tests/load/test_status.py"),
     ),
 )

@@ -116,6 +116,10 @@ class SparkTables:
         path.unlink()
         return rows
 
+    def do(self, text: str) -> None:
+        """A statement whose rows nobody needs."""
+        self._ask("statement", sql=text)
+
     def stream(
         self,
         options: Mapping[str, str],

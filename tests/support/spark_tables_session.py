@@ -29,6 +29,12 @@ def table(spark: SparkSession, sql: str, path: str) -> dict[str, Any]:
     return {"columns": [[field.name, field.dataType.simpleString()] for field in frame.schema]}
 
 
+def statement(spark: SparkSession, sql: str) -> dict[str, Any]:
+    """Run a statement whose answer Arrow may not be able to have, as that of Delta's OPTIMIZE."""
+    spark.sql(sql).collect()
+    return {}
+
+
 def stream(
     spark: SparkSession,
     source: str,
@@ -67,7 +73,7 @@ def _appender(path: str, application: str | None) -> Callable[[DataFrame, int], 
     return append
 
 
-_WORK: dict[str, Callable[..., dict[str, Any]]] = {work.__name__: work for work in (table, stream)}
+_WORK: dict[str, Callable[..., dict[str, Any]]] = {work.__name__: work for work in (table, statement, stream)}
 
 
 def main() -> None:

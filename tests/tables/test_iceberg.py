@@ -37,6 +37,20 @@ def test_who_only_looks_makes_nothing(warehouse: Warehouse, monkeypatch: pytest.
     assert warehouse.catalog.list_namespaces() == []
 
 
+def test_another_run_creates_the_namespace(warehouse: Warehouse) -> None:
+    """Between the look and the creation, which a database then refuses by an error of its own."""
+    table = warehouse.open()
+    real = table._catalog.create_namespace
+
+    def create(*arguments: Any) -> None:
+        real(*arguments)
+        raise OSError("UNIQUE constraint failed")
+
+    table._catalog.create_namespace = create  # type: ignore[method-assign]
+    table.prepare(FULL, "none", "timestamp", LOAD)
+    assert warehouse.open().load_id() == LOAD
+
+
 def test_runs_are_commits(warehouse: Warehouse, tmp_path: Path) -> None:
     table = warehouse.open()
     assert (table.schema(), table.load_id(), table.last_run(LOAD)) == (None, None, None)
