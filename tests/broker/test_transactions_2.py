@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from spark_klog.base.names import TRANSACTION_VERSION
 from spark_klog.broker.metadata.internal_topics import TRANSACTIONS_TOPIC
+from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.transactions.transaction import State
 from spark_klog.client.net.connection import SOFTWARE
 from spark_klog.embedded import EmbeddedCluster
@@ -20,6 +21,8 @@ from spark_klog.protocol import apis
 from spark_klog.protocol.codec import decode_versioned, encode_versioned
 from spark_klog.protocol.tables.groups import GROUP, TRANSACTION
 from spark_klog.protocol.tables.transactions import TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE
+from spark_klog.trees.memory import MemoryTree
+from spark_klog.trees.paths import Endpoint
 from tests.support.kafka import NEWEST, versions
 from tests.support.producer_batches import batch
 from tests.support.raw_client import RawClient
@@ -401,6 +404,30 @@ def test_the_states_records_are_kafkas(servers: str, raw: Raw, topic: str) -> No
         (one["producer_id"], one["previous_producer_id"], one["next_producer_id"]) for one in _records(servers, topic)
     }
     assert ids == {(pid, pid, -1)}
+
+
+def test_the_level_is_that_of_the_least_broker() -> None:
+    """A broker of an earlier version keeps the cluster from version 2; clients believe what is told last."""
+    tree = MemoryTree()
+    new, old, lower = (Registry(tree, number) for number in range(3))
+    new.registration.register([Endpoint("PLAINTEXT", "PLAINTEXT", "a", 1)], 2)
+    seen = []
+    for step in (
+        lambda: None,
+        lambda: old.registration.register([Endpoint("PLAINTEXT", "PLAINTEXT", "b", 1)]),
+        lambda: lower.registration.register([Endpoint("PLAINTEXT", "PLAINTEXT", "c", 1)], 1),
+        old.registration.unregister,
+        lower.registration.unregister,
+    ):
+        step()
+        new.refresh()
+        new.refresh()
+        seen.append((new.transaction_version, new.features_since_ms))
+    assert [level for level, _ in seen] == [2, 0, 0, 1, 2]
+    times = [time for _, time in seen]
+    assert times[1] == times[2]
+    assert [*dict.fromkeys(times)] == sorted(set(times))
+    assert len(set(times)) == 4
 
 
 @pytest.mark.test_all("32,000 requests")

@@ -138,6 +138,20 @@ def test_listeners_have_their_protocols() -> None:
     ]
 
 
+def test_the_features_of_a_broker() -> None:
+    """A registration that names none is of an earlier version, ours or Kafka's."""
+    ours = (
+        b'{"features":{"transaction.version":{"min_version":1,"max_version":2}},'
+        b'"listener_security_protocol_map":{"PLAINTEXT":"PLAINTEXT"},"endpoints":["PLAINTEXT://h:9092"],"jmx_port":-1,'
+        b'"host":"h","timestamp":"1","port":9092,"version":5}'
+    )
+    assert paths.broker_payload([plain("h", 9092)], 1, 2) == ours
+    assert paths.parse_broker(ours) == [plain("h", 9092)]
+    assert paths.parse_transaction_version(ours) == 2
+    none = (b"{}", b'{"features":{}}', b'{"features":1}', b'{"features":{"transaction.version":{"max_version":"2"}}}')
+    assert [paths.parse_transaction_version(payload) for payload in none] == [0] * len(none)
+
+
 def test_round_trips() -> None:
     endpoints = [plain("::1", 9092), paths.Endpoint("OUT", "SASL_SSL", "::1", 9093)]
     assert paths.parse_broker(paths.broker_payload(endpoints, 1)) == endpoints

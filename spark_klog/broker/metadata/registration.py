@@ -29,7 +29,7 @@ class Registration:
         self._session_seconds = session_seconds
         self._entry: bytes | None = None
 
-    def register(self, endpoints: Sequence[paths.Endpoint], transaction_version: int) -> None:
+    def register(self, endpoints: Sequence[paths.Endpoint], transaction_version: int = 0) -> None:
         """Create the entry; `transaction_version` is the last one that this broker serves.
 
         An entry with one of our own addresses is replaced: the port is ours now, so the entry is from an earlier run.
