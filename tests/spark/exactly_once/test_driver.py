@@ -23,6 +23,7 @@ from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.client.requests import Steps
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, KlogError, ProducerFenced, ProtocolError
+from spark_klog.protocol import apis
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 from spark_klog.spark.write.decision_place import DecisionPlace
@@ -30,6 +31,7 @@ from spark_klog.spark.write.exactly_once import DecidedButAborted, Decision, Sup
 from spark_klog.spark.write.exactly_once_driver import Claimed, NotDecided, claim, continue_at, decide, settle
 from spark_klog.spark.write.producers import SinkProducer
 from tests.support.kafka import NEWEST
+from tests.support.raw_client import RawClient
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
 from tests.support.waiting import wait_until
@@ -116,6 +118,10 @@ class Query:
 
     def state(self, one: Transaction) -> str:
         return self.state_of(one.transactional_id)
+
+    def epoch_of(self, one: Transaction) -> int:
+        with Admin({"bootstrap.servers": self.settings["bootstrap.servers"]}) as admin:
+            return admin.describe_transactions([one.transactional_id]).check()[one.transactional_id].producer_epoch
 
     def state_of(self, transactional_id: str) -> str:
         with Admin({"bootstrap.servers": self.settings["bootstrap.servers"]}) as admin:
@@ -294,6 +300,33 @@ def test_ends_that_are_repeated(query: Query) -> None:
     assert [_ended(query, second, commits=False) for _ in range(2)] == ["", ""]
     assert _ended(query, second, commits=True) == "INVALID_TXN_STATE"
     query.read_until("a")
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "abort"])
+@pytest.mark.parametrize(
+    "servers", ["ours", pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("version")])], indirect=True
+)
+def test_an_end_that_raises_the_epoch(query: Query, commits: bool) -> None:
+    """EndTxn version 5, which another client may send (KIP-890): a task goes on after a commit only."""
+    claimed = query.claim()
+    task = query.task(claimed, 0, b"a")
+    port = query.settings["bootstrap.servers"].rsplit(":", 1)[1]
+    request = {
+        "transactional_id": task.transactional_id,
+        "producer_id": task.producer_id,
+        "producer_epoch": task.epoch,
+        "committed": commits,
+    }
+    with RawClient(int(port)) as raw:
+        answer = raw.request(apis.END_TXN, 5, request)
+    assert (answer["error_code"], answer["producer_epoch"]) == (0, task.epoch + 1)
+    with query.sink_producer(task) as next_one:
+        if not commits:
+            with pytest.raises(ProducerFenced):
+                next_one.begin_transaction(_prepared(task))
+            return
+        next_one.begin_transaction(_prepared(task))
+        assert query.epoch_of(task) == task.epoch + 2
 
 
 def test_a_topic_that_is_created_again_between_decision_and_commits(query: Query) -> None:
