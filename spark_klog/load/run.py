@@ -204,10 +204,11 @@ def load(options: LoadOptions, runner: SparkRunner, follow: Follow = lambda _tot
     as of `Cluster.connect`.
     """
     table = open_table(options.output) if is_table(options.output) else None
-    store = open_store(options.output if table is None else table.location, of_table=table is not None)
     with Cluster.connect(options.client) as cluster:
-        # Before anything is written.
-        check_names(store, partitions_of(cluster, options.topics), options.settings.extension)
+        # Before anything is written: an Iceberg table's location may be in a namespace that is made then.
+        partitions = partitions_of(cluster, options.topics)
+        store = open_store(options.output if table is None else table.location, of_table=table is not None)
+        check_names(store, partitions, options.settings.extension)
         with locked(store):
             settings, names = asdict(options.settings), options.format_names
             kind = options.output if table is not None else ""

@@ -174,3 +174,9 @@ def test_rolled_back(cluster: EmbeddedCluster, topic: str, warehouse: Warehouse)
     shutil.rmtree(Path(warehouse.open().location.removeprefix("file://")) / "_klog")
     assert run(servers, _ADDRESS, topic).runs == [2]
     assert seen(warehouse) == expected(topic, {0: 30})
+
+
+def test_a_topic_that_does_not_exist_leaves_nothing(cluster: EmbeddedCluster, warehouse: Warehouse) -> None:
+    with pytest.raises(ConfigError, match="does not exist at"):
+        run(cluster.bootstrap_servers, _ADDRESS, "no-such-topic")
+    assert warehouse.catalog.list_namespaces() == []

@@ -210,6 +210,18 @@ def test_values_of_json(cluster: EmbeddedCluster, topic: str, tmp_path: Path) ->
     ]
 
 
+def test_rows_sorted_by_the_records_key(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b'{"a":1}', key) for key in (b"c", b"a", None, b"b", b"a")])
+    run(
+        servers, f"delta:{tmp_path}", topic, settings=WriteSettings(table_columns=VALUES, schema="a int", sort_by="key")
+    )
+    found = DeltaTable(tmp_path).to_pyarrow_table()
+    places = list(zip(found["_key"].to_pylist(), found["_offset"].to_pylist(), strict=True))
+    assert places == [(b"a", 1), (b"a", 4), (b"b", 3), (b"c", 0), (None, 2)]
+
+
 def test_options_that_do_not_go_together(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
