@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spark_klog.spark.write.decision_place import decision_place
+from spark_klog.spark.write.decisions.decision_place import decision_place
 from spark_klog.spark.write.exactly_once_driver import continue_at as _continue_at
 from spark_klog.spark.write.sink_options import sink_options
 

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_klog.cli.main import main
-from spark_klog.spark.write.decision_log import Identity
+from spark_klog.spark.write.decisions.decision_log import Identity
+from spark_klog.spark.write.decisions.hard_link_log import HardLinkLog, Moved, planned
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Transaction
-from spark_klog.spark.write.hard_link_log import HardLinkLog, Moved, planned
 
 pytestmark = pytest.mark.usefixtures("logging_kept")
 

@@ -12,11 +12,11 @@ from confluent_kafka import KafkaException, Producer
 
 from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.spark.write.decision_log import Identity
-from spark_klog.spark.write.decision_place import stream_key
+from spark_klog.spark.write.decisions.decision_log import Identity
+from spark_klog.spark.write.decisions.decision_place import stream_key
+from spark_klog.spark.write.decisions.hard_link_log import HardLinkLog
+from spark_klog.spark.write.decisions.topic_log import TopicDecisionLog
 from spark_klog.spark.write.exactly_once import Claim, Decision, Entry, Transaction
-from spark_klog.spark.write.hard_link_log import HardLinkLog
-from spark_klog.spark.write.topic_log import TopicDecisionLog
 from tests.spark.support import create_topic, wait_for
 from tests.support.java_tools import JavaTools
 from tests.support.kafka import NEWEST, Kafka

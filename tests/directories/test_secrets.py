@@ -17,7 +17,7 @@ from spark_klog.load.run import Loaded
 from spark_klog.spark.options import source_options
 from spark_klog.spark.read import directory_source
 from spark_klog.spark.read.directory_source import DirectorySource, directory
-from spark_klog.spark.write.hard_link_log import checkpoint_folder
+from spark_klog.spark.write.decisions.hard_link_log import checkpoint_folder
 from spark_klog.trees.checkpoint import checkpoint_offsets, checkpoint_state
 from spark_klog.trees.opening import open_tree
 from spark_klog.ui import views

@@ -265,7 +265,7 @@ FAULTS = (
     ),
     Fault(
         "spark-end-not-synced",  # after a power failure the decision would be ended twice
-        "spark_klog/spark/write/hard_link_log.py",
+        "spark_klog/spark/write/decisions/hard_link_log.py",
         "        if number == 0 or not isinstance(entry, Claim):",
         "        if number == 0 or isinstance(entry, Decision):",
         ("tests/spark/exactly_once/test_hard_link_log.py", "tests/spark/exactly_once/test_hard_link_log_races.py"),

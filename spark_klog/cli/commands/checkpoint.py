@@ -15,7 +15,7 @@ from spark_klog.client import Admin
 from spark_klog.trees.checkpoint import CheckpointState, checkpoint_state, to_json
 
 if TYPE_CHECKING:
-    from spark_klog.spark.write.log_states import LogState
+    from spark_klog.spark.write.decisions.log_states import LogState
 
 _NOT_SAFE = 2
 _ONGOING = "Ongoing"
@@ -104,7 +104,7 @@ def _decisions(
     """What the decision log of the query says; None if it has none. `open` is None without a cluster."""
     if not is_usable("pyarrow"):
         return None
-    from spark_klog.spark.write.log_states import log_of_checkpoint, restart
+    from spark_klog.spark.write.decisions.log_states import log_of_checkpoint, restart
 
     still_open = None
     if cluster == ChosenCluster():

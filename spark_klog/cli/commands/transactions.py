@@ -24,7 +24,7 @@ from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.errors import ConfigError, KlogError, ProtocolError
 
 if TYPE_CHECKING:
-    from spark_klog.spark.write.log_states import Holder, LogState
+    from spark_klog.spark.write.decisions.log_states import Holder, LogState
 
 #: States of a transaction that has begun, and whose markers are not all written.
 _OPEN = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
@@ -164,7 +164,7 @@ def _log_states(
         return []
     if not checkpoints and not is_usable("pyarrow"):
         return []
-    from spark_klog.spark.write.log_states import log_of_checkpoint, logs_in_topic
+    from spark_klog.spark.write.decisions.log_states import log_of_checkpoint, logs_in_topic
 
     states = []
     with admin.exclusive() as cluster:

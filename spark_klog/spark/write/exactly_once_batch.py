@@ -25,9 +25,9 @@ from pyspark.sql.types import StructType
 from spark_klog.errors import ConfigError, ErrorWithFields
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.worker_process import prepare_worker
-from spark_klog.spark.write.decision_log import DecisionLog, Identity
-from spark_klog.spark.write.decision_place import DecisionPlace
-from spark_klog.spark.write.decision_topic import DEFAULT_TOPIC
+from spark_klog.spark.write.decisions.decision_log import DecisionLog, Identity
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace
+from spark_klog.spark.write.decisions.decision_topic import DEFAULT_TOPIC
 from spark_klog.spark.write.exactly_once import (
     Claim,
     DecidedButAborted,

@@ -29,8 +29,10 @@ from spark_klog.errors import ErrorCode, ErrorWithFields, KlogError, ProtocolErr
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import PREFIX
 from spark_klog.spark.worker_process import cluster_of, prepare_worker
-from spark_klog.spark.write.decision_log import DecisionLog, Identity
-from spark_klog.spark.write.decision_place import DecisionPlace, decision_place
+from spark_klog.spark.write.decisions.decision_log import DecisionLog, Identity
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place
+from spark_klog.spark.write.decisions.hard_link_log import HardLinkLog, Moved, planned
+from spark_klog.spark.write.decisions.topic_log import TopicDecisionLog
 from spark_klog.spark.write.exactly_once import (
     Abort,
     Append,
@@ -45,12 +47,10 @@ from spark_klog.spark.write.exactly_once import (
     finish,
     give_up,
 )
-from spark_klog.spark.write.hard_link_log import HardLinkLog, Moved, planned
 from spark_klog.spark.write.open_time import warn_if_late, warning_of_open_transaction
 from spark_klog.spark.write.producers import PRODUCERS
 from spark_klog.spark.write.sink import StreamWriter, Written, log_progress, send_all
 from spark_klog.spark.write.sink_options import SinkOptions
-from spark_klog.spark.write.topic_log import TopicDecisionLog
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

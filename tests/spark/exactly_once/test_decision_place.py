@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.write.decision_log import Identity
-from spark_klog.spark.write.decision_place import DecisionPlace, decision_place, stream_key
+from spark_klog.spark.write.decisions.decision_log import Identity
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place, stream_key
+from spark_klog.spark.write.decisions.hard_link_log import DecisionsMoved, HardLinkLog, Moved, has_hard_links
 from spark_klog.spark.write.exactly_once import Claim, Decision
-from spark_klog.spark.write.hard_link_log import DecisionsMoved, HardLinkLog, Moved, has_hard_links
 
 STORE = "s3a://bucket/a"
 

@@ -26,7 +26,7 @@ from spark_klog.errors import ConfigError, KlogError, ProducerFenced, ProtocolEr
 from spark_klog.protocol import apis
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.spark.write.decision_place import DecisionPlace
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace
 from spark_klog.spark.write.exactly_once import DecidedButAborted, Decision, Superseded, Transaction
 from spark_klog.spark.write.exactly_once_driver import Claimed, NotDecided, claim, continue_at, decide, settle
 from spark_klog.spark.write.producers import SinkProducer

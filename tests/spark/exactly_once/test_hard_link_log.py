@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.spark.write import hard_link_log
-from spark_klog.spark.write.decision_log import Identity
+from spark_klog.spark.write.decisions import hard_link_log
+from spark_klog.spark.write.decisions.decision_log import Identity
+from spark_klog.spark.write.decisions.hard_link_log import HardLinkLog, checkpoint_folder, planned
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Transaction
-from spark_klog.spark.write.hard_link_log import HardLinkLog, checkpoint_folder, planned
 
 DECISION = Decision(3, (Transaction("klog-a-0", 7, 2, 0), Transaction("klog-b-0", 1 << 40, 32766, 5)), "5eed")
 

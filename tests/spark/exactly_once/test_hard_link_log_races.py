@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from spark_klog.errors import DecodeError
-from spark_klog.spark.write import hard_link_log
-from spark_klog.spark.write.decision_log import Identity
+from spark_klog.spark.write.decisions import hard_link_log
+from spark_klog.spark.write.decisions.decision_log import Identity
+from spark_klog.spark.write.decisions.hard_link_log import HardLinkLog
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry
-from spark_klog.spark.write.hard_link_log import HardLinkLog
 
 FULL = os.environ.get("SPARK_KLOG_EXACTLY_ONCE") == "full"
 IDENTITY = Identity(log="6ba7b810-9dad-11d1-80b4-00c04fd430c8")

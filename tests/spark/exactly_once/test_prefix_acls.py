@@ -10,7 +10,7 @@ from spark_klog.client.admin.admin import Admin
 from spark_klog.client.admin.users import Acl, AclFilter
 from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ProtocolError
-from spark_klog.spark.write.decision_place import DecisionPlace, decision_place
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place
 from spark_klog.spark.write.exactly_once import Transaction
 from spark_klog.spark.write.exactly_once_driver import Claimed, claim, decide
 from tests.support.kafka import HOST, NEWEST, Kafka

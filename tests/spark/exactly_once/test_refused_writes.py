@@ -17,8 +17,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_klog.errors import ConfigError
 from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.write import exactly_once_driver
-from spark_klog.spark.write.decision_log import Identity
-from spark_klog.spark.write.decision_place import DecisionPlace
+from spark_klog.spark.write.decisions.decision_log import Identity
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace
 from spark_klog.spark.write.exactly_once import Begun, Transaction
 from spark_klog.spark.write.exactly_once_driver import (
     CheckpointMismatch,

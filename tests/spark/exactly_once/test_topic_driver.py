@@ -14,7 +14,7 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.spark.decisions import continue_at
-from spark_klog.spark.write.decision_place import DecisionPlace, decision_place
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place
 from spark_klog.spark.write.exactly_once import Superseded
 from spark_klog.spark.write.exactly_once_driver import NotDecided
 from tests.support.kafka import NEWEST

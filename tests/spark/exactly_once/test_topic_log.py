@@ -20,11 +20,11 @@ from spark_klog.client.net.connection import Connection
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DecodeError, KlogError, ProtocolError
 from spark_klog.protocol.schema import Api
-from spark_klog.spark.write import topic_log
-from spark_klog.spark.write.decision_log import Identity, encode_entry
+from spark_klog.spark.write.decisions import topic_log
+from spark_klog.spark.write.decisions.decision_log import Identity, encode_entry
+from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
+from spark_klog.spark.write.decisions.topic_log import TopicDecisionLog
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
-from spark_klog.spark.write.live_entries import LiveEntries, record_key
-from spark_klog.spark.write.topic_log import TopicDecisionLog
 from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.waiting import wait_until

@@ -16,11 +16,11 @@ from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import offset_range
 from spark_klog.errors import DecodeError
 from spark_klog.files.folder import LocalFolder
-from spark_klog.spark.write.decision_log import Identity, decode_entry
-from spark_klog.spark.write.decision_place import query_key, stream_key
+from spark_klog.spark.write.decisions.decision_log import Identity, decode_entry
+from spark_klog.spark.write.decisions.decision_place import query_key, stream_key
+from spark_klog.spark.write.decisions.hard_link_log import FOLDER, HardLinkLog, planned
+from spark_klog.spark.write.decisions.live_entries import LiveEntries
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log
-from spark_klog.spark.write.hard_link_log import FOLDER, HardLinkLog, planned
-from spark_klog.spark.write.live_entries import LiveEntries
 from spark_klog.trees.checkpoint import CheckpointState
 
 _log = logging.getLogger(__name__)

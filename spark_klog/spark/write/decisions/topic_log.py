@@ -31,10 +31,10 @@ from spark_klog.errors import ConfigError, KlogError, ProtocolError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.security.config import Settings
 from spark_klog.spark.options import PREFIX
-from spark_klog.spark.write.decision_log import Identity, encode_entry
-from spark_klog.spark.write.decision_topic import prepare_topic, refused_access
+from spark_klog.spark.write.decisions.decision_log import Identity, encode_entry
+from spark_klog.spark.write.decisions.decision_topic import prepare_topic, refused_access
+from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
 from spark_klog.spark.write.exactly_once import Claim, Entry, Log, Superseded
-from spark_klog.spark.write.live_entries import LiveEntries, record_key
 
 #: A record to write: key and value, None for a tombstone.
 _Record = tuple[bytes, bytes | None]

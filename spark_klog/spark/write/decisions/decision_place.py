@@ -21,10 +21,16 @@ from typing import Literal, TypeAlias, cast
 
 from spark_klog.base.addresses import local_path, without_user
 from spark_klog.errors import ConfigError
-from spark_klog.spark.write.decision_log import DecisionLog, Identity
-from spark_klog.spark.write.decision_topic import DEFAULT_TOPIC
-from spark_klog.spark.write.hard_link_log import METADATA, HardLinkLog, checkpoint_folder, has_hard_links, is_checkpoint
-from spark_klog.spark.write.topic_log import TopicDecisionLog
+from spark_klog.spark.write.decisions.decision_log import DecisionLog, Identity
+from spark_klog.spark.write.decisions.decision_topic import DEFAULT_TOPIC
+from spark_klog.spark.write.decisions.hard_link_log import (
+    METADATA,
+    HardLinkLog,
+    checkpoint_folder,
+    has_hard_links,
+    is_checkpoint,
+)
+from spark_klog.spark.write.decisions.topic_log import TopicDecisionLog
 
 Kind: TypeAlias = Literal["auto", "checkpoint", "topic"]
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/]*))?(.*)", re.DOTALL)

@@ -32,7 +32,7 @@ from spark_klog.base.addresses import local_path, without_user
 from spark_klog.base.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.files.folder import LocalFolder
-from spark_klog.spark.write.decision_log import Identity, decode_entry, encode_entry
+from spark_klog.spark.write.decisions.decision_log import Identity, decode_entry, encode_entry
 from spark_klog.spark.write.exactly_once import Claim, Decision, Entry, Log, Superseded
 
 #: The folder in the checkpoint.
