@@ -77,7 +77,7 @@ class _Topic:
 @pytest.mark.parametrize(
     "settings",
     [
-        WriteSettings(table_columns=VALUES),
+        pytest.param(WriteSettings(table_columns=VALUES), marks=pytest.mark.test_all("again")),
         pytest.param(WriteSettings(), marks=pytest.mark.test_all("again")),
         WriteSettings(upsert_key="id"),
     ],

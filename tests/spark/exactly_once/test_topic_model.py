@@ -34,7 +34,7 @@ def world(
         pytest.param(world(), 2, id="late-appends"),
         pytest.param(world(1, 1), 1, id="two-runs"),
         pytest.param(world(1, 1, compactions=1), 2, id="compaction-beside-two-runs", marks=full),
-        pytest.param(world(lags=1, compactions=2), 2, id="compaction-and-an-old-leader"),
+        pytest.param(world(lags=1, compactions=2), 2, id="compaction-and-an-old-leader", marks=full),
         pytest.param(world(1, 1, lags=1), 1, id="two-runs-and-an-old-leader", marks=full),
         pytest.param(world(1, 1, parts=1, compactions=1), 1, id="reads-in-parts", marks=full),
         pytest.param(world(1, 1, lags=1, compactions=1), 1, id="two-runs-an-old-leader-and-compaction", marks=full),
