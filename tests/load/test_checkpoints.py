@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
@@ -65,6 +66,18 @@ def test_a_year_of_hourly_runs(tmp_path: Path, runs: int) -> None:
     assert f"{runs:08}  load  " in shown
     assert f"{runs - 20:08}" not in shown
     assert f"and {runs - 20:,} runs before: --runs {runs} lists all" in shown
+
+
+def test_a_checkpoint_of_another_time(tmp_path: Path) -> None:
+    """The folder was restored from a backup without its checkpoints, and another run has the number of the last one."""
+    write_runs(tmp_path, range(1, 51), partitions=1)
+    store = open_store(str(tmp_path))
+    write_checkpoint(store)
+    path = tmp_path / manifest_path(50)
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps(value | {"started": "2026-01-02T03:04:05.678+00:00"}))
+    assert read_summary(store).runs == _by_manifests(store).runs
+    assert read_summary(store).runs[-1]["started"].startswith("2026-01-02")
 
 
 def test_random_histories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

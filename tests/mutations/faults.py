@@ -456,10 +456,10 @@ FAULTS = (
         _COMMIT_TESTS,
     ),
     Fault(
-        "tables-compaction-revives-rows",  # those that others have deleted by files of deletes
+        "tables-compaction-revives-rows",  # those that others have deleted while it went on
         "spark_klog/tables/iceberg_compaction.py",
-        "if (entry.sequence_number or 0) > max(newest",
-        "if (entry.sequence_number or 0) >= max(newest",
+        "live = {entry.data_file.file_path: entry.data_file for entry in _undisturbed(table)}",
+        "live = {entry.data_file.file_path: entry.data_file for entry in data_entries(table)}",
         _ICEBERG_TESTS,
     ),
     Fault(
