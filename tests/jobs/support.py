@@ -73,7 +73,7 @@ class Ran(NamedTuple):
         """
         assert self.code != 0
         *waits, last = self.stdout.splitlines()
-        assert all(line.startswith("still trying after ") for line in waits), self.stdout
+        assert all(line.startswith("batch_load: still trying after ") for line in waits), self.stdout
         assert last.startswith("batch_load: ")
         return last
 
