@@ -767,7 +767,7 @@ def test_a_damaged_transaction_index_refuses_the_marker_and_no_other(
             index.release()  # as if other logs needed the memory
             index.path.write_bytes(b"damaged" + index.path.read_bytes())
             end = log.end_offset
-            marker = MarkerEntry(producer, False, 0)
+            marker = MarkerEntry(producer, False, 0, 0)
             assert await write_marker(broker, ("t", 0), marker) is ErrorCode.KAFKA_STORAGE_ERROR
             assert await broker.transactions.end("x", producer, commits=False) is ErrorCode.NONE
             assert str(index.path) in caplog.text

@@ -430,7 +430,7 @@ def test_the_level_is_that_of_the_least_broker() -> None:
     assert len(set(times)) == 4
 
 
-@pytest.mark.test_all("32,000 requests")
+@pytest.mark.test_all("long")
 def test_after_the_last_epoch_another_producer_id_follows(servers: str, raw: Raw, topic: str) -> None:
     pid = raw.producer_id
     while raw.epoch < _LAST_EPOCH:

@@ -163,7 +163,7 @@ def test_transaction_abortable(cluster: EmbeddedCluster, topic: str) -> None:
     assert by_confluent(servers, topic, 0) == ["kept"]
 
 
-@pytest.mark.test_all("three starts of a broker")
+@pytest.mark.test_all("long")
 def test_the_level_changes_between_transactions(tmp_path: Path, topic: str) -> None:
     """A producer outlives brokers of version 0, then 2, then 1: each of its transactions is of the cluster's."""
     epochs: list[int] = []
@@ -213,7 +213,7 @@ def test_over_several_brokers(tmp_path: Path, topic: str) -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.test_all("a Kafka of its own")
+@pytest.mark.test_all("version")
 def test_kafkas_level_changes_while_it_runs(tmp_path: Path, topic: str) -> None:
     """By kafka-features; the producer looks again after metadata.max.age.ms, without a new connection."""
     with Kafka(NEWEST, tmp_path) as kafka:

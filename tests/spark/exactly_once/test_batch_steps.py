@@ -211,7 +211,7 @@ def test_a_write_that_takes_too_long(write: Write) -> None:
     write.becomes("a")
 
 
-@pytest.mark.test_all("waits for a timeout")
+@pytest.mark.test_all("long")
 def test_transactions_that_time_out_after_the_decision(write: Write) -> None:
     first = write.begin()
     in_time = write.task(first, 0, "in time")

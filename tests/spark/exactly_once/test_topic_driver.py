@@ -29,7 +29,7 @@ ABORTED = ("PrepareAbort", "CompleteAbort")
     scope="module",
     params=[
         "ours",
-        pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("test_topic_log has the log at Kafka")]),
+        pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
         pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
     ],
 )

@@ -40,7 +40,7 @@ SEGMENT = 1024 * 1024
     scope="module",
     params=[
         "ours",
-        pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("some tests are in every run")]),
+        pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
         pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
     ],
 )
