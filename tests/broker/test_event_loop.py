@@ -405,6 +405,7 @@ def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, mo
                     "producer_epoch": 0,
                     "transaction_result": True,
                     "coordinator_epoch": 0,
+                    "transaction_version": 0,
                 }
                 marker["topics"] = [{"name": "t", "partition_indexes": [0, 1]}]
                 answer = await handlers.transactions.write_txn_markers(broker, client_request(1), {"markers": [marker]})

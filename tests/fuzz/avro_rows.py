@@ -13,8 +13,10 @@ import random
 import struct
 from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import fastavro
 import pyarrow as pa
@@ -130,19 +132,26 @@ SCHEMAS: tuple[tuple[Json, Json, Types], ...] = (
 _NOT_SHARED = (Reason.NUMBER_TOO_LONG, Reason.NEGATIVE_LENGTH, Reason.NO_SUCH_BRANCH, Reason.TOO_MANY_EMPTY_ITEMS)
 
 
+@contextmanager
+def of_kernel(name: str) -> Iterator[None]:
+    """What is made in the block is of that kernel, and what other tests make is not."""
+    with mock.patch.dict(os.environ, SPARK_KLOG_KERNEL=name):
+        yield
+
+
 @cache
 def _decoder(kernel: str, number: int) -> tuple[AvroDecoder, Program]:
-    os.environ["SPARK_KLOG_KERNEL"] = kernel
     writer, reader, types = SCHEMAS[number]
-    decoder = AvroDecoder(parse_schema(reader), types)
-    return decoder, decoder.program(parse_schema(writer))
+    with of_kernel(kernel):
+        decoder = AvroDecoder(parse_schema(reader), types)
+        return decoder, decoder.program(parse_schema(writer))
 
 
 @cache
 def _encoder(number: int) -> AvroEncoder:
-    os.environ["SPARK_KLOG_KERNEL"] = "native"
     decoder, _ = _decoder("native", number)
-    return AvroEncoder(decoder.reader, decoder.type)
+    with of_kernel("native"):
+        return AvroEncoder(decoder.reader, decoder.type)
 
 
 def rows_of(data: bytes, schemas: int = len(SCHEMAS)) -> tuple[int, int, list[bytes | None]]:

@@ -6,7 +6,6 @@ with the row's length (255: null), and its bytes.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from functools import cache
@@ -20,7 +19,7 @@ from spark_klog.schemas.rows import Decoded
 from tests.schemas.protobuf.random_messages import fill
 from tests.schemas.protobuf.support import plain
 
-from .avro_rows import column_of, rows_of
+from .avro_rows import column_of, of_kernel, rows_of
 
 _NULL = 255
 _SCALARS = (
@@ -66,14 +65,15 @@ def _schema(number: int) -> ProtobufSchema:
 
 @cache
 def _decoder(kernel: str, number: int) -> ProtobufDecoder:
-    os.environ["SPARK_KLOG_KERNEL"] = kernel
-    return ProtobufDecoder(_schema(number))
+    with of_kernel(kernel):
+        return ProtobufDecoder(_schema(number))
 
 
 @cache
 def _encoder(number: int) -> ProtobufEncoder:
-    os.environ["SPARK_KLOG_KERNEL"] = "native"
-    return ProtobufEncoder(_schema(number), _decoder("native", number).type)
+    kind = _decoder("native", number).type
+    with of_kernel("native"):
+        return ProtobufEncoder(_schema(number), kind)
 
 
 def _decoded(kernel: str, number: int, start: int, rows: list[bytes | None]) -> Decoded:

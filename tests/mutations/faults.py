@@ -373,7 +373,7 @@ FAULTS = (
     Fault(
         "tables-offsets-of-properties-alone",  # a snapshot without them says nothing once the property is unset
         "spark_klog/tables/iceberg.py",
-        "        append = transaction.update_snapshot(snapshot_properties=_texts(run)).merge_append()\n",
+        "        append = transaction.update_snapshot(snapshot_properties=run_texts(run)).merge_append()\n",
         "        append = transaction.update_snapshot().merge_append()\n",
         _ICEBERG_TESTS,
     ),

@@ -219,6 +219,7 @@ def test_a_stream_of_upserts_has_no_offsets_of_rows(tmp_path: Path) -> None:
         transaction.set_properties({"klog.load": STREAMS})
     run = Run(STREAMS, 1, "token", {"query": {"batch": 0, "rows-0": 5, "run": 1}})
     order.warehouse.open().append([write(order.table, order.schema, "a", rows(range(5)))], run)
+    order._committed(None)
     order.appends(0)
     order.appends(0)
     order.expires(1)
