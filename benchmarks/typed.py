@@ -86,8 +86,10 @@ def fill_orders(servers: str, topic: str, prefix: bytes, count: int) -> None:
 def _write_batch(file: Path) -> None:
     """An Arrow batch of orders, as the source reads them."""
     decoder = ColumnFormat("value", "avro", text=json.dumps(SCHEMA)).reader().decoder()
-    values = decoder.decode(pa.array(encoded_orders(_ORDERS)), None).values
-    batch = pa.RecordBatch.from_arrays([values], names=["value"])
+    decoded = decoder.decode(pa.array(encoded_orders(_ORDERS, b"")), None)
+    if decoded.bad:
+        raise ToolFailed(f"an order does not decode: {decoded.bad[0]}")
+    batch = pa.RecordBatch.from_arrays([decoded.values], names=["value"])
     with pa.ipc.new_file(str(file), batch.schema) as writer:
         writer.write_batch(batch)
 
