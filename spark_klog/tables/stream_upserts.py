@@ -5,8 +5,9 @@ merges them in one commit. All queries share a row of commits, `STREAMS`, each o
 every query and where it begins and ends: one that Spark runs again is found there. If Spark plans one of this number
 anew, as its checkpoint was restored from a backup, the offsets are others, and it is merged.
 
-A stream does not see that a topic was created again, with offsets from 0. So changes that go back, or whose partition
-is met for the first time, are compared with the rows of the table: `_created_again`.
+A stream does not see that a topic was created again, with offsets from 0. So changes whose partition is met for the
+first time, that go back, or that begin before the last offset that the table has of the partition, are compared with
+its rows: `_compared`.
 """
 
 from __future__ import annotations
@@ -64,13 +65,14 @@ _RETRY_S = 300.0
 _QUERY_ID, _RUN_ID = "sql.streaming.queryId", "spark.jobGroup.id"
 #: Queries of which the commits keep the last micro-batch, and those that this process keeps something of.
 _MOST_QUERIES = 100
-#: How many changes are compared with the table's rows.
-_COMPARED = 100_000
+#: How many changes of a micro-batch are compared with the table's rows.
+_MOST_COMPARED = 100_000
 _merging = threading.Lock()
 #: By run of a query, table and name: the function that was called last, and its micro-batch.
 _merged: dict[tuple[str, str, str], tuple[_Upsert, int]] = {}
-#: By table and query: the ends of partitions that this process has merged.
-_merged_ends: dict[tuple[str, str], dict[str, int]] = {}
+#: By table, query and incarnation: of partitions that this process has compared, the end of what it has merged or the
+#: one of the table's rows, whichever is larger. Changes that begin there are later than all rows.
+_merged_ends: dict[tuple[str, str, int], dict[str, int]] = {}
 
 
 def upsert(
@@ -93,8 +95,8 @@ def upsert(
     a `name` each. `stream` stands for the query, by default by its id, which the checkpoint has; Spark Connect needs
     one. `incarnation` is how often the topic was created again: changes of a larger one are later than all of a smaller
     one. None is 0, and `LoadError` if most changes that are older than the table's rows by their offsets are later by
-    their timestamps; if it is given, this is a warning. The function raises `ConfigError`, `LoadError` and
-    `MissingPackage`.
+    their timestamps; if it is given, this is a warning. `LoadError` also if the table has rows of a larger one. The
+    function raises `ConfigError`, `LoadError` and `MissingPackage`.
     """
     if not isinstance(key, str) and not key:
         raise ConfigError("the upsert key is empty: name fields, or leave it out for the record's key")
@@ -122,8 +124,9 @@ class _Upsert:
         wanted, change_format = self._format(frame)
         store = open_folder(table.location, LoadError)
         mine = hashlib.sha256(query.encode()).hexdigest()[:16]
+        place = self.address, query, self.incarnation or 0
         with _merging:
-            ends_before = _merged_ends.get((self.address, query))
+            ends_before = _merged_ends.get(place)
         if ends_before is None:  # a driver that was killed may have left some
             for name in store.names(_FOLDER):
                 if name.startswith(f"{mine}-"):
@@ -138,15 +141,18 @@ class _Upsert:
                 starts[row.partition] = min(row.start, starts.get(row.partition, row.start))
                 ends[row.partition] = max(row.end, ends.get(row.partition, 0))
             batch = {_BATCH: batch_id, **ends, **{f"{name}{_START}": start for name, start in starts.items()}}
+            known = ends_before or {}
             if rows and not _has(table.last_run(STREAMS), query, batch):
                 files = change_files(table.location, sorted({row.path for row in rows}), change_format.key)
-                known = ends_before or {}
+                of_rows: dict[int, int] = {}
                 if any(known.get(name, start + 1) > start for name, start in starts.items()):
-                    self._check_incarnation(table, files)
+                    of_rows = self._check_incarnation(table, files)
                 table.prepare(change_format.row, "none", "", STREAMS)
                 self._commit(table, files, query, batch)
+                merged = {name: max(end, of_rows.get(int(name.rpartition("-")[2]), 0)) for name, end in ends.items()}
+                known = {**known, **merged}
             with _merging:
-                _remember(_merged_ends, (self.address, query), {**(ends_before or {}), **ends})
+                _remember(_merged_ends, place, known)
         finally:
             store.remove(folder)
 
@@ -163,21 +169,29 @@ class _Upsert:
         wanted = pa.schema([pa.field(name, schema.field(name).type) for name in _COLUMNS])
         return wanted, ChangeFormat(wanted.field("key").type, wanted.field("value").type, self.fields, self.envelope)
 
-    def _check_incarnation(self, table: Table, files: ChangeFiles) -> None:
-        later, incarnation = _created_again(table, files)
-        if not later:
-            return
-        text = (
-            f"{table.address} has rows of later offsets and earlier timestamps than {later} of the changes, which it "
-            "ignores as older ones: the topic seems to have been created again. Give "
-            f"upsert(incarnation={max((self.incarnation or 0) + 1, incarnation)})"
-        )
-        if self.incarnation is None:
+    def _check_incarnation(self, table: Table, files: ChangeFiles) -> dict[int, int]:
+        """By partition the end of the rows' offsets; `LoadError` if the topic seems to have been created again."""
+        mine = self.incarnation or 0
+        of_rows, later = _compared(table, files)
+        if (newest := max((incarnation for incarnation, _ in of_rows), default=0)) > mine:
             raise LoadError(
-                f"{text}, or incarnation=0 if it is the same, and its timestamps are in no order: nothing of the "
-                "micro-batch is in the table"
+                f"{table.address} has rows of incarnation {newest}, which are later than all changes of incarnation "
+                f"{mine}: the topic was created again. Give upsert(incarnation={newest}), or a larger one if it was "
+                "created again since; nothing of the micro-batch is in the table"
             )
-        _log.warning("%s", text)
+        if later:
+            text = (
+                f"{table.address} has rows of later offsets and earlier timestamps than {later} of the changes, which "
+                "it ignores as older ones: the topic seems to have been created again. Give "
+                f"upsert(incarnation={mine + 1})"
+            )
+            if self.incarnation is None:
+                raise LoadError(
+                    f"{text}, or incarnation=0 if it is the same, and its timestamps are in no order: nothing of the "
+                    "micro-batch is in the table"
+                )
+            _log.warning("%s", text)
+        return {partition: end for (incarnation, partition), end in of_rows.items() if incarnation == mine}
 
     def _commit(self, table: Table, files: ChangeFiles, query: str, batch: Mapping[str, int]) -> None:
         token, end = uuid4().hex, time.monotonic() + _RETRY_S
@@ -232,23 +246,28 @@ def _has(last: Run | None, query: str, batch: Mapping[str, int]) -> bool:
     return {name: value for name, value in known.items() if name != _RUN} == batch
 
 
-def _created_again(table: Table, files: ChangeFiles) -> tuple[int, int]:
-    """How many changes are older than their rows by the log and later by the clock, and the incarnation of those rows.
+def _compared(table: Table, files: ChangeFiles) -> tuple[dict[tuple[int, int], int], int]:
+    """By incarnation and partition the end of the rows' offsets, and how many changes say that the topic is another.
 
-    None, unless they are most of the older ones: then the topic was created again. A range that is read again has the
-    rows' own timestamps, or earlier ones, but for the clocks of producers.
+    These are older than their rows by the log and later by the clock, and count if they are most of the older ones. A
+    range that is read again has the rows' own timestamps, or earlier ones, but for the clocks of producers.
     """
     has = table.schema()
     names = [*files.key, *PLACE.names]
     if has is None or not set(names) <= set(has.names):
-        return 0, 0
+        return {}, 0
     wanted = pa.schema([pa.field(name, has.field(name).type) for name in names])
-    changes = next(files.slices()).slice(0, _COMPARED).select(names).cast(wanted)
+    changes = next(files.slices()).select(names).cast(wanted)
+    changes = changes.take(pa.array(np.arange(0, len(changes), -(-len(changes) // _MOST_COMPARED))))
     keys = changes.select(files.key).append_column(_CHANGE, pa.array(np.arange(len(changes))))
-    older = later = newest = 0
+    ends: dict[tuple[int, int], int] = {}
+    older = later = 0
     for batch in table.rows(names):
         rows = pa.Table.from_batches([batch]).cast(wanted)
         rows = rows.filter(rows[OFFSET].is_valid())
+        for one in rows.group_by([INCARNATION, PARTITION]).aggregate([(OFFSET, "max")]).to_pylist():
+            place = one[INCARNATION] or 0, one[PARTITION]
+            ends[place] = max(ends.get(place, 0), one[f"{OFFSET}_max"] + 1)
         mine = rows.select(files.key).append_column(_ROW, pa.array(np.arange(len(rows))))
         pairs = mine.join(keys, list(files.key), join_type="inner")
         of_changes, of_rows = changes.take(pairs[_CHANGE]), rows.take(pairs[_ROW])
@@ -256,10 +275,9 @@ def _created_again(table: Table, files: ChangeFiles) -> tuple[int, int]:
         time, time_of_row = (numbers(each[TIMESTAMP]) for each in (of_changes, of_rows))
         is_one = numbers(of_changes[PARTITION]) == numbers(of_rows[PARTITION])
         is_older = is_one & ((at != at_of_row) | (time != time_of_row)) & ~newer(of_changes, of_rows)
-        is_later = is_older & ((time > time_of_row) | (at == at_of_row))
-        older, later = older + int(is_older.sum()), later + int(is_later.sum())
-        newest = max([newest, *numbers(of_rows[INCARNATION])[is_later].tolist()])
-    return (later, newest) if later * 2 > older else (0, 0)
+        older += int(is_older.sum())
+        later += int((is_older & ((time > time_of_row) | (at == at_of_row))).sum())
+    return ends, later if later * 2 > older else 0
 
 
 def _write_changes(

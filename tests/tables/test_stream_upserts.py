@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.spark import versions
 from spark_klog.tables import stream_upserts, upsert
 from spark_klog.tables.table import STREAMS, Run
-from tests.tables.change_support import Change, change_batch, written
-from tests.tables.test_upserts import FORMATS, Source
+from tests.tables.change_support import Change, change_batch, records, rows_in, rows_of, written
+from tests.tables.test_upserts import FORMATS, Source, content, make_table
 
 _ROWS = [Change(number, "old", number % 2, 500 + number, 1_000 + number) for number in range(10)]
 
@@ -50,8 +54,62 @@ def test_changes_of_a_topic_that_was_created_again(kind: str, tmp_path: Path, ca
     assert caplog.text == ""
 
     source.merge([one._replace(incarnation=2) for one in anew], 2)
-    with pytest.raises(LoadError, match=r"Give upsert\(incarnation=2\)"):
-        _again([one._replace(time=3_000) for one in anew], tmp_path / "j", source)
+    for incarnation in (None, 1):
+        with pytest.raises(LoadError, match=rf"of incarnation {incarnation or 0}: .* Give upsert\(incarnation=2\)"):
+            _again([Change(77, "new", 0, 900, 9_000)], tmp_path / f"j{incarnation}", source, incarnation=incarnation)
+
+
+class _Frame:
+    """Of a frame of Spark what an upsert calls, with the task in this process."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch, self.schema = batch, batch.schema
+
+    def select(self, *names: str) -> _Frame:
+        return _Frame(self._batch.select(list(names)))
+
+    def mapInArrow(
+        self, work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], _columns: str
+    ) -> SimpleNamespace:
+        rows = [SimpleNamespace(**row) for made in work(iter([self._batch])) for row in made.to_pylist()]
+        return SimpleNamespace(collect=lambda: rows)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_topic_created_again_begins_with_new_keys(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its later micro-batches are compared with the rows, too, until their offsets are past those of the table."""
+    monkeypatch.setattr(versions, "arrow_schema", lambda schema: schema)
+    monkeypatch.setattr(stream_upserts, "open_table", lambda _address: make_table(kind, tmp_path))
+    monkeypatch.setattr(stream_upserts, "_merged_ends", {})
+    compared: list[int] = []
+    real = stream_upserts._compared
+    monkeypatch.setattr(stream_upserts, "_compared", lambda *given: compared.append(1) or real(*given))
+    log: list[Change] = []
+
+    def merge(changes: list[Change], number: int, incarnation: int | None = None) -> None:
+        call: Any = upsert("a table", stream="query", incarnation=incarnation)
+        call(_Frame(records(changes)), number)
+        log.extend(one._replace(incarnation=incarnation or 0) for one in changes)
+
+    merge([Change(number, "old", 0, 10 + number, 1_000) for number in range(5)], 0)
+    merge([Change(5, "old", 0, 15, 1_000)], 1)
+    assert len(compared) == 1
+    stream_upserts._merged_ends.clear()  # another driver
+    merge([Change(100, "new", 0, 0, 5_000), Change(101, "new", 0, 1, 5_000)], 2)
+    anew = [Change(number, "new", 0, 2 + number, 5_000) for number in range(5)]
+    for _ in range(2):
+        with pytest.raises(LoadError, match=r"than 5 of the changes, .* Give upsert\(incarnation=1\)"):
+            merge(anew, 3)
+    assert rows_in(content(kind, tmp_path)) == rows_of(log)
+    merge(anew, 3, 1)
+    merge([Change(3, None, 0, 7, 6_000)], 4, 1)
+    compared.clear()
+    merge([Change(4, "later", 0, 8, 6_000)], 5, 1)
+    assert compared == []
+    assert rows_in(content(kind, tmp_path)) == rows_of(log)
+    # the incarnation is forgotten, and the first micro-batch has a new key only, also in the same driver
+    with pytest.raises(LoadError, match=r"rows of incarnation 1, .* Give upsert\(incarnation=1\)"):
+        merge([Change(9, "x", 0, 9, 7_000)], 6)
 
 
 def test_an_incarnation_is_not_negative() -> None:
