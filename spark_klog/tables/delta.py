@@ -55,6 +55,9 @@ _RETRY_S, _PAUSE_S = 60.0, 0.05
 _LEAST_ATTEMPTS = 5
 #: A RESTORE goes by the times of files, which may differ by so much from those of commits.
 _CLOCK_MS = 1000
+_RESTORE = "RESTORE"
+#: Operations that make the table anew, in the same log.
+_REPLACES = re.compile(r"CREATE |(.* )?REPLACE TABLE|CLONE$")
 #: What a commit without rows of ours to check can't keep.
 _CHECKED = re.compile(r"delta\.constraints\..+")
 _MAPPING = "delta.columnMapping.mode"
@@ -193,26 +196,51 @@ class DeltaLakeTable:
         self._again("merged into", attempt)
 
     def _last_run(self, table: DeltaTable, load: str) -> Run | None:
-        """The last run, without its token and offsets if the log has no longer the commit.
+        """The last run of the load, without its token and offsets if the log has no longer the commit.
 
-        `LoadError` if the table was restored to a version before it: the app transaction stays, the rows do not.
+        The app transaction may have gone by `delta.setTransactionRetentionDuration`: then the newest commit counts.
+
+        `LoadError` if its rows are gone, or if nobody knows: the app transaction stays when a table is restored to a
+        version before the run, or replaced.
         """
-        number = table.transaction_version(load)
-        if number is None:
-            return None
+        known = table.transaction_version(load)
         for limit in (_RECENT, None):
             commits = table.history(limit)
             for index, commit in enumerate(commits):
                 entry = commit.get(COMMIT_ENTRY)
-                if isinstance(entry, dict) and (entry.get("load"), entry.get("number")) == (load, number):
-                    if _restored_before(commits[index::-1]):
+                if not isinstance(entry, dict) or entry.get("load") != load:
+                    continue
+                if known in ((number := entry.get("number")), None):
+                    if (by := _taken_away(commits[index::-1])) is not None:
+                        version = commit["version"]
+                        how = f"replaced by version {by['version']} ({by['operation']}), after version {version}"
+                        if by["operation"] == _RESTORE:
+                            how = f"restored to a version before {version}"
                         raise LoadError(
-                            f"{self.address} was restored to a version before {commit['version']}, which has run "
-                            f"{number} of load {load}: what the load has written since is gone, and would not come "
-                            f"back. Restore version {commit['version']} or a later one, or use another table"
+                            f"{self.address} was {how}, which has run {number} of load {load}: what the load has "
+                            f"written since is gone, and would not come back. Restore version {version} or a later "
+                            "one, or use another table"
                         )
                     return Run.of(entry)
-        return Run(load, number, "", {})
+            if limit is not None and len(commits) < limit:
+                break
+        if known is None:
+            return None
+        run = f"run {known} of load {load}, whose commit its log has no longer"
+        if (by := _taken_away(commits[::-1])) is not None:
+            how = "restored to another version" if by["operation"] == _RESTORE else "replaced"
+            raise LoadError(
+                f"{self.address} was {how} by version {by['version']} ({by['operation']}), after {run}: nobody knows "
+                "whether its rows are there. Restore a version from before that, if the log has one, or use another "
+                "table"
+            )
+        if LOAD_PROPERTY not in table.metadata().configuration:
+            raise LoadError(
+                f"{self.address} has the app transaction of {run}, and not the property {LOAD_PROPERTY}: it was "
+                f"replaced, or restored to a version from before the load. Set {LOAD_PROPERTY} to {load} again if the "
+                "run's rows are there, or use another table"
+            )
+        return Run(load, known, "", {})
 
     def _has(self, table: DeltaTable, run: Run) -> bool:
         return is_committed(self.address, self._last_run(table, run.load), run)
@@ -220,7 +248,10 @@ class DeltaLakeTable:
     def compact(self, target_bytes: int) -> int:
         def attempt() -> int:
             self._known = None
-            return int(self._existing().optimize.compact(target_size=target_bytes)["numFilesRemoved"])
+            table = self._open()
+            if table is None:
+                return 0
+            return int(table.optimize.compact(target_size=target_bytes)["numFilesRemoved"])
 
         return self._again("compacted", attempt)
 
@@ -344,33 +375,35 @@ class DeltaLakeTable:
 _PLACE = ("topic", "partition", "offset")
 
 
-def _restored_before(commits: Sequence[dict[str, Any]]) -> bool:
-    """Whether the table is as it was before the first of the commits, by a RESTORE among them.
+def _taken_away(commits: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Which of the commits, the oldest one first, has taken away what the table had at the first; None if it is there.
 
-    A RESTORE by a time that is not in ms, as Spark's, counts as one: nobody knows the version.
+    A RESTORE to a version that is not among them has, and one by a time that is not in ms, as Spark's: nobody knows the
+    version.
     """
-    has: dict[int, bool] = {}
+    by: dict[int, dict[str, Any] | None] = {}
+    last = None
     for commit in commits:
-        is_in = not has or has[max(has)]
-        if commit.get("operation") == "RESTORE":
+        operation = str(commit.get("operation"))
+        if _REPLACES.match(operation):
+            last = commit
+        elif operation == _RESTORE:
             asked = commit.get("operationParameters") or {}
             version, at = str(asked.get("version")), str(asked.get("datetime"))
             if at.isdecimal():
                 earlier = [
-                    one["version"]
-                    for one in commits
-                    if one["timestamp"] < int(at) - _CLOCK_MS and one["version"] in has
+                    one["version"] for one in commits if one["timestamp"] < int(at) - _CLOCK_MS and one["version"] in by
                 ]
                 version = str(max(earlier, default=-1))
-            is_in = version.isdecimal() and has.get(int(version), False)
-        has[commit["version"]] = is_in
-    return not has[max(has)]
+            last = by.get(int(version), commit) if version.isdecimal() else commit
+        by[commit["version"]] = last
+    return last
 
 
 def _committing(run: Run) -> CommitProperties:
-    return CommitProperties(
-        custom_metadata={COMMIT_ENTRY: {**vars(run)}}, app_transactions=[Transaction(run.load, run.number)]
-    )
+    # without a time Spark's next checkpoint drops it, if the table has delta.setTransactionRetentionDuration
+    transaction = Transaction(run.load, run.number, time.time_ns() // 1_000_000)
+    return CommitProperties(custom_metadata={COMMIT_ENTRY: {**vars(run)}}, app_transactions=[transaction])
 
 
 def _partition(hour: int | None, names: Sequence[str]) -> dict[str, str | None]:

@@ -359,7 +359,7 @@ FAULTS = (
     Fault(
         "tables-without-app-transaction",
         "spark_klog/tables/delta.py",
-        "app_transactions=[Transaction(run.load, run.number)]",
+        "app_transactions=[transaction]",
         "app_transactions=[]",
         _DELTA_TESTS,
     ),
@@ -395,8 +395,8 @@ FAULTS = (
     Fault(
         "tables-restore-unseen",  # runs that a RESTORE has taken away count as being there
         "spark_klog/tables/delta.py",
-        "    return not has[max(has)]\n",
-        "    return False\n",
+        "            last = by.get(int(version), commit) if version.isdecimal() else commit\n",
+        "            last = None\n",
         (*_DELTA_TESTS, *_COMMIT_TESTS),
     ),
     Fault(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
+import time
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -175,8 +178,106 @@ def test_a_table_that_others_restore(tmp_path: Path) -> None:
             assert table.last_run("load") == _run(3)
 
 
+def test_a_table_that_others_replace(tmp_path: Path) -> None:
+    """The app transactions stay, as with RESTORE."""
+    table = DeltaLakeTable(str(tmp_path))
+    table.prepare(_COLUMNS, "none", "", "load")
+    for number in (1, 2):
+        table.append([_file(tmp_path, number * 10)], _run(number))
+    DeltaTable.create(tmp_path, _COLUMNS, mode="overwrite")
+    assert not DeltaTable(tmp_path).file_uris()
+    message = r"was replaced by version 3 \(CREATE OR REPLACE TABLE\), after version 2, which has run 2"
+    for use in (lambda: table.last_run("load"), lambda: table.append([_file(tmp_path, 30)], _run(3))):
+        with pytest.raises(LoadError, match=message):
+            use()
+    DeltaTable(tmp_path).restore(2)
+    table.append([_file(tmp_path, 30)], _run(3))
+    assert _offsets(tmp_path) == list(range(10, 40))
+
+
+def test_operations_that_replace_a_table() -> None:
+    """The names that Spark and deltalake have for them."""
+    names = ("CREATE OR REPLACE TABLE", "REPLACE TABLE", "CREATE TABLE")
+    for name in (*names, *(f"{one} AS SELECT" for one in names), "CLONE"):
+        assert delta._REPLACES.match(name), name
+    for name in ("REPLACE COLUMNS", "WRITE", "RESTORE", "SET TBLPROPERTIES", "MERGE", "OPTIMIZE"):
+        assert not delta._REPLACES.match(name), name
+
+
+def _clean(folder: Path, last: int) -> None:
+    """What the log's cleanup does to commits up to one: they are older than the retention, and in a checkpoint."""
+    DeltaTable(folder, version=last + 1).create_checkpoint()
+    long_ago = time.time() - 40 * 86_400
+    for version in range(last + 1):
+        os.utime(folder / f"_delta_log/{version:020}.json", (long_ago, long_ago))
+    DeltaTable(folder).cleanup_metadata()
+    assert min(commit["version"] for commit in DeltaTable(folder).history()) == last + 1
+
+
+def test_a_log_without_the_last_run(tmp_path: Path) -> None:
+    """A table that is as it was is loaded on; one that others may have taken the run from is not."""
+    for name in ("whole", "restored before", "restored after", "replaced", "cleaned again"):
+        folder = tmp_path / name.replace(" ", "-")
+        table = DeltaLakeTable(str(folder))
+        table.prepare(_COLUMNS, "none", "", "load")
+        for number in (1, 2):
+            table.append([_file(folder, number * 10)], _run(number))
+        row = pa.table({"offset": [1], "topic": ["q"], "partition": pa.array([0], pa.int32())})
+        for _ in range(2):  # versions 3 and 4
+            write_deltalake(folder, row, mode="append")
+        if name in ("replaced", "cleaned again"):
+            DeltaTable.create(folder, _COLUMNS, mode="overwrite")
+        elif name != "whole":
+            DeltaTable(folder).restore(1 if name == "restored before" else 3)
+        if name == "cleaned again":
+            write_deltalake(folder, row, mode="append")
+        _clean(folder, 5 if name == "cleaned again" else 2)
+        table = DeltaLakeTable(str(folder))
+        if name in ("whole", "restored after"):
+            assert table.last_run("load") == Run("load", 2, "", {})
+            table.append([_file(folder, 30)], _run(3))
+            assert set(_offsets(folder)) == {1, *range(10, 40)}
+            continue
+        messages = {
+            "restored before": r"was restored to another version by version 5 \(RESTORE\), after run 2",
+            "replaced": r"was replaced by version 5 \(CREATE OR REPLACE TABLE\), after run 2",
+            "cleaned again": "run 2 of load load, whose .*, and not the property klog.load",
+        }
+        with pytest.raises(LoadError, match=messages[name]):
+            table.last_run("load")
+
+
+def test_app_transactions_that_the_table_forgets(tmp_path: Path) -> None:
+    """With delta.setTransactionRetentionDuration Spark's checkpoints lack old ones, and all without a time."""
+    table = DeltaLakeTable(str(tmp_path))
+    table.prepare(_COLUMNS, "none", "", "load")
+    before = time.time() * 1000 - 1
+    for number in (1, 2):
+        table.append([_file(tmp_path, number * 10)], _run(number))
+    DeltaTable(tmp_path).create_checkpoint()
+    log = tmp_path / "_delta_log"
+    (checkpoint,) = log.glob("*.checkpoint.parquet")
+    actions = pq.read_table(checkpoint)
+    transactions = actions["txn"].to_pylist()
+    assert [one["lastUpdated"] >= before for one in transactions if one] == [True]
+    kept = actions.filter(pa.array([one is None for one in transactions]))
+    pq.write_table(kept, checkpoint)
+    (log / "_last_checkpoint").write_text(json.dumps({"version": 2, "size": len(kept)}))
+    assert DeltaTable(tmp_path).transaction_version("load") is None
+
+    table = DeltaLakeTable(str(tmp_path))
+    assert table.last_run("load") == _run(2)
+    assert table.last_run("another") is None
+    with pytest.raises(RunConflict):
+        table.append([_file(tmp_path, 20)], _run(1))
+    table.append([_file(tmp_path, 30)], _run(3))
+    assert _offsets(tmp_path) == list(range(10, 40))
+    assert table.last_run("load") == _run(3)
+
+
 def test_compact(tmp_path: Path) -> None:
     table = DeltaLakeTable(str(tmp_path))
+    assert table.compact(1 << 20) == 0  # there is no table yet
     table.prepare(_COLUMNS, "none", "", "load")
     for number in (1, 2, 3):
         table.append([_file(tmp_path, number * 10)], _run(number))
