@@ -6,7 +6,8 @@ values    the fields of the value, then _key, _topic, _partition, _offset, _time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ from spark_klog.errors import LoadError
 from spark_klog.load.rows import fitted, merged
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.tables.changes import ChangeFormat
+from spark_klog.tables.table import aliases_of, with_aliases
 
 #: Columns of records beside the fields of values, in which their names begin with "_".
 BESIDE_VALUES = ("key", "topic", "partition", "offset", "timestamp")
@@ -29,6 +31,47 @@ def table_columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
     if settings.table_columns == VALUES:  # fields that a later topic has stand before these
         made |= {name: made.pop(name) for name in [f"_{one}" for one in BESIDE_VALUES]}
     return pa.schema(made.values())
+
+
+def run_columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
+    """The columns of a table that a run of these topics needs; errors as of `table_columns`.
+
+    Its fields do not have those aliases by which a topic of the load that the run does not have, has a field now.
+    """
+    others = sorted({one.topic for one in settings.rows}.difference(topics))
+    columns = _columns(settings, topics)
+    return pa.schema(_without_names(columns, [one for topic in others for one in _columns(settings, [topic])]))
+
+
+def _columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
+    changes = settings.change_format(topics[0])
+    return table_columns(settings, topics) if changes is None else row_columns(changes)
+
+
+def _without_names(fields: Iterable[pa.Field], others: Iterable[pa.Field]) -> list[pa.Field]:
+    """The fields without the aliases that are names of `others`; so are those in them."""
+    known: dict[str, list[pa.DataType]] = {}
+    for one in others:
+        known.setdefault(one.name, []).append(one.type)
+    return [
+        with_aliases(
+            one.with_type(_type_without(one.type, known.get(one.name, []))).remove_metadata(),
+            [name for name in aliases_of(one) if name not in known],
+        )
+        for one in fields
+    ]
+
+
+def _type_without(kind: pa.DataType, others: Sequence[pa.DataType]) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct(_without_names(kind, chain.from_iterable(one for one in others if pa.types.is_struct(one))))
+    if pa.types.is_list(kind):
+        items = [one.value_type for one in others if pa.types.is_list(one)]
+        return pa.list_(kind.value_field.with_type(_type_without(kind.value_type, items)))
+    if pa.types.is_map(kind):
+        items = [one.item_type for one in others if pa.types.is_map(one)]
+        return pa.map_(kind.key_field, kind.item_field.with_type(_type_without(kind.item_type, items)))
+    return kind
 
 
 def row_columns(changes: ChangeFormat) -> pa.Schema:

@@ -48,7 +48,7 @@ from spark_klog.load.journal.model import (
 )
 from spark_klog.load.journal.store import Store, arrow_file, read_json, to_json
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.table_columns import row_columns, table_columns, time_column
+from spark_klog.load.table_columns import run_columns, time_column
 from spark_klog.tables.change_files import change_files
 from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.table import STREAMS, DataFile, Run, Table
@@ -136,8 +136,7 @@ class TableCommits:
 
     def prepare(self, settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
         """Make the table ready for a run; returns the columns of its files. Errors as of `Table.prepare`."""
-        changes = settings.change_format(topics[0])
-        columns = table_columns(settings, topics) if changes is None else row_columns(changes)
+        columns = run_columns(settings, topics)
         layout = settings.layout
         assert layout in ("none", "day", "hour")
         return self.table.prepare(columns, layout, time_column(settings), self._load)  # type: ignore[arg-type]

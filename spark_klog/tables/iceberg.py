@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -44,14 +44,16 @@ from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.iceberg_transaction import OneAttempt
 from spark_klog.tables.iceberg_upsert import Upsert
 from spark_klog.tables.table import (
+    COLUMNS_PROPERTY,
     LOAD_PROPERTY,
     DataFile,
     Layout,
     Offsets,
     Run,
     TableFile,
-    columns_property,
     is_committed,
+    own_columns,
+    own_columns_property,
 )
 
 _log = logging.getLogger(__name__)
@@ -143,7 +145,8 @@ class IcebergTable:
     def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
         """As of `Table.prepare`. Columns that only the table has are not in the schema: their values are null.
 
-        A field with the name of one of the table's among its aliases (`with_aliases`) is that one, which is renamed.
+        A field with the name of one of the table's among its aliases (`with_aliases`) is that one, which is renamed;
+        of columns only if it is the load's own.
         """
         return self._trying(lambda: self._prepare(columns, layout, time_column, load), "prepared")
 
@@ -151,12 +154,12 @@ class IcebergTable:
         table = self._table()
         if table is None:
             schema = to_iceberg(columns)
-            if differences := changes(schema, columns).differences:
+            if differences := changes(schema, columns, ()).differences:
                 raise LoadError(f"{self.address}: {'; '.join(differences)}")
             spec = self._spec(schema, layout, time_column)
             self._create_namespace()
             location = self._location or None
-            properties = {**_PROPERTIES, LOAD_PROPERTY: load, **columns_property({}, columns)}
+            properties = {**_PROPERTIES, LOAD_PROPERTY: load, **own_columns_property({}, columns)}
             for column in place_columns(schema)[:1]:  # whole names of topics; a column that is not there is an error
                 properties[f"write.metadata.metrics.column.{schema.find_column_name(column)}"] = "full"
             try:
@@ -168,13 +171,13 @@ class IcebergTable:
         if metadata.format_version not in _WRITTEN:
             raise LoadError(f"{self.address} has format version {metadata.format_version}: pyiceberg writes 1 and 2")
         self._check_layout(metadata, layout, time_column)
-        needed = changes(metadata.schema(), columns)
+        needed = changes(metadata.schema(), columns, _own(metadata))
         if needed.differences:
             raise LoadError(
                 f"{self.address} does not fit: {'; '.join(needed.differences)}: change the table, or load into another"
             )
         renamed = [path[0] for path, _ in needed.renamed if len(path) == 1]
-        own = columns_property(metadata.properties, columns, renamed)
+        own = own_columns_property(metadata.properties, columns, renamed)
         if needed or own or LOAD_PROPERTY not in metadata.properties:
             transaction = OneAttempt(table)
             if needed:
@@ -435,6 +438,13 @@ class IcebergTable:
         with suppress(Exception):
             return self._catalog.load_table(self._identifier).metadata_location != self._seen
         return True
+
+
+def _own(metadata: TableMetadata) -> Collection[str]:
+    """The columns that are a load's: none before the first load, all of one that did not say which."""
+    if COLUMNS_PROPERTY in metadata.properties:
+        return own_columns(metadata.properties)
+    return [one.name for one in metadata.schema().fields] if LOAD_PROPERTY in metadata.properties else ()
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ A Parquet file belongs to a table by the ids of its fields, at all levels. Arrow
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -177,19 +177,25 @@ class Changes:
         return bool(self.added or self.widened or self.renamed)
 
 
-def changes(table: Schema, columns: pa.Schema) -> Changes:
+def changes(table: Schema, columns: pa.Schema, own: Collection[str]) -> Changes:
     """Compare a load's columns with a table's. Columns that only the table has stay, unless they are required.
 
-    A column that the table does not have is one of the table's under another name, if its `ALIASES` name that.
+    A column that the table does not have is one of the table's under another name, if its aliases (`aliases_of`) name
+    that, and the load's `own` columns have it.
     """
     compared = Changes()
-    _compare_fields(table.fields, list(columns), (), compared)
+    _compare_fields(table.fields, list(columns), (), compared, own)
     return compared
 
 
 def _compare_fields(
-    known: Sequence[NestedField], wanted: Sequence[pa.Field], path: tuple[str, ...], to: Changes
+    known: Sequence[NestedField],
+    wanted: Sequence[pa.Field],
+    path: tuple[str, ...],
+    to: Changes,
+    own: Collection[str] | None = None,
 ) -> None:
+    """All fields can be renamed if `own` is None."""
     by_name = {one.name: one for one in known}
     names = {one.name for one in wanted}
     folded: dict[str, str] = {}
@@ -201,7 +207,9 @@ def _compare_fields(
     for one in wanted:
         same = by_name.get(one.name)
         if same is None:
-            alias = next((name for name in aliases_of(one) if name in by_name and name not in names | used), None)
+            others = names | used
+            former = [name for name in aliases_of(one) if name in by_name and name not in others]
+            alias = next((name for name in former if own is None or name in own), None)
             if alias is None:
                 to.added.append(
                     ((*path, one.name), _iceberg_type(one.type, (*path, one.name), itertools.count(1).__next__))

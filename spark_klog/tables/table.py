@@ -96,24 +96,30 @@ class TableFile:
 
 #: The property of a table that has the id of its load, and the entry of a commit that has a `Run` as JSON.
 LOAD_PROPERTY, COMMIT_ENTRY = "klog.load", "klog"
-#: The property of a table of changes that has the names of the load's own columns, as JSON; all others are the users'.
+#: The property that has the names of the load's own columns, as JSON; all others are the users'. All tables of changes
+#: and all of Iceberg's have it.
 COLUMNS_PROPERTY = "klog.columns"
 #: The id of a load that stands for all streams, of `spark_klog.tables.upsert`.
 STREAMS = "spark_klog.tables.upsert"
 
 
 def own_columns(properties: Mapping[str, str]) -> set[str]:
-    """The columns of a table that runs have had, by its properties; those of tables that are not of changes."""
+    """The columns of a table that runs have had, by its property; none if it has no such property."""
     return set(json.loads(properties.get(COLUMNS_PROPERTY, "[]")))
 
 
-def columns_property(properties: Mapping[str, str], columns: pa.Schema, gone: Collection[str] = ()) -> dict[str, str]:
+def own_columns_property(
+    properties: Mapping[str, str], columns: pa.Schema, gone: Collection[str] = ()
+) -> dict[str, str]:
     """The property of a table whose runs have these columns from now on, `gone` no longer; empty if it stays."""
     known = own_columns(properties)
     names = known.difference(gone).union(columns.names)
-    if INCARNATION not in columns.names or names == known:
-        return {}
-    return {COLUMNS_PROPERTY: json.dumps(sorted(names))}
+    return {} if names == known else {COLUMNS_PROPERTY: json.dumps(sorted(names))}
+
+
+def columns_property(properties: Mapping[str, str], columns: pa.Schema) -> dict[str, str]:
+    """As `own_columns_property`, of tables of changes; empty of others."""
+    return own_columns_property(properties, columns) if INCARNATION in columns.names else {}
 
 
 #: Metadata of Arrow fields, at all levels, that a Parquet file of Iceberg has.

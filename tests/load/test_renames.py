@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,39 @@ def test_a_renamed_field_is_a_renamed_column(
     ]
     assert ids()["c"] == before["a"]
     assert status(address).findings == []
+
+
+def test_a_name_that_another_topic_has_stays(
+    cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path, environment: Any
+) -> None:
+    """A call with one of two topics does not rename the other one's columns, whose rows are in them."""
+    address = address_of("iceberg", tmp_path)
+    mine, other = (_Topic(cluster.bootstrap_servers, registry, f"{topic}-{name}") for name in ("a", "b"))
+    source = replace(mine.format, subject=None)
+
+    def load(*topics: _Topic) -> None:
+        names = [one.name for one in topics]
+        settings = WriteSettings(table_columns=VALUES)
+        run(mine.servers, address, *names, settings=settings, formats=(source,), evolution="latest")
+
+    for one in (mine, other):
+        one.send(_FIRST, "a", 0)
+    load(mine, other)
+    mine.send(_RENAMED, "c", 1)
+    load(mine)
+    for one, schema, name in ((mine, _RENAMED, "c"), (other, _FIRST, "a")):
+        one.send(schema, name, 2)
+    load(mine, other)
+    found = {(row["_topic"], row["id"]): row for row in content(address).to_pylist()}
+    for one, last in ((mine, "c"), (other, "a")):
+        for number in range(3):
+            row = found.pop((one.name, number), None)
+            name = "a" if number == 0 else last
+            if (one, number) == (other, 1):
+                assert row is None
+                continue
+            assert row is not None
+            assert {key: row[key] for key in ("a", "c")} == {"a": None, "c": None, name: f"{name}{number}"}
+            place = {"lat": None, "latitude": None, "lat" if name == "a" else "latitude": number + 0.5}
+            assert row["places"] == [place]
+    assert not found

@@ -71,6 +71,24 @@ def test_columns_are_added_widened_and_renamed(warehouse: Warehouse) -> None:
     assert table.compact(1 << 20) == 0  # a list whose items have changed is left as it is
 
 
+def test_a_column_that_is_not_the_loads_is_not_renamed(warehouse: Warehouse) -> None:
+    """Neither one that the table had before its first load, nor one that the user adds; also by a later process."""
+    text, at = pa.string(), pa.field("timestamp", pa.timestamp("us", tz="UTC"))
+    warehouse.catalog.create_namespace("ns")
+    warehouse.catalog.create_table("ns.t", pa.schema([pa.field("before", text), at]))
+
+    def prepared(*columns: pa.Field) -> list[str]:
+        warehouse.open().prepare(pa.schema([*columns, at]), "none", "", LOAD)
+        return warehouse.stranger().schema().as_arrow().names
+
+    assert prepared(with_aliases(pa.field("a", text), ["before"])) == ["before", "timestamp", "a"]
+    with warehouse.stranger().update_schema() as update:
+        update.add_column("note", StringType())
+    again = with_aliases(pa.field("b", text), ["note", "a"])
+    assert prepared(again) == ["before", "timestamp", "b", "note"]
+    assert prepared(again, with_aliases(pa.field("c", text), ["note"])) == ["before", "timestamp", "b", "note", "c"]
+
+
 def test_what_does_not_fit_is_named(warehouse: Warehouse) -> None:
     fields = [
         NestedField(1, "topic", IntegerType(), required=False),
@@ -249,8 +267,8 @@ def test_arrow_and_back() -> None:
     kinds = [kind for kind, _ in _TYPES]
     columns = pa.schema([pa.field(f"c{number}", kind) for number, kind in enumerate(kinds)])
     schema = to_iceberg(columns)
-    assert not changes(schema, columns)
-    assert not changes(schema, columns).differences
-    assert not changes(schema, to_arrow(schema))
+    assert not changes(schema, columns, ())
+    assert not changes(schema, columns, ()).differences
+    assert not changes(schema, to_arrow(schema), ())
     ids = [one.field_id for one in schema.fields]
     assert len(set(ids)) == len(kinds)
