@@ -64,7 +64,9 @@ def last_run(address: str, table: Table, load: str) -> Run | None:
     if properties.get(LOAD_PROPERTY, load) != load:
         return None
     recorded = _run_of({**properties, LOAD_PROPERTY: load}, load)
-    history = _History(table, 0 if _SNAPSHOT not in properties else _MOST_VERSIONS)
+    snapshot_id, sequence = json.loads(properties.get(_SNAPSHOT, "[0, 0]"))
+    # in format version 1 the numbers of snapshots are 0: after an upgrade 1 is not the first one
+    history = _History(table, 0 if _SNAPSHOT not in properties else _MOST_VERSIONS, is_numbered=sequence > 0)
     if recorded is None:
         for one in history.ancestors():
             if (run := _run_of(one.summary, load)) is not None:
@@ -75,7 +77,6 @@ def last_run(address: str, table: Table, load: str) -> Run | None:
                 f"property {_RUN} is unset: set it again, or load into another table"
             )
         return None
-    snapshot_id, sequence = json.loads(properties.get(_SNAPSHOT, "[0, 0]"))
     earlier, is_older = None, False
     picked: set[int] = set()
     for one in history.ancestors():
@@ -141,11 +142,12 @@ class _History:
     """The snapshots of a table, and those that have expired, as far as former versions of its metadata tell.
 
     Java's libraries leave a snapshot the id of a parent that has expired, pyiceberg sets it to None. At most
-    `versions` are read, those first that were written about the time of the snapshot whose parent is unknown.
+    `versions` are read, those first that were written about the time of the snapshot whose parent is unknown. If it
+    `is_numbered`, the snapshot with the sequence number 1 has no parent.
     """
 
-    def __init__(self, table: Table, versions: int) -> None:
-        self._table = table
+    def __init__(self, table: Table, versions: int, *, is_numbered: bool) -> None:
+        self._table, self._is_numbered = table, is_numbered
         self._known = {one.snapshot_id: one for one in table.metadata.snapshots}
         self._log = list(table.metadata.metadata_log)[-versions:] if versions else []
         #: By place in the log: the parents in this version, None if it can't be read. The current one is the last.
@@ -183,7 +185,7 @@ class _History:
 
     def _is_first(self, one: Snapshot) -> bool:
         """Whether a snapshot was made without a parent: the table's first, or one that replaces the table."""
-        if one.sequence_number == 1:
+        if one.sequence_number == 1 and self._is_numbered:
             return True
         for place, parents in self._parents.items():
             before = self._parents.get(place - 1)

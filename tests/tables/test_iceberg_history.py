@@ -26,8 +26,11 @@ class Order:
     `run` is the last run by the table's properties; `is_lost` whether former metadata was removed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, version: str = "2") -> None:
         self.warehouse = Warehouse(folder)
+        if version == "1":
+            self.warehouse.catalog.create_namespace("ns")
+            self.warehouse.catalog.create_table("ns.t", FULL, properties={"format-version": "1"})
         self.table, self.schema = self.warehouse.prepared("none")
         self.run: Run | None = None
         self.next = 0
@@ -117,6 +120,13 @@ class Order:
             self.warehouse.stranger().append(data, snapshot_properties=properties)
             self._committed(before, {number})
 
+    def upgrades(self, choice: int) -> None:
+        """To format version 2, whose snapshots have sequence numbers, from 1 on."""
+        table = self.warehouse.stranger()
+        if table.format_version == 1:
+            with table.transaction() as transaction:
+                transaction.upgrade_table_version(2)
+
     def loses_metadata(self, choice: int) -> None:
         table = self.warehouse.stranger()
         current = Path(table.metadata_location.removeprefix("file://"))
@@ -165,8 +175,9 @@ _WAYS = ["runs", "runs", "appends", "compacts", "expires", "expires", "tags", "r
 
 
 def _play(steps: list[tuple[str, int]], *, follows_advice: bool) -> None:
+    is_upgraded = "upgrades" in (way for way, _ in steps)
     with TemporaryDirectory() as folder:
-        order = Order(Path(folder))
+        order = Order(Path(folder), "1" if is_upgraded else "2")
         for way, choice in steps:
             getattr(order, way)(choice)
             order.check(follows_advice=follows_advice and choice % 5 == 0)
@@ -184,7 +195,7 @@ def test_orders(steps: list[Any], advice: bool) -> None:
 
 @pytest.mark.test_all("long")
 @settings(deadline=None, max_examples=60, phases=_NO_SHRINKING, suppress_health_check=list(HealthCheck))
-@given(steps=_orders([*_WAYS, "loses_metadata"], 16), advice=st.booleans())
+@given(steps=_orders([*_WAYS, "loses_metadata", "upgrades"], 16), advice=st.booleans())
 def test_many_orders(steps: list[Any], advice: bool) -> None:
     _play([("runs", 1), *steps], follows_advice=advice)
 
@@ -193,10 +204,25 @@ EXPIRED_WITH_A_TAG = [("runs", 1), ("tags", 0), ("appends", 0), ("appends", 0), 
 EXPIRED_AFTER_A_ROLL_BACK = [("runs", 1), ("runs", 1), ("rolls_back", 2), ("appends", 1), ("expires", 1)]
 
 
+UPGRADED = [("runs", 1), ("upgrades", 0), ("appends", 0), ("expires", 1)]
+UPGRADED_AFTER_A_ROLL_BACK = [("runs", 1), ("runs", 1), ("rolls_back", 2), *UPGRADED[1:]]
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
-@pytest.mark.parametrize("steps", [EXPIRED_WITH_A_TAG, EXPIRED_AFTER_A_ROLL_BACK])
+@pytest.mark.parametrize("steps", [EXPIRED_WITH_A_TAG, EXPIRED_AFTER_A_ROLL_BACK, UPGRADED, UPGRADED_AFTER_A_ROLL_BACK])
 def test_snapshots_between_are_expired(steps: list[tuple[str, int]], is_lost: bool) -> None:
     _play([*steps, ("loses_metadata", 0)] if is_lost else steps, follows_advice=True)
+
+
+def test_a_run_of_format_version_1_is_not_loaded_again(tmp_path: Path) -> None:
+    order = Order(tmp_path, "1")
+    for way, choice in (*UPGRADED, ("loses_metadata", 0)):
+        getattr(order, way)(choice)
+    with order.warehouse.stranger().transaction() as transaction:
+        transaction.remove_properties("klog.run")
+    order.loses_metadata(0)
+    with pytest.raises(LoadError, match=r"are expired, and the property klog\.run is unset: set it again"):
+        order.warehouse.open().last_run(LOAD)
 
 
 def test_a_row_of_the_run_tells_when_no_history_does(tmp_path: Path) -> None:
@@ -219,7 +245,7 @@ def test_a_stream_of_upserts_has_no_offsets_of_rows(tmp_path: Path) -> None:
         transaction.set_properties({"klog.load": STREAMS})
     run = Run(STREAMS, 1, "token", {"query": {"batch": 0, "rows-0": 5, "run": 1}})
     order.warehouse.open().append([write(order.table, order.schema, "a", rows(range(5)))], run)
-    order._committed(None)
+    order._committed(None, {1})
     order.appends(0)
     order.appends(0)
     order.expires(1)
