@@ -36,6 +36,7 @@ from spark_klog.load.journal.history import (
     claim_output,
     complete_tasks,
     discard_run,
+    event_time_now,
     is_pointed_to,
     last_committed,
     new_identity,
@@ -210,6 +211,8 @@ def load(options: LoadOptions, runner: SparkRunner, follow: Follow = lambda _tot
         store = open_store(options.output if table is None else table.location, of_table=table is not None)
         check_names(store, partitions, options.settings.extension)
         with locked(store):
+            event_time = event_time_now(store, options.settings.event_time)
+            options = replace(options, settings=replace(options.settings, event_time=event_time))
             settings, names = asdict(options.settings), options.format_names
             kind = options.output if table is not None else ""
             kind = DELTA if format_of(kind) == DELTA else kind  # its URI may have secrets
@@ -289,7 +292,7 @@ class _Run:
         has_work = (extent.records or extent.lost) and not self._time.is_over
         settings = self._options.settings
         if has_work and self._options.formats:
-            settings = replace(settings, rows=self._run_schemas(number, self._options.topics))
+            settings = settings.with_rows(self._run_schemas(number, self._options.topics))
         if is_new:
             self._claim()
         # Of columns that are known without a record there is a table after the first call.
@@ -483,7 +486,7 @@ class _Run:
         is_refused = store.size(refused_path(plan.run)) is not None
         new = old = self._settings(plan)
         if is_refused and options.evolution == "latest" and options.formats:
-            new = replace(new, rows=self._run_schemas(plan.run - 1, plan.topics))
+            new = new.with_rows(self._run_schemas(plan.run - 1, plan.topics))
         if old.schema and options.settings.schema:
             new = replace(new, schema=options.settings.schema)
         if new == old and not is_refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from spark_klog.base.settings import any_of
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 from spark_klog.load.rows import RowSchema
-from spark_klog.load.values import UTC, check_field, check_zone, parse_schema
+from spark_klog.load.values import UTC, check_field, check_zone, name_now, parse_schema
 from spark_klog.tables.changes import RECORD_KEY, ChangeFormat, Envelope
 
 PARQUET, ARROW, JSON_LINES = "parquet", "arrow", "json"
@@ -125,6 +125,21 @@ class WriteSettings:
                     check_field(one.type, self.event_time)
             if self.layout == "none":
                 raise ConfigError(f"event time {self.event_time!r} is for --partition-by hour or day")
+
+    def with_rows(self, rows: tuple[RowSchema, ...]) -> WriteSettings:
+        """These settings with other schemas: the event time by the name that its field has in them, by its aliases.
+
+        `ConfigError` if topics have the field by different names.
+        """
+        names = {one.topic: name_now(one.type, self.event_time) for one in rows if one.column == "value"}
+        if self.event_time and len(set(names.values())) > 1:
+            texts = [f"{name!r} in topic {topic}" for topic, name in sorted(names.items())]
+            raise ConfigError(
+                f"event time {self.event_time!r} is {', '.join(texts)} by the new schemas, and partitions go by one "
+                "name: rename the field in all topics, or in none"
+            )
+        event_time = next(iter(names.values())) if self.event_time and names else self.event_time
+        return replace(self, rows=rows, event_time=event_time)
 
     def change_format(self, topic: str) -> ChangeFormat | None:
         """What the topic's records say about rows; None if each of them is a row. `ConfigError` if they can't."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from spark_klog.columns.json_reader import BEGIN, json_text, read_json
 from spark_klog.errors import ConfigError
+from spark_klog.tables.table import aliases_of
 
 UTC = "UTC"
 #: Years 1 to 9999, as Python has them.
@@ -76,10 +77,26 @@ def check_field(kind: pa.DataType, path: str) -> None:
     for name in path.split("."):
         index = found.get_field_index(name) if pa.types.is_struct(found) else -1
         if index < 0:
-            raise ConfigError(f"event time {path!r}: the schema has no field {name!r}")
+            raise ConfigError(
+                f"event time {path!r}: the schema has no field {name!r}: name one that it has. If the load's files or "
+                "rows go by it, register a version of the schema that has it, too, or load into another table"
+            )
         found = found.field(index).type
     if not (pa.types.is_timestamp(found) or pa.types.is_date(found) or pa.types.is_int64(found)):
         raise ConfigError(f"event time {path!r} must be a timestamp, a date, or ms since the epoch as a bigint")
+
+
+def name_now(kind: pa.DataType, path: str) -> str:
+    """The path of the field that is called so in a schema, or was before, by `aliases_of`; `path` if there is none."""
+    names: list[str] = []
+    for name in path.split("."):
+        fields = list(kind) if pa.types.is_struct(kind) else []
+        named = [one for one in fields if one.name == name] or [one for one in fields if name in aliases_of(one)]
+        if not named:
+            return path
+        names.append(named[0].name)
+        kind = named[0].type
+    return ".".join(names)
 
 
 def field_times(values: pa.Array, path: str, otherwise: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -170,8 +170,8 @@ class IcebergTable:
         self._check_owner(metadata, load)
         if metadata.format_version not in _WRITTEN:
             raise LoadError(f"{self.address} has format version {metadata.format_version}: pyiceberg writes 1 and 2")
-        self._check_layout(metadata, layout, time_column)
         needed = changes(metadata.schema(), columns, _own(metadata))
+        self._check_layout(metadata, layout, needed.path_before(time_column))
         if needed.differences:
             raise LoadError(
                 f"{self.address} does not fit: {'; '.join(needed.differences)}: change the table, or load into another"

@@ -176,6 +176,14 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self.added or self.widened or self.renamed)
 
+    def path_before(self, path: str) -> str:
+        """The path in the table before of a column that the load has at `path`."""
+        names = {(old[:-1], new): old[-1] for old, new in self.renamed}
+        before: _Path = ()
+        for name in path.split("."):
+            before = (*before, names.get((before, name), name))
+        return _dotted(before)
+
 
 def changes(table: Schema, columns: pa.Schema, own: Collection[str]) -> Changes:
     """Compare a load's columns with a table's. Columns that only the table has stay, unless they are required.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timezone
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyiceberg.catalog import load_catalog
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import LoadError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load.audit import status
 from spark_klog.load.settings import VALUES, WriteSettings
@@ -49,6 +51,7 @@ _FIRST = _schema(_text("a"), place={"name": "lat", "type": "double", "default": 
 _RENAMED = _schema(_text("c", "a"), place={"name": "latitude", "type": "double", "default": 0.0, "aliases": ["lat"]})
 #: Its `a` is another field than the first one's.
 _AGAIN = _schema(_text("c"), _text("a"), place={"name": "latitude", "type": "double", "default": 0.0})
+_DAYS = [datetime(2026, 1, day, tzinfo=timezone.utc) for day in range(1, 7)]
 
 
 class _Topic:
@@ -61,14 +64,17 @@ class _Topic:
         create_topic(servers, name)
 
     def send(self, schema: dict[str, Any], name: str, *ids: int) -> None:
-        schema_id = self._client.register_schema(f"{self.name}-value", Schema(json.dumps(schema), "AVRO"))
         place = schema["fields"][-1]["type"]["items"]["fields"][0]["name"]
-        for number in ids:
+        rows = [{"id": number, name: f"{name}{number}", "places": [{place: number + 0.5}]} for number in ids]
+        self.send_rows(schema, *rows)
+
+    def send_rows(self, schema: dict[str, Any], *rows: dict[str, Any]) -> None:
+        schema_id = self._client.register_schema(f"{self.name}-value", Schema(json.dumps(schema), "AVRO"))
+        for row in rows:
             body = BytesIO()
-            row = {"id": number, name: f"{name}{number}", "places": [{place: number + 0.5}]}
             fastavro.schemaless_writer(body, fastavro.parse_schema(schema), row)
             self._sent.append((schema, body.getvalue()))
-        new = self._sent[-len(ids) :]
+        new = self._sent[-len(rows) :]
         produce(self.servers, self.name, [Sent(b"\0" + schema_id.to_bytes(4, "big") + body, b"k") for _, body in new])
 
     def rows(self, schema: dict[str, Any]) -> list[Any]:
@@ -171,3 +177,44 @@ def test_a_name_that_another_topic_has_stays(
             place = {"lat": None, "latitude": None, "lat" if name == "a" else "latitude": number + 0.5}
             assert row["places"] == [place]
     assert not found
+
+
+def test_the_event_time_is_renamed(
+    cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path, environment: Any
+) -> None:
+    """The table stays partitioned by the field; who calls it by its former name, as a cron job does, goes on."""
+    address = address_of("iceberg", tmp_path)
+    source = _Topic(cluster.bootstrap_servers, registry, topic)
+
+    def schema(name: str, *aliases: str) -> dict[str, Any]:
+        time = {"name": name, "type": {"type": "long", "logicalType": "timestamp-micros"}, "aliases": list(aliases)}
+        return {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"}, time]}
+
+    def send(number: int, by: dict[str, Any]) -> None:
+        source.send_rows(by, {"id": number, by["fields"][1]["name"]: _DAYS[number]})
+
+    def load(event_time: str, evolution: Any = "latest") -> None:
+        settings = WriteSettings(layout="day", event_time=event_time, table_columns=VALUES)
+        run(source.servers, address, topic, settings=settings, formats=(source.format,), evolution=evolution)
+
+    send(0, schema("ts"))
+    load("ts")
+    send(1, schema("event_ts", "ts"))
+    with pytest.raises(LoadError, match="a load with --event-time ts, not with --event-time event_ts"):
+        load("event_ts")
+    load("ts")
+    for number, name in ((2, "ts"), (3, "event_ts")):
+        send(number, schema("event_ts", "ts"))
+        load(name, "keep")
+    send(4, schema("event_ts"))
+    load("ts")
+    with pytest.raises(LoadError, match="a load with --event-time event_ts, not with --event-time ts"):
+        load("ts")
+    send(5, schema("event_ts"))
+    load("event_ts")
+    table = load_catalog("local").load_table(address.removeprefix("iceberg:local."))
+    assert sorted(zip(*table.scan().to_arrow().select(["id", "event_ts"]).to_pydict().values(), strict=True)) == list(
+        enumerate(_DAYS)
+    )
+    assert table.scan(row_filter="event_ts >= '2026-01-03T00:00:00+00:00'").count() == 4
+    assert len({task.file.partition[0] for task in table.scan().plan_files()}) == 6

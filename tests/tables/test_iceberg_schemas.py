@@ -89,6 +89,19 @@ def test_a_column_that_is_not_the_loads_is_not_renamed(warehouse: Warehouse) -> 
     assert prepared(again, with_aliases(pa.field("c", text), ["note"])) == ["before", "timestamp", "b", "note", "c"]
 
 
+def test_the_column_of_the_partitions_is_renamed(warehouse: Warehouse) -> None:
+    kind, table = pa.timestamp("us", tz="UTC"), warehouse.open()
+    schema = table.prepare(_of(of=pa.struct([("at", kind)])), "hour", "value.of.at", LOAD)
+    table.append([write(table, schema, "1", rows([1], value={"of": {"at": _AT}}))], run_of(1, 1))
+    renamed = with_aliases(pa.field("time", pa.struct([with_aliases(pa.field("event", kind), ["at"])])), ["of"])
+    columns = with_types(FULL, {"value": pa.struct([renamed])})
+    with pytest.raises(LoadError, match=r"by the hour of value\.of\.at; the load's .* hour of timestamp"):
+        table.prepare(columns, "hour", "timestamp", LOAD)
+    schema = table.prepare(columns, "hour", "value.time.event", LOAD)
+    table.append([write(table, schema, "2", rows([2], value={"time": {"event": _AT}}))], run_of(2, 2))
+    assert warehouse.offsets(row_filter="value.time.event = '2024-01-01T05:30:00+00:00'") == [1, 2]
+
+
 def test_what_does_not_fit_is_named(warehouse: Warehouse) -> None:
     fields = [
         NestedField(1, "topic", IntegerType(), required=False),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from spark_klog.errors import LoadError
+from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.journal.model import (
     FOLDER,
     IDLE,
@@ -29,7 +29,8 @@ from spark_klog.load.journal.model import (
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.load.json_schemas import evolved_schema
 from spark_klog.load.rows import ANOTHER
-from spark_klog.load.settings import RECORDS
+from spark_klog.load.settings import RECORDS, WriteSettings
+from spark_klog.load.values import name_now
 from spark_klog.tables.opening import DELTA, is_table, open_table
 from spark_klog.tables.table import Table
 
@@ -270,6 +271,19 @@ def _last_plan(store: Store) -> Plan | None:
     """The plan of the last run, committed or not."""
     number = last_committed(store)
     return read_plan(store, number + 1) or read_plan(store, number)
+
+
+def event_time_now(store: Store, asked: str) -> str:
+    """The name that the field of the event time has in the last run, if it was called `asked` before; else `asked`."""
+    plan = _last_plan(store) if asked else None
+    if plan is None:
+        return asked
+    try:
+        last = WriteSettings.of(plan.settings)
+    except (TypeError, ValueError, ConfigError):  # whoever needs these settings says so
+        return asked
+    names = {name_now(one.type, asked) for one in last.rows if one.column == "value"}
+    return last.event_time if names == {last.event_time} else asked
 
 
 def check_schema(store: Store, found: Identity, schema: str, *, takes_new: bool) -> str:
