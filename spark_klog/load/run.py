@@ -298,7 +298,7 @@ class _Run:
         # Of columns that are known without a record there is a table after the first call.
         if self._table is not None and (has_work or (number == 0 and not self._options.formats)):
             try:
-                self._table.prepare(settings, self._options.topics)
+                self._table.prepare(settings, self._options.topics, is_planned=False)
             except LoadError:  # it refuses the columns, before there is a plan
                 if is_new:
                     self._store.remove(LOAD)
@@ -459,7 +459,8 @@ class _Run:
 
     def _run_tasks(self, plan: Plan) -> dict[int, list[RangeResult]]:
         """Run the tasks that are not complete; returns the results of all. `LoadError` if one of them has ended."""
-        columns = None if self._table is None else self._table.prepare(self._settings(plan), plan.topics)
+        settings = self._settings(plan)
+        columns = None if self._table is None else self._table.prepare(settings, plan.topics, is_planned=True)
         results = self._results(plan)
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
         if not todo:
@@ -492,7 +493,7 @@ class _Run:
         if new == old and not is_refused:
             return plan
         if new != old and self._table is not None:
-            self._table.prepare(new, plan.topics)
+            self._table.prepare(new, plan.topics, is_planned=False)
         runs_all_again = new != old and (self._table is None or bool(new.upsert_key))
         for number, results in self._results(plan).items():
             if runs_all_again or any(item.bad_values for item in results):

@@ -134,12 +134,13 @@ class TableCommits:
 
     # ----- a run
 
-    def prepare(self, settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
-        """Make the table ready for a run; returns the columns of its files. Errors as of `Table.prepare`."""
+    def prepare(self, settings: WriteSettings, topics: Sequence[str], *, is_planned: bool) -> pa.Schema:
+        """Make the table ready for a run; returns the columns of its files. As of `Table.prepare`, also errors."""
         columns = run_columns(settings, topics)
         layout = settings.layout
         assert layout in ("none", "day", "hour")
-        return self.table.prepare(columns, layout, time_column(settings), self._load)  # type: ignore[arg-type]
+        place = time_column(settings)
+        return self.table.prepare(columns, layout, place, self._load, is_planned=is_planned)  # type: ignore[arg-type]
 
     def commit(self, manifest: Manifest, changes: ChangeFormat | None) -> Manifest:
         """Commit a run to the table, then to the journal; errors as of `Table.append`. Returns what the journal has.

@@ -128,7 +128,9 @@ class DeltaLakeTable:
 
     # ----- writing
 
-    def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
+    def prepare(
+        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, *, is_planned: bool = True
+    ) -> pa.Schema:
         columns = pa.schema([pa.field(one.name, self._type(one.type, one.name)) for one in columns])
         partitions = [name for name, _ in _PARTITIONS[layout]]
         twice = [name for name, count in Counter(one.lower() for one in columns.names).items() if count > 1]

@@ -142,15 +142,17 @@ class IcebergTable:
         table = self._table()
         return None if table is None else table.properties.get(LOAD_PROPERTY)
 
-    def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
+    def prepare(
+        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, *, is_planned: bool = True
+    ) -> pa.Schema:
         """As of `Table.prepare`. Columns that only the table has are not in the schema: their values are null.
 
         A field with the name of one of the table's among its aliases (`with_aliases`) is that one, which is renamed;
         of columns only if it is the load's own.
         """
-        return self._trying(lambda: self._prepare(columns, layout, time_column, load), "prepared")
+        return self._trying(lambda: self._prepare(columns, layout, time_column, load, is_planned), "prepared")
 
-    def _prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
+    def _prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str, is_planned: bool) -> pa.Schema:
         table = self._table()
         if table is None:
             schema = to_iceberg(columns)
@@ -176,6 +178,8 @@ class IcebergTable:
             raise LoadError(
                 f"{self.address} does not fit: {'; '.join(needed.differences)}: change the table, or load into another"
             )
+        if needed.renamed and not is_planned:
+            return to_arrow(metadata.schema())
         renamed = [path[0] for path, _ in needed.renamed if len(path) == 1]
         own = own_columns_property(metadata.properties, columns, renamed)
         if needed or own or LOAD_PROPERTY not in metadata.properties:

@@ -164,12 +164,17 @@ class Table(Protocol):
     def load_id(self) -> str | None:
         """The id of the load that the table belongs to (its property `klog.load`); None if there is none."""
 
-    def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
+    def prepare(
+        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, *, is_planned: bool = True
+    ) -> pa.Schema:
         """Create the table, or add to it the nullable columns and fields that it lacks, and give it to the load.
 
         Returns the schema that files are to be written by: the table's own, with the ids of its fields if it has some.
         `time_column` is the path of the column that the layout is by. `LoadError` names the difference if the table has
         a column of another type or that is required, another layout, or belongs to another load.
+
+        Before the run `is_planned` a table that would rename columns is compared only: if the call dies, the next one
+        may have the former schema, and would add the former names again.
         """
 
     def last_run(self, load: str) -> Run | None:

@@ -218,3 +218,28 @@ def test_the_event_time_is_renamed(
     )
     assert table.scan(row_filter="event_ts >= '2026-01-03T00:00:00+00:00'").count() == 4
     assert len({task.file.partition[0] for task in table.scan().plan_files()}) == 6
+
+
+def test_who_dies_before_the_plan_has_renamed_nothing(
+    cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path, environment: Any
+) -> None:
+    """The next call may have the former schema: it would add the former name again, beside the rows under the new."""
+    address = address_of("iceberg", tmp_path)
+    source = _Topic(cluster.bootstrap_servers, registry, topic)
+
+    settings = WriteSettings(upsert_key="id")
+
+    def load(evolution: Any) -> list[Any]:
+        run(source.servers, address, topic, settings=settings, formats=(source.format,), evolution=evolution)
+        return [{name: row[name] for name in row if name in "ac"} for row in content(address).sort_by("id").to_pylist()]
+
+    source.send(_FIRST, "a", 0)
+    load("latest")
+    source.send(_RENAMED, "c", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spark_klog.load.run.make_tasks", lambda *_arguments, **_options: die())
+        with pytest.raises(Killed):
+            load("latest")
+    assert load("keep") == [{"a": "a0"}, {"a": None}]
+    source.send(_RENAMED, "c", 2)
+    assert load("latest") == [{"c": "a0"}, {"c": None}, {"c": "c2"}]
