@@ -227,6 +227,40 @@ def _names_in(new: pa.DataType, known: Collection[str]) -> dict[str, str]:
     return names
 
 
+def with_names_of(rows: Sequence[RowSchema], dropped: Sequence[RowSchema]) -> tuple[RowSchema, ...]:
+    """The schemas of a run that begins anew, with the names as aliases that `dropped` ones had for their fields.
+
+    Those have renamed columns, whose run has failed: they get back the names that they had.
+    """
+    types = {(one.topic, one.column): one.type for one in dropped}
+    named = []
+    for one in rows:
+        kind = _named_back(one.type, types.get((one.topic, one.column), one.type))
+        is_same = kind.equals(one.type, check_metadata=True)
+        named.append(one if is_same else replace(one, file_type=_encoded(kind)))
+    return tuple(named)
+
+
+def _named_back(kind: pa.DataType, dropped: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind) and pa.types.is_struct(dropped):
+        names, was = {one.name for one in kind}, {one.name: one for one in dropped}
+        fields = []
+        for one in kind:
+            same = was.get(one.name)
+            if same is None:
+                renamed = [other for other in dropped if one.name in aliases_of(other) and other.name not in names]
+                if renamed:
+                    same = renamed[0]
+                    one = with_aliases(one, [*aliases_of(one), same.name])
+            fields.append(one if same is None else one.with_type(_named_back(one.type, same.type)))
+        return pa.struct(fields)
+    if pa.types.is_map(kind) and pa.types.is_map(dropped):
+        return pa.map_(kind.key_field, kind.item_field.with_type(_named_back(kind.item_type, dropped.item_type)))
+    if pa.types.is_list(kind) and pa.types.is_list(dropped):
+        return pa.list_(kind.value_field.with_type(_named_back(kind.value_type, dropped.value_type)))
+    return kind
+
+
 def _with_aliases(kind: pa.DataType, schema: AvroSchema) -> pa.DataType:
     """A type whose fields have the aliases of Avro's."""
     if schema.kind == "union":

@@ -74,7 +74,7 @@ from spark_klog.load.planning import (
     make_tasks,
     partitions_of,
 )
-from spark_klog.load.rows import ANOTHER, Evolution, RowSchema, check_registry, run_schemas
+from spark_klog.load.rows import ANOTHER, Evolution, RowSchema, check_registry, run_schemas, with_names_of
 from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_commit import TableCommits, identity_of_lost_journal
 from spark_klog.load.tasks.task import Job, SparkRunner
@@ -487,7 +487,8 @@ class _Run:
         is_refused = store.size(refused_path(plan.run)) is not None
         new = old = self._settings(plan)
         if is_refused and options.evolution == "latest" and options.formats:
-            new = new.with_rows(self._run_schemas(plan.run - 1, plan.topics))
+            rows = self._run_schemas(plan.run - 1, plan.topics)
+            new = new.with_rows(rows if self._table is None else with_names_of(rows, old.rows))
         if old.schema and options.settings.schema:
             new = replace(new, schema=options.settings.schema)
         if new == old and not is_refused:

@@ -19,6 +19,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load.audit import status
+from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
@@ -243,3 +244,30 @@ def test_who_dies_before_the_plan_has_renamed_nothing(
     assert load("keep") == [{"a": "a0"}, {"a": None}]
     source.send(_RENAMED, "c", 2)
     assert load("latest") == [{"c": "a0"}, {"c": None}, {"c": "c2"}]
+
+
+@pytest.mark.parametrize("settings", [WriteSettings(upsert_key="id"), WriteSettings(table_columns=VALUES)])
+def test_a_version_that_is_taken_back_gives_back_the_names(
+    cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path, environment: Any, settings: WriteSettings
+) -> None:
+    """Its run was refused after the columns were renamed; also the rows of a task that was complete are there."""
+    address = address_of("iceberg", tmp_path)
+    source = _Topic(cluster.bootstrap_servers, registry, topic)
+
+    def load(**options: Any) -> None:
+        formats, limit = (source.format,), {"max_task_records": 1}
+        run(source.servers, address, topic, settings=settings, formats=formats, evolution="latest", **limit, **options)
+
+    source.send(_FIRST, "a", 0)
+    load()
+    source.send(_RENAMED, "c", 1)
+    produce(source.servers, topic, [Sent(b"\0\0\0\0\1", b"k")])
+    with pytest.raises(LoadError, match="more than --max-bad 0"):
+        load()
+    assert "c" in content(address).column_names
+    SchemaRegistryClient({"url": registry}).delete_version(f"{topic}-value", 2)
+    source.send(_FIRST, "a", 3)
+    load(max_bad=MaxBad(1))
+    rows = [{name: row[name] for name in row if name in "ac"} for row in content(address).sort_by("id").to_pylist()]
+    assert rows == [{"a": "a0"}, {"a": None if settings.upsert_key else "c1"}, {"a": "a3"}]
+    assert "lat: double" in str(content(address).schema)
