@@ -208,12 +208,13 @@ class ChangeFormat:
         for number, text in zip(numbers.tolist(), keys.take(pa.array(numbers)).to_pylist(), strict=True):
             try:
                 value = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             inner = value.get(_JSON_WRAPPER) if isinstance(value, dict) else None
             value = inner if isinstance(inner, dict) else value
             if isinstance(value, dict) and all(value.get(name) is not None for name in names):
-                texts[number] = json.dumps(value).encode()
+                # without other fields, which may be nested deeper than can be written
+                texts[number] = json.dumps({name: value[name] for name in names}).encode()
         try:
             parsed = _parsed(list(texts.values()), kind)
         except (ValueError, pa.ArrowException):
