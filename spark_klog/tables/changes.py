@@ -151,15 +151,19 @@ class ChangeFormat:
         are put into `bad`. Without `bad`, `LoadError` names the first one.
         """
         reasons: dict[int, str] = {} if bad is None else bad
-        keys = records["key"]
+        keys, value = records["key"], records["value"]
+        lacks_key = _mask(value.is_null())
         if self.envelope == "debezium":
-            if not pa.types.is_struct(keys.type):
-                keys = self._json_keys(keys, _mask(records["value"].is_null()))
-            rows, deleted, numbers = self._unwrapped(records, keys, reasons)
+            envelope = before, _, op = self._envelope_fields(value)
+            lacks_key |= _mask(pc.equal(op, _DELETE)) & ~self._has_key(before)
+        if self.fields and pa.types.is_struct(value.type) and not pa.types.is_struct(keys.type):
+            keys = self._json_keys(keys, lacks_key)
+        if self.envelope == "debezium":
+            rows, deleted, numbers = self._unwrapped(value, envelope, keys, reasons)
         else:
             numbers = np.arange(len(records))
-            rows = self._row_fields(records["value"])
-            deleted = records["value"].is_null()
+            rows = self._row_fields(value)
+            deleted = value.is_null()
         places = records.select(["partition", "offset", "timestamp"])
         if len(numbers) != len(records) or self.envelope != "none":
             places, keys = places.take(pa.array(numbers)), keys.take(pa.array(numbers))
@@ -208,7 +212,7 @@ class ChangeFormat:
         for number, text in zip(numbers.tolist(), keys.take(pa.array(numbers)).to_pylist(), strict=True):
             try:
                 value = json.loads(text)
-            except (ValueError, RecursionError):
+            except (ValueError, TypeError, RecursionError):  # in a stream a key may be a number
                 continue
             inner = value.get(_JSON_WRAPPER) if isinstance(value, dict) else None
             value = inner if isinstance(inner, dict) else value
@@ -229,15 +233,14 @@ class ChangeFormat:
         return parsed.take(pa.array(places, mask=places < 0))
 
     def _unwrapped(
-        self, records: pa.RecordBatch, keys: pa.Array, bad: dict[int, str]
+        self, value: pa.Array, envelope: tuple[pa.Array, pa.Array, pa.Array], keys: pa.Array, bad: dict[int, str]
     ) -> tuple[dict[str, pa.Array], pa.Array, NDArray[np.int64]]:
         """The rows of an envelope's changes, which of them are deletions, and each one's number of a record.
 
         An update that changes the key deletes the row of the old key, too: Debezium writes both as records of their
         own, other writers of its envelope do not.
         """
-        value = records["value"]
-        before, after, op = self._envelope_fields(value)
+        before, after, op = envelope
         is_known = _mask(pc.is_in(op, pa.array([*_WRITES, _DELETE, _MESSAGE])))
         for row in np.flatnonzero(_mask(value.is_valid()) & ~is_known).tolist():
             name = op[row].as_py()
@@ -282,16 +285,22 @@ class ChangeFormat:
         is_wrapped = wrapped.is_valid()
         return tuple(pc.if_else(is_wrapped, one, other) for one, other in zip(inner, outer, strict=True))
 
+    def _has_key(self, rows: pa.Array) -> NDArray[np.bool_]:
+        """Which rows have all fields of the key."""
+        columns, has = self._row_fields(rows), np.ones(len(rows), np.bool_)
+        for name in self.key:
+            has &= _mask(columns[name].is_valid()) if name in columns else np.False_
+        return has
+
     def _moves(self, before: pa.Array, after: pa.Array) -> NDArray[np.bool_]:
         """Which updates have another key afterwards. A row before that lacks its key says nothing."""
         old, new = self._row_fields(before), self._row_fields(after)
-        differs, is_whole = np.zeros(len(before), np.bool_), np.ones(len(before), np.bool_)
+        differs = np.zeros(len(before), np.bool_)
         for name in self.key:
             if name not in old:
                 return np.zeros(len(before), np.bool_)
             differs |= _mask(pc.not_equal(old[name], new[name]))
-            is_whole &= _mask(old[name].is_valid())
-        return differs & is_whole
+        return differs & self._has_key(before)
 
     def _check_available(
         self, row: dict[str, pa.Array], deleted: pa.Array, numbers: NDArray[np.int64], bad: dict[int, str]

@@ -200,6 +200,35 @@ def test_a_tombstone_deletes_by_a_key_of_json() -> None:
     assert found.select(["id", "day"]).to_pylist() == [{"id": 9, "day": date(2026, 1, 5)}]
 
 
+def test_a_deletion_without_its_row_goes_by_a_key_of_json() -> None:
+    keys = pa.array([b'{"id": 1}', b'{"id": 7}', b'{"id": 3}'], pa.binary())
+    lost = {"id": None, "name": None}
+    batch = envelopes({"before": None, "op": "d"}, {"before": BOB, "op": "d"}, {"before": lost, "op": "d"})
+    found = ChangeFormat(pa.binary(), ENVELOPE, ("id",), "debezium").changes(batch.set_column(0, "key", keys))
+    assert shown(found) == [(1, None, 10, True), (2, None, 11, True), (3, None, 12, True)]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array([b'{"id": 7}', b'{"id": 2}', b'{"payload": {"id": 3}}', b"k"], pa.binary()),
+        pa.array(['{"id": 7}', '{"id": 2}', '{"payload": {"id": 3}}', None]),
+    ],
+)
+def test_a_tombstone_of_a_plain_row_goes_by_a_key_of_json(keys: pa.Array) -> None:
+    plain = records([Change(0, "", 1, 5 + number) for number in range(4)])
+    rows = pa.array([ADA, None, None, None], ROW)
+    columns = dict(zip(plain.schema.names, plain.columns, strict=True)) | {"key": keys, "value": rows}
+    batch = pa.RecordBatch.from_pydict(columns)
+    by_id = ChangeFormat(keys.type, ROW, ("id",))
+    assert shown(by_id.changes(batch.slice(0, 3))) == [(1, "Ada", 5, False), (2, None, 6, True), (3, None, 7, True)]
+    with pytest.raises(LoadError, match="offset 8, has no id"):
+        by_id.changes(batch)
+    numbers = batch.set_column(0, "key", pa.array([1, 2, 3, 4]))
+    with pytest.raises(LoadError, match="offset 6, has no id"):
+        ChangeFormat(pa.int64(), ROW, ("id",)).changes(numbers)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
