@@ -15,6 +15,7 @@ partition. A table keeps the place of each row's last change, so no older change
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +50,13 @@ _WRITES, _DELETE, _TRUNCATE = ("c", "u", "r"), "d", "t"
 _MESSAGE = "m"
 #: What Debezium writes in place of a large column that an update has not changed.
 UNAVAILABLE = "__debezium_unavailable_value"
+#: The same as bytes in JSON, as an hstore in JSON, and in a list of UUIDs.
+_UNAVAILABLE_TEXTS = (
+    UNAVAILABLE,
+    b64encode(UNAVAILABLE.encode()).decode(),
+    f'{{"{UNAVAILABLE}":"{UNAVAILABLE}"}}',
+    "b68a35a7-17ad-35b3-af2a-ae46edb4545a",
+)
 _JSON_WRAPPER = "payload"
 
 
@@ -306,13 +314,45 @@ class ChangeFormat:
         self, row: dict[str, pa.Array], deleted: pa.Array, numbers: NDArray[np.int64], bad: dict[int, str]
     ) -> None:
         for name, column in row.items():
-            if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-                marks = _mask(pc.and_not(pc.equal(column, pa.scalar(UNAVAILABLE, column.type)), deleted))
-                for number in numbers[marks].tolist() if marks.any() else ():
-                    bad[number] = (
-                        f"has {UNAVAILABLE} as {name}: the connector has not the column's value. Give the database's "
-                        "table REPLICA IDENTITY FULL, or the connector a ReselectColumnsPostProcessor"
-                    )
+            marks = _unavailable(column) & ~_mask(deleted)
+            for number in numbers[marks].tolist() if marks.any() else ():
+                bad[number] = (
+                    f"has {UNAVAILABLE} as {name}: the connector has not the column's value. Give the database's "
+                    "table REPLICA IDENTITY FULL, or the connector a ReselectColumnsPostProcessor"
+                )
+
+
+def _unavailable(column: pa.Array) -> NDArray[np.bool_]:
+    """Which values Debezium has put in place of one that it does not have (UnchangedToastedPlaceholder).
+
+    A list of texts or bytes has the placeholder as its only element, a list of numbers has its bytes, a map has it as
+    its only key.
+    """
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _mask(pc.is_in(column, pa.array(_UNAVAILABLE_TEXTS, kind)))
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _mask(pc.equal(column, pa.scalar(UNAVAILABLE.encode(), kind)))
+    marks = np.zeros(len(column), np.bool_)
+    if pa.types.is_map(kind):
+        column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return marks
+    element = kind.key_type if pa.types.is_map(kind) else kind.value_type
+    is_number = pa.types.is_integer(element) or pa.types.is_floating(element) or pa.types.is_decimal(element)
+    length = len(UNAVAILABLE) if is_number else 1
+    numbers = np.flatnonzero(_mask(pc.equal(pc.list_value_length(column), length)))
+    if not len(numbers):
+        return marks
+    elements = pc.list_flatten(column.take(pa.array(numbers)))
+    if pa.types.is_map(kind):
+        elements = pc.struct_field(elements, 0)
+    if is_number:
+        rows = np.array(elements.to_pylist(), object).reshape(-1, length)
+        marks[numbers] = np.all(rows == list(UNAVAILABLE.encode()), axis=1)
+    else:
+        marks[numbers] = _unavailable(elements)
+    return marks
 
 
 def _parsed(texts: list[bytes], kind: pa.DataType) -> pa.Array:

@@ -245,6 +245,38 @@ def test_records_that_are_no_changes_are_named(value: Any, message: str) -> None
         ChangeFormat(pa.binary(), ENVELOPE, ("id",), "debezium").changes(envelopes(value))
 
 
+_BYTES = list(UNAVAILABLE.encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "mark", "good"),
+    [
+        (pa.string(), "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==", "X19k"),
+        (pa.string(), f'{{"{UNAVAILABLE}":"{UNAVAILABLE}"}}', "{}"),
+        (pa.binary(), UNAVAILABLE.encode(), b""),
+        (pa.list_(pa.string()), [UNAVAILABLE], ["a", UNAVAILABLE]),
+        (pa.list_(pa.string()), ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"], [None]),
+        (pa.list_(pa.binary()), [UNAVAILABLE.encode()], []),
+        (pa.list_(pa.int32()), _BYTES, [*_BYTES[:-1], None]),
+        (pa.large_list(pa.int64()), _BYTES, _BYTES[::-1]),
+        (pa.list_(pa.float64()), _BYTES, _BYTES[1:]),
+        (pa.list_(pa.decimal128(10, 2)), _BYTES, [1] * len(_BYTES)),
+        (pa.map_(pa.string(), pa.string()), [(UNAVAILABLE, UNAVAILABLE)], [("a", UNAVAILABLE)]),
+        (pa.list_(pa.struct([pa.field("a", pa.int64())])), None, [{"a": 1}]),
+    ],
+)
+def test_a_value_that_the_connector_does_not_have(kind: pa.DataType, mark: Any, good: Any) -> None:
+    """As Debezium's UnchangedToastedPlaceholder has it for columns of these types."""
+    row = pa.struct([*ROW, pa.field("more", kind)])
+    values = [{"op": "u", "after": {"id": at, "more": more}} for at, more in enumerate((good, mark, None, good))]
+    values.append({"op": "d", "before": {"id": 4, "more": mark}})
+    batch = envelopes(*[None] * 5).set_column(1, "value", pa.array(values, debezium_type(row)))
+    bad: dict[int, str] = {}
+    found = ChangeFormat(pa.binary(), debezium_type(row), ("id",), "debezium").changes(batch, bad=bad)
+    assert list(bad) == ([] if mark is None else [1])
+    assert found["id"].to_pylist() == [at for at in range(5) if at not in bad]
+
+
 def test_plain_rows_by_the_records_key_or_a_field() -> None:
     batch = records([Change(1, "a", 0, 5), Change(2, None, 0, 6)])
     assert shown(FORMAT.changes(batch)) == [(1, "a", 5, False), (2, None, 6, True)]
