@@ -12,6 +12,8 @@ from spark_klog.errors import ConfigError
 
 #: A topic and the number of one of its partitions.
 TopicPartition = tuple[str, int]
+#: Where exactly-once writes keep their decisions, unless their options name another topic.
+DECISION_TOPIC: Final = "__klog_decisions"
 #: The feature of a cluster whose level says which transactions its brokers serve (KIP-890, KIP-1022), and its version
 #: with which the epoch rises with each end of a transaction, and leaders add partitions.
 TRANSACTION_VERSION: Final = "transaction.version"

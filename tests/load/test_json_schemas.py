@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def _rows(address: str, *names: str) -> list[tuple[Any, ...]]:
     return list(zip(*(found[name].to_pylist() for name in names), strict=True))
 
 
+def _loader(servers: str, address: str, topic: str) -> Callable[..., Any]:
+    """Loads the values into the table's columns by a DDL."""
+
+    def load(ddl: str, **options: Any) -> Any:
+        settings = WriteSettings(schema=_text(ddl), table_columns=VALUES)
+        return run(servers, address, topic, settings=settings, max_task_records=2, **options)
+
+    return load
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_field_is_added_in_the_same_run(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str
@@ -78,10 +89,7 @@ def test_a_field_is_added_in_the_same_run(
     """Also by a call that finishes a killed run, whose complete tasks stay; an older schema is refused from then on."""
     servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
     create_topic(servers, topic)
-
-    def load(ddl: str, **options: Any) -> Any:
-        settings = WriteSettings(schema=_text(ddl), table_columns=VALUES)
-        return run(servers, address, topic, settings=settings, max_task_records=2, **options)
+    load = _loader(servers, address, topic)
 
     _send(servers, topic, {"id": 0})
     load("id int")
@@ -109,10 +117,7 @@ def test_a_number_that_the_schema_has_no_room_for(
     """The run is refused; a wider schema loads it, if the table can have it."""
     servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
     create_topic(servers, topic)
-
-    def load(ddl: str, **options: Any) -> Any:
-        settings = WriteSettings(schema=_text(ddl), table_columns=VALUES)
-        return run(servers, address, topic, settings=settings, max_task_records=2, **options)
+    load = _loader(servers, address, topic)
 
     _send(servers, topic, {"id": 0}, {"id": 1})
     load("id int")

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -82,6 +82,14 @@ class _Victims:
         (self.counts if is_killed else self.ended)[moment] += 1
         return is_killed
 
+    def moments(self, wanted: int, of: Sequence[str]) -> Iterator[str]:
+        """The moments to kill at in turn, until as many kills were made."""
+        rounds = 0
+        while (done := self.counts.total()) < wanted:
+            rounds += 1
+            assert rounds <= 4 * wanted, "too many runs ended before they were killed"
+            yield of[done % len(of)]
+
     def _ask(self, moment: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{moment}\n".encode())
@@ -133,14 +141,11 @@ def test_killed_at_any_time(
     servers = cluster.bootstrap_servers
     lake = make_lake(kind, tmp_path, monkeypatch, s3_process if place == "s3" else "", f"{kind}-kills")
     create_topic(servers, topic, _PARTITIONS)
-    sent, wanted, rounds = 0, kills() or len(_MOMENTS), 0
+    sent = 0
     #: All files of attempts that the table has had.
     had: set[str] = set()
     with _Victims(lake, servers, topic) as victims:
-        while (done := victims.counts.total()) < wanted:
-            rounds += 1
-            assert rounds <= 4 * wanted, "too many runs ended before they were killed"
-            moment = _MOMENTS[done % len(_MOMENTS)]
+        for moment in victims.moments(kills() or len(_MOMENTS), _MOMENTS):
             if moment != "compaction":
                 produce(servers, topic, values(_EACH, start=sent, partitions=_PARTITIONS))
                 sent += _EACH
@@ -180,7 +185,6 @@ def test_killed_while_it_merges(
     servers = cluster.bootstrap_servers
     lake = make_lake(kind, tmp_path, monkeypatch, s3_process if place == "s3" else "", f"{kind}-merges")
     source = ChangeSource(servers, topic, _KEYS)
-    wanted, rounds = kills() or len(_OF_MERGES), 0
 
     def check() -> Mapping[str, int]:
         offsets = offsets_of(lake.address, topic)
@@ -191,11 +195,8 @@ def test_killed_while_it_merges(
 
     offsets = check()
     with _Victims(lake, servers, topic, "merged") as victims:
-        while (done := victims.counts.total()) < wanted:
-            rounds += 1
-            assert rounds <= 4 * wanted, "too many runs ended before they were killed"
+        for moment in victims.moments(kills() or len(_OF_MERGES), _OF_MERGES):
             source.change(_CHANGES)
-            moment = _OF_MERGES[done % len(_OF_MERGES)]
             victims.kill(moment)
             before, offsets = offsets, check()
             assert all(offsets.get(key, 0) >= offset for key, offset in before.items())

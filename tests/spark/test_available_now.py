@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +21,8 @@ from spark_klog.spark import versions
 from spark_klog.spark.read import stream
 from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.trees.checkpoint import from_json, left_in, start_in, with_left
-from tests.jobs.support import ROOT
 from tests.support.jvm_connector import connector_jars
-from tests.support.pyspark_versions import child_environment, with_connector
+from tests.support.pyspark_versions import report_of, with_connector
 
 from .support import create_topic, delete_topic, produce, values
 
@@ -172,20 +170,7 @@ def test_beside_the_connector(cluster: EmbeddedCluster, topic: str, tmp_path: Pa
     servers, limit, python = cluster.bootstrap_servers, 200, with_connector()
     create_topic(servers, topic, 3)
     produce(servers, topic, values(800, partitions=3))
-    environment = {**child_environment(python), "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-    ran = subprocess.run(
-        [python, _PROGRAM, connector_jars(), servers, topic, str(limit), tmp_path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=_SECONDS,
-        cwd=tmp_path,
-        env=environment,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout[-6000:]
-    found = json.loads((tmp_path / "found.json").read_text())
+    found, output = report_of(python, _PROGRAM, tmp_path, _SECONDS, connector_jars(), servers, topic, str(limit))
     every = sorted([number % 3, number // 3] for number in range(800))
     oracle = found["kafka"]["offsets"]
     assert oracle == every
@@ -206,4 +191,4 @@ def test_beside_the_connector(cluster: EmbeddedCluster, topic: str, tmp_path: Pa
     late = [one for one in found["klog"]["offsets"] if one not in every]
     assert sorted(one for one in found["klog"]["offsets"] if one in every) == every
     assert len(late) == 3 * len(found["arriving"]["runs"])
-    assert ran.stdout.count("spark_klog.run_available_now") >= 6
+    assert output.count("spark_klog.run_available_now") >= 6

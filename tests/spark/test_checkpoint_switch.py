@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.trees.checkpoint import checkpoint_state
-from tests.jobs.support import ROOT
 from tests.support.jvm_connector import connector_jars
-from tests.support.pyspark_versions import child_environment, with_connector
+from tests.support.pyspark_versions import report_of, with_connector
 
 pytestmark = [
     pytest.mark.peer,
@@ -35,20 +33,8 @@ _LIMIT = 12
 def switched(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """(the folder of the queries, the program's report)."""
     folder, python, jars = tmp_path_factory.mktemp("switched"), with_connector(), connector_jars()
-    environment = {**child_environment(python), "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-    ran = subprocess.run(
-        [python, _PROGRAM, jars, cluster.bootstrap_servers, folder],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=_SECONDS,
-        cwd=folder,
-        env=environment,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout[-8000:]
-    return folder, json.loads((folder / "found.json").read_text())
+    found, _ = report_of(python, _PROGRAM, folder, _SECONDS, jars, cluster.bootstrap_servers)
+    return folder, found
 
 
 def _rows(folder: Path) -> list[list[dict[str, int]]]:

@@ -5,7 +5,6 @@ Part of `make matrix`, as is Spark 4.1 with the newest other dependencies; it al
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -52,20 +51,7 @@ def test_main_job_reads_writes_and_streams(
     create_topic(servers, topic, PARTITIONS)
     records = values(RECORDS, partitions=PARTITIONS)
     produce(servers, topic, records)
-    environment = pyspark_versions.child_environment(python)
-    ran = subprocess.run(
-        [python, _PROGRAM, servers, topic, tmp_path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=_SECONDS,
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout[-6000:]
-    found = json.loads((tmp_path / "found.json").read_text())
+    found, output = pyspark_versions.report_of(python, _PROGRAM, tmp_path, _SECONDS, servers, topic)
     assert found["versions"][0].startswith(version)
     sent = [record.value or b"" for record in records]
     assert (found["rows"], found["bytes"]) == (RECORDS, sum(map(len, sent)))
@@ -85,8 +71,8 @@ def test_main_job_reads_writes_and_streams(
     assert 0 < short <= LIMIT + PARTITIONS
     assert len(copied("limited")) == len(every) + short
     assert set(copied("limited")) == set(every)
-    assert ran.stdout.count("ends Trigger.AvailableNow after one micro-batch") >= 3  # each start of a query with limits
-    assert found["job"] == 0, ran.stdout[-3000:]
+    assert output.count("ends Trigger.AvailableNow after one micro-batch") >= 3  # each start of a query with limits
+    assert found["job"] == 0, output[-3000:]
     loaded = ds.dataset(tmp_path / "parquet", partitioning="hive").to_table(columns=["value"])
     assert sorted(loaded.column("value").to_pylist()) == sorted(
         [*every, *(b"more-%d" % number for number in range(MORE))]

@@ -6,6 +6,7 @@ They contain the project's dependencies but not the project: callers add it with
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 from . import pythons
 from .registries import cache_root, download
@@ -25,6 +27,7 @@ WITH_CONNECTOR = "4.1.1"
 #: (Python, pyspark) pairs of `make matrix`, in addition to `oldest` and `with_connector`.
 _NEWER = (("3.12", "4.1.4"), ("3.12", "4.2.1"), ("3.13", "4.3.0"), ("3.14", "4.3.0"))
 _INSTALL_SECONDS = 900
+_ROOT = Path(__file__).parents[2]
 
 
 def with_connector() -> Path:
@@ -113,3 +116,26 @@ def child_environment(python: Path | str) -> dict[str, str]:
         if name == "SPARK_SUBMIT_OPTS" or not (name.startswith(("SPARK_", "PYSPARK_")) or name == "PYTHONPATH")
     }
     return {**kept, "PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
+
+
+def report_of(
+    python: Path | str, program: Path, folder: Path, seconds: float, *arguments: str | Path
+) -> dict[str, Any]:
+    """Run a program of the tests with the Python of another environment; what it leaves in FOLDER/found.json.
+
+    `folder`, where it runs, is the last of its arguments.
+    """
+    ran = subprocess.run(
+        [python, program, *arguments, folder],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        cwd=folder,
+        env={**child_environment(python), "PYTHONPATH": str(_ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-8000:]
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found, ran.stdout

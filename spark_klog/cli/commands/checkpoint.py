@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_klog.base.extras import is_usable
+from spark_klog.base.names import DECISION_TOPIC
 from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
 from spark_klog.cli.output import escaped, print_table
 from spark_klog.client import Admin
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 _NOT_SAFE = 2
 _ONGOING = "Ongoing"
-#: As `decision_topic.DEFAULT_TOPIC`, whose module needs pyarrow.
-_DECISIONS = "__klog_decisions"
 _Line = dict[str, Any]
 #: What changes with format("klog") and no checkpoint shows.
 _CHANGES_TO_KLOG = (
@@ -52,7 +51,7 @@ Examples:
 @click.option("--location", metavar="URI", help="The query's checkpointLocation, if DIRECTORY is a copy of it.")
 @click.option(
     "--decision-topic",
-    default=_DECISIONS,
+    default=DECISION_TOPIC,
     show_default=True,
     metavar="TOPIC",
     help="The topic of an exactly-once query's decisions, if the checkpoint does not name it.",

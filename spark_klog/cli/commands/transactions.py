@@ -13,7 +13,7 @@ import click
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
 from spark_klog.base.extras import is_usable
-from spark_klog.base.names import TopicPartition
+from spark_klog.base.names import DECISION_TOPIC, TopicPartition
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import duration_text, escaped, print_lines, say
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _OPEN = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 _ONGOING = "Ongoing"
 _MINUTE = 60_000
-#: As `decision_topic.DEFAULT_TOPIC`, whose module needs pyarrow.
-_DECISIONS = "__klog_decisions"
 _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 #: The transactional ids of exactly-once sinks: prefix, id of the decision log, id of the worker's producer.
 _OF_SINK = re.compile(f".+{_UUID}-{_UUID}", re.DOTALL)
@@ -61,7 +59,7 @@ def _sink_options(function: _Command) -> _Command:
     )
     topic = click.option(
         "--decision-topic",
-        default=_DECISIONS,
+        default=DECISION_TOPIC,
         show_default=True,
         metavar="TOPIC",
         help="The topic in which the other exactly-once queries keep their decisions.",

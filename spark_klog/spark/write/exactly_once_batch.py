@@ -22,12 +22,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from spark_klog.base.names import DECISION_TOPIC
 from spark_klog.errors import ConfigError, ErrorWithFields
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.worker_process import prepare_worker
 from spark_klog.spark.write.decisions.decision_log import DecisionLog, Identity
 from spark_klog.spark.write.decisions.decision_place import DecisionPlace
-from spark_klog.spark.write.decisions.decision_topic import DEFAULT_TOPIC
 from spark_klog.spark.write.exactly_once import (
     Claim,
     DecidedButAborted,
@@ -104,7 +104,7 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         super().__init__(options, schema)
         self._write, self._number = write, write.version or 0
         self._target = "column topic" if options.topic is None else f"topic {options.topic}"
-        self._place = DecisionPlace(None, options.decision_topic or DEFAULT_TOPIC, f"write/{write.id}")
+        self._place = DecisionPlace(None, options.decision_topic or DECISION_TOPIC, f"write/{write.id}")
         self._claimed: Claimed | None = None
 
     def claim(self) -> None:

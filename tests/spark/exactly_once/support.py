@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
 from tests.spark.support import Sent, consume, produce
+from tests.support.kafka import NEWEST, Version
+from tests.support.shared_kafka import SharedKafkas
 
 PARTITIONS = 3
+OURS = "ours"
+#: Parameters of a fixture by `brokers_of`: our broker, and Kafka in test-all.
+OURS_AND_KAFKA = [
+    OURS,
+    *(
+        pytest.param(version, marks=[pytest.mark.peer, pytest.mark.test_all("version")])
+        for version in (NEWEST, "3.9.1")
+    ),
+]
+
+
+@contextmanager
+def brokers_of(
+    which: Version, folder: Path, kafkas: SharedKafkas, settings: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Bootstrap servers of our broker, with `settings` in a folder of its own, or of a version of Kafka."""
+    if which == OURS:
+        with EmbeddedCluster(data_dir=folder, settings=settings) as cluster:
+            yield cluster.bootstrap_servers
+    else:
+        yield kafkas.get(which).bootstrap_servers
 
 
 def fill(servers: str, topic: str, first: int, end: int) -> None:

@@ -15,7 +15,6 @@ import pytest
 from pyspark.sql.types import StructType
 
 from spark_klog.client.admin.admin import Admin
-from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.spark.write import exactly_once_driver
 from spark_klog.spark.write.exactly_once import Decision
@@ -29,30 +28,21 @@ from spark_klog.spark.write.exactly_once_batch import (
 from spark_klog.spark.write.exactly_once_driver import NotDecided
 from spark_klog.spark.write.producers import PRODUCERS
 from spark_klog.spark.write.sink_options import sink_options
-from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
 from tests.support.waiting import wait_until
+
+from .support import OURS_AND_KAFKA, brokers_of
 
 _SCHEMA = StructType().add("value", "string")
 _ABORTED, _COMMITTED = ("PrepareAbort", "CompleteAbort"), ("PrepareCommit", "CompleteCommit")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "ours",
-        pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
-        pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
-    ],
-)
+@pytest.fixture(scope="module", params=OURS_AND_KAFKA)
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
-    if request.param == "ours":
-        settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
-        with EmbeddedCluster(data_dir=module_server_dir, settings=settings) as cluster:
-            yield cluster.bootstrap_servers
-        return
-    yield shared_kafkas.get(request.param).bootstrap_servers
+    settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+    with brokers_of(request.param, module_server_dir, shared_kafkas, settings) as servers:
+        yield servers
 
 
 class Write:

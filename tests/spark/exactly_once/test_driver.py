@@ -36,6 +36,8 @@ from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
 from tests.support.waiting import wait_until
 
+from .support import brokers_of
+
 _SECONDS = 60
 SHORT = {"transaction.timeout.ms": "5000"}
 
@@ -49,13 +51,10 @@ SHORT = {"transaction.timeout.ms": "5000"}
     ],
 )
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
-    if request.param == "ours":
-        # the shared Kafkas look for timeouts as often
-        settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
-        with EmbeddedCluster(data_dir=module_server_dir, settings=settings) as cluster:
-            yield cluster.bootstrap_servers
-        return
-    yield shared_kafkas.get(request.param).bootstrap_servers
+    # the shared Kafkas look for timeouts as often
+    settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+    with brokers_of(request.param, module_server_dir, shared_kafkas, settings) as servers:
+        yield servers
 
 
 @pytest.fixture(

@@ -11,34 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.spark.decisions import continue_at
 from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place
 from spark_klog.spark.write.exactly_once import Superseded
-from spark_klog.spark.write.exactly_once_driver import NotDecided
-from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
 
-from .test_driver import Query
+from .support import OURS_AND_KAFKA, brokers_of
+from .test_driver import Query, test_a_driver_that_dies_after_its_decision, test_two_runs_of_a_checkpoint
+
+#: Tests of `test_driver` that are run here, too, with this module's query.
+__all__ = ["test_a_driver_that_dies_after_its_decision", "test_two_runs_of_a_checkpoint"]
 
 ABORTED = ("PrepareAbort", "CompleteAbort")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "ours",
-        pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
-        pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
-    ],
-)
+@pytest.fixture(scope="module", params=OURS_AND_KAFKA)
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
-    if request.param == "ours":
-        with EmbeddedCluster(data_dir=module_server_dir) as cluster:
-            yield cluster.bootstrap_servers
-        return
-    yield shared_kafkas.get(request.param).bootstrap_servers
+    with brokers_of(request.param, module_server_dir, shared_kafkas) as servers:
+        yield servers
 
 
 def remote(topic: str) -> str:
@@ -74,31 +65,6 @@ def test_micro_batches(query: Query) -> None:
     assert query.claim().begun.decided == 0
     assert query.state(lost) in ABORTED
     query.read_until("a", "b")
-
-
-def test_a_driver_that_dies_after_its_decision(query: Query) -> None:
-    claimed = query.claim()
-    query.append_decision(claimed, query.task(claimed, 0, b"a"), query.task(claimed, 1, b"b"))
-    again = query.claim()
-    assert again.begun.decided == 0
-    query.decide(again, 0)
-    query.read_until("a", "b")
-
-
-def test_two_runs_of_a_checkpoint(query: Query) -> None:
-    old = query.claim()
-    task = query.task(old, 0, b"old")
-    new = query.claim()
-    written = query.task(new, 0, b"new")
-    with pytest.raises(NotDecided, match="the transaction of task 0 is over"):
-        query.decide(old, 0, task)
-    late = query.task(old, 0, b"late")
-    with pytest.raises(Superseded):
-        query.decide(old, 0, late)
-    query.settle(old)
-    assert query.state(written) == "Ongoing"
-    query.decide(new, 0, written)
-    query.read_until("new")
 
 
 def test_a_micro_batch_that_spark_gives_up(query: Query) -> None:

@@ -17,7 +17,6 @@ import pytest
 
 from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
 from spark_klog.client.net.connection import Connection
-from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DecodeError, KlogError, ProtocolError
 from spark_klog.protocol.schema import Api
 from spark_klog.spark.write.decisions import topic_log
@@ -29,6 +28,8 @@ from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.waiting import wait_until
 
+from .support import OURS_AND_KAFKA, brokers_of
+
 KEY = "stream/s3a://bucket/a"
 ONE = Transaction("klog-a-0", 7, 2, 0)
 _SECONDS = 60.0
@@ -36,20 +37,10 @@ _SECONDS = 60.0
 SEGMENT = 1024 * 1024
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "ours",
-        pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
-        pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
-    ],
-)
+@pytest.fixture(scope="module", params=OURS_AND_KAFKA)
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
-    if request.param == "ours":
-        with EmbeddedCluster(data_dir=module_server_dir, settings={"log.cleaner.backoff.ms": "250"}) as cluster:
-            yield cluster.bootstrap_servers
-        return
-    yield shared_kafkas.get(request.param).bootstrap_servers
+    with brokers_of(request.param, module_server_dir, shared_kafkas, {"log.cleaner.backoff.ms": "250"}) as servers:
+        yield servers
 
 
 class Driver:

@@ -18,8 +18,8 @@ import uuid
 from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
 
-from spark_klog.errors import DecodeError
-from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Transaction
+from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
 from spark_klog.spark.write.sink_options import DEFAULT_ID_PREFIX
 
 _VERSION = 1
@@ -36,6 +36,21 @@ class Identity:
     def id_prefix(self) -> str:
         """The beginning of the query's transactional ids, and of no other query's."""
         return f"{self.prefix}{self.log}-"
+
+    def check(self, found: Identity, who: str, where: str, *, is_claimed: bool, otherwise: str = "") -> None:
+        """Check the identity of an entry that was read `where`, of the log that `who` writes.
+
+        Raises `Superseded` if this one `is_claimed` and the entry is of another log; `ConfigError` if it has another
+        prefix, with what to do `otherwise`.
+        """
+        if is_claimed and found.log != self.log:
+            raise Superseded
+        if found.prefix != self.prefix:
+            raise ConfigError(
+                f"option transactionalIdPrefix is {self.prefix}, but {who} has written with {found.prefix} until now "
+                f"({where}): what it left open could not be found and aborted. Set transactionalIdPrefix="
+                f"{found.prefix} again{otherwise}"
+            )
 
 
 class DecisionLog(Protocol):

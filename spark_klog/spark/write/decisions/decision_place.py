@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from spark_klog.base.addresses import local_path, without_user
+from spark_klog.base.names import DECISION_TOPIC
 from spark_klog.errors import ConfigError
 from spark_klog.spark.write.decisions.decision_log import DecisionLog, Identity
-from spark_klog.spark.write.decisions.decision_topic import DEFAULT_TOPIC
 from spark_klog.spark.write.decisions.hard_link_log import (
     METADATA,
     HardLinkLog,
@@ -101,7 +101,7 @@ def decision_place(location: str, kind: str, topic: str | None) -> DecisionPlace
         if cast("Kind", kind) == "auto" and (log.is_there or has_hard_links(folder)):
             return DecisionPlace(folder)
     key = stream_key(location) if folder is None else query_key(folder) or stream_key(location)
-    return DecisionPlace(folder, topic or DEFAULT_TOPIC, key)
+    return DecisionPlace(folder, topic or DECISION_TOPIC, key)
 
 
 def query_key(folder: Path) -> str:

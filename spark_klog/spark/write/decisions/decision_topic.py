@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
 
 _log = logging.getLogger(__name__)
-DEFAULT_TOPIC: Final = "__klog_decisions"
 _MOST_REPLICAS = 3
 #: Of a batch, compressed: the decision of about 100,000 tasks.
 _LARGEST_BYTES = 4 * 1024 * 1024

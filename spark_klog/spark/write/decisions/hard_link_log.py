@@ -25,6 +25,7 @@ import hashlib
 import json
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from spark_klog.base.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.spark.write.decisions.decision_log import Identity, decode_entry, encode_entry
-from spark_klog.spark.write.exactly_once import Claim, Decision, Entry, Log, Superseded
+from spark_klog.spark.write.exactly_once import Claim, Decision, Entry, Log
 
 #: The folder in the checkpoint.
 FOLDER = "klog_sink"
@@ -105,6 +106,37 @@ def planned(checkpoint: Path | None, batch: int) -> str:
     except OSError:
         return ""
     return hashlib.sha256(b"\n".join(lines[2:])).hexdigest() if len(lines) > 2 else ""
+
+
+def read_back(files: LocalFolder, entry_of: Callable[[int], Entry]) -> Log:
+    """The entries of a log's folder from the last decision on, read from the highest number down; nothing is changed.
+
+    `entry_of` reads the one of a number, with `FileNotFoundError` if it is gone, as a driver may have removed it since.
+    `DecodeError` if none has.
+    """
+    last = _last(files)
+    while True:
+        try:
+            return _read_back(last, entry_of)
+        except FileNotFoundError as error:
+            before, last = last, _last(files)
+            if last == before:
+                raise DecodeError(f"{error.filename} is missing: restore the checkpoint's files") from None
+
+
+def _read_back(number: int, entry_of: Callable[[int], Entry]) -> Log:
+    entries: list[Entry] = []
+    while number >= 0:
+        entries.insert(0, entry_of(number))
+        if isinstance(entries[0], Decision):
+            return Log(tuple(entries), number)
+        number -= 1
+    return Log(tuple(entries))
+
+
+def _last(files: LocalFolder) -> int:
+    """The highest number, -1 in an empty log."""
+    return max((int(name) for name in files.names("") if name.isdecimal()), default=-1)
 
 
 @dataclass(frozen=True)
@@ -201,27 +233,9 @@ class HardLinkLog:
         Raises `DecodeError` if a file is damaged or missing, `ConfigError` if it has another transactionalIdPrefix,
         `Superseded` if the claimed log was removed and another run has begun a new one.
         """
-        last = self._last()
-        while True:
-            try:
-                log = self._read_back(last)
-            except FileNotFoundError as error:
-                before, last = last, self._last()
-                if last == before:
-                    raise DecodeError(f"{error.filename} is missing: restore the checkpoint's files") from None
-            else:
-                self._remove_before(log.first)
-                return log
-
-    def _read_back(self, number: int) -> Log:
-        """The entries up to a number; `FileNotFoundError` if another driver removes them meanwhile."""
-        entries: list[Entry] = []
-        while number >= 0:
-            entries.insert(0, self._entry(number))
-            if isinstance(entries[0], Decision):
-                return Log(tuple(entries), number)
-            number -= 1
-        return Log(tuple(entries))
+        log = read_back(self._files, self._entry)
+        self._remove_before(log.first)
+        return log
 
     def append(self, number: int, entry: Entry) -> bool:
         """Make an entry durable; False if another driver has taken the number, or a later one.
@@ -283,8 +297,7 @@ class HardLinkLog:
         return True
 
     def _last(self) -> int:
-        """The highest number, -1 in an empty log."""
-        return max((int(name) for name in self._files.names("") if name.isdecimal()), default=-1)
+        return _last(self._files)
 
     def _is_mine(self, number: int) -> bool:
         """Whether an entry is there, and of this log: someone may have emptied the folder and begun another one."""
@@ -304,15 +317,11 @@ class HardLinkLog:
                 f"the decisions of this query are in topic {moved.topic} ({path} says so), not in the checkpoint: set "
                 f"decisionLog=topic and decisionTopic={moved.topic}, or leave both out"
             ) from None
-        if self._is_claimed and identity.log != self.identity.log:
-            raise Superseded
-        if identity.prefix != self.identity.prefix:
-            raise ConfigError(
-                f"option transactionalIdPrefix is {self.identity.prefix}, but the query has written with "
-                f"{identity.prefix} until now ({path}): what it left open could not be found and aborted. Set "
-                f"transactionalIdPrefix={identity.prefix} again; or stop the query and empty the directory {FOLDER} of "
-                "its checkpoint: rows of the micro-batch that was under way may be written twice then"
-            )
+        otherwise = (
+            f"; or stop the query and empty the directory {FOLDER} of its checkpoint: rows of the micro-batch that was "
+            "under way may be written twice then"
+        )
+        self.identity.check(identity, "the query", str(path), is_claimed=self._is_claimed, otherwise=otherwise)
         self.identity = identity
         return entry
 

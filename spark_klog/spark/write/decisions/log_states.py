@@ -18,7 +18,7 @@ from spark_klog.errors import DecodeError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.spark.write.decisions.decision_log import Identity, decode_entry
 from spark_klog.spark.write.decisions.decision_place import query_key, stream_key
-from spark_klog.spark.write.decisions.hard_link_log import FOLDER, HardLinkLog, planned
+from spark_klog.spark.write.decisions.hard_link_log import FOLDER, HardLinkLog, planned, read_back
 from spark_klog.spark.write.decisions.live_entries import LiveEntries
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log
 from spark_klog.trees.checkpoint import CheckpointState
@@ -133,30 +133,16 @@ def _place(topic: str, key: str) -> str:
 
 
 def _log_in(query: str, folder: Path) -> LogState:
-    while True:
-        last = _last(folder)
-        try:
-            return _read_back(query, folder, last)
-        except FileNotFoundError as error:  # the query has removed entries before its next decision
-            if _last(folder) == last:
-                raise DecodeError(f"{error.filename} is missing: restore the checkpoint's files") from None
+    identity: Identity | None = None
 
-
-def _last(folder: Path) -> int:
-    return max((int(name) for name in LocalFolder(folder).names("") if name.isdecimal()), default=-1)
-
-
-def _read_back(query: str, folder: Path, number: int) -> LogState:
-    entries: list[Entry] = []
-    identity = None
-    while number >= 0:
+    def entry_of(number: int) -> Entry:
+        nonlocal identity
         file = folder / str(number)
         identity, entry = decode_entry(file.read_bytes(), str(file))
-        entries.insert(0, entry)
-        if isinstance(entry, Decision):
-            break
-        number -= 1
-    return LogState(query, str(folder), identity, Log(tuple(entries), max(0, number)))
+        return entry
+
+    log = read_back(LocalFolder(folder), entry_of)
+    return LogState(query, str(folder), identity if log.entries else None, log)
 
 
 def logs_in_topic(cluster: Cluster, topic: str) -> list[LogState]:

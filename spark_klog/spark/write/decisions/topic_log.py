@@ -34,7 +34,7 @@ from spark_klog.spark.options import PREFIX
 from spark_klog.spark.write.decisions.decision_log import Identity, encode_entry
 from spark_klog.spark.write.decisions.decision_topic import prepare_topic, refused_access
 from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
-from spark_klog.spark.write.exactly_once import Claim, Entry, Log, Superseded
+from spark_klog.spark.write.exactly_once import Claim, Entry, Log
 
 #: A record to write: key and value, None for a tombstone.
 _Record = tuple[bytes, bytes | None]
@@ -95,7 +95,8 @@ class TopicDecisionLog:
             if not may_lag:
                 session.write(self._topic, live, [(record_key(self._key, 0, str(uuid.uuid4())), None)])
             if live.identity is not None:
-                self._check(live.identity)
+                self.identity.check(live.identity, self._key, f"topic {self._topic}", is_claimed=self._is_claimed)
+                self.identity = live.identity
             yield live
 
     def append(self, number: int, entry: Entry) -> bool:
@@ -125,17 +126,6 @@ class TopicDecisionLog:
                     raise
         except ProtocolError as error:
             raise refused_access(error, self._topic) from None
-
-    def _check(self, identity: Identity) -> None:
-        if self._is_claimed and identity.log != self.identity.log:
-            raise Superseded
-        if identity.prefix != self.identity.prefix:
-            raise ConfigError(
-                f"option transactionalIdPrefix is {self.identity.prefix}, but {self._key} has written with "
-                f"{identity.prefix} until now (topic {self._topic}): what it left open could not be found and aborted. "
-                f"Set transactionalIdPrefix={identity.prefix} again"
-            )
-        self.identity = identity
 
 
 @dataclass(eq=False)
