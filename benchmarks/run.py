@@ -34,7 +34,7 @@ from benchmarks.mirror import MIRROR
 from benchmarks.protobuf import PROTOBUF
 from benchmarks.schemas import AVRO, FUNCTIONS, JSON_RECORDS
 from benchmarks.spark_reads import BATCH_READ, DIRECTORY_READ, LATENCY, READS, SHORT_READS
-from benchmarks.spark_writes import WRITE, WRITE_LATENCY
+from benchmarks.spark_writes import WRITE, WRITE_GUARANTEES, WRITE_LATENCY
 from benchmarks.tables import TABLES
 from benchmarks.typed import TYPED
 
@@ -48,6 +48,7 @@ WORK: tuple[Work, ...] = (
     SHORT_READS,
     LATENCY,
     WRITE,
+    WRITE_GUARANTEES,
     WRITE_LATENCY,
     TYPED,
     LOAD,

@@ -64,8 +64,6 @@ class _Run:
 def _write(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("write")
     count = bench.records // _PART
-    # at least two micro-batches in a quick run
-    per_batch = min(_MICRO_BATCH, count // 2)
     few = max(1, count * RECORD_SIZE // _LARGE)
     rows = _Rows(folder / "rows", count, RECORD_SIZE, "M rows/s", count / 1e6)
     large = _Rows(folder / "large", few, _LARGE, "MB/s", few * _LARGE / 1e6, _CONFS_OF_LARGE)
@@ -73,7 +71,6 @@ def _write(bench: Bench) -> Iterator[Result]:
         maker.start()
         _make(maker, rows.folder, count, RECORD_SIZE)
         _make(maker, large.folder, few, _LARGE)
-        _make(maker, folder / "batches", count, RECORD_SIZE, files=count // per_batch)
     with Kafka("3.9.1", folder / "broker", {"log.segment.delete.delay.ms": "1000"}, full_speed=True) as kafka:
         result, no_op = _beside_no_op(bench, kafka, folder / "no-op", rows, "lz4")
         yield result
@@ -82,7 +79,6 @@ def _write(bench: Bench) -> Iterator[Result]:
         result, no_op = _beside_no_op(bench, kafka, folder / "no-op-of-large", large, "none")
         yield result
         yield from _beside_connector(bench, kafka, folder / "of-large", large, "none", no_op)
-        yield from _guarantees(bench, kafka, folder / "guarantees", folder / "batches", count, per_batch)
 
 
 def _make(side: SparkSide, folder: Path, rows: int, size: int, files: int = 4) -> None:
@@ -154,6 +150,25 @@ def _beside_connector(
     yield Result(f"{work}, beside its bound", rows.unit, result.klog, Side(_BOUND, bound), bench.command)
 
 
+WRITE = Work(
+    "write",
+    _write,
+    (
+        f"Write: rows that Spark has written to Parquet before (log lines in JSON, no keys), to a new topic of 4 "
+        "partitions on Kafka 3.9.1 on the same machine, in local[2], with batch.size "
+        f"{_OPTIONS['kafka.batch.size']} and linger.ms {_OPTIONS['kafka.linger.ms']} for both sides; from the read "
+        "of the Parquet files to the return of `save()`. The end offsets are compared with the rows; "
+        "large rows with spark.sql.execution.arrow.maxRecordsPerBatch 500 for klog; "
+        "the mean size of record batches is that of the broker's log files.",
+        "The bound of a write is the processor time of the writer that does nothing and that of Kafka during the "
+        "write, over all cores: nothing that gets its rows from Spark through Arrow and writes to this Kafka can be "
+        "faster.",
+        "Wanted: lz4, none, snappy and gzip 1.5 times the connector's rows, large rows 1.3 times, lz4 0.8 of a writer "
+        "that does nothing.",
+    ),
+)
+
+
 #: The options of streams that are compared, by name.
 _UPDATES = "write_updates in foreachBatch"
 _GUARANTEES = {
@@ -164,27 +179,30 @@ _GUARANTEES = {
 }
 
 
-def _guarantees(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int, per_batch: int) -> Iterator[Result]:
+def _write_guarantees(bench: Bench) -> Iterator[Result]:
+    folder = bench.folder("write-guarantees")
+    rows, data = bench.records // _PART, folder / "rows"
+    # at least two micro-batches in a quick run
+    per_batch = min(_MICRO_BATCH, rows // 2)
     work = f"{rows:,} rows, {per_batch:,} a micro-batch, lz4"
     exact, topical, updates, peer = (Side(f"klog, {name}") for name in _GUARANTEES)
 
-    def speed(guarantee: str) -> Callable[[SparkSide], float]:
-        def run(side: SparkSide) -> float:
-            with topic(kafka.bootstrap_servers, f"write-{next(_NAMES)}") as name:
-                options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name}
-                options |= {"kafka.compression.type": "lz4", **_GUARANTEES[guarantee]}
-                place = {"folder": str(data), "checkpoint": str(folder / name)}
-                kind = "update_stream" if guarantee == _UPDATES else "write_stream"
-                return rows / 1e6 / float(side.ask(kind, options, **place)["seconds"])
+    def speed(kafka: Kafka, side: SparkSide, guarantee: str) -> float:
+        with topic(kafka.bootstrap_servers, f"write-{next(_NAMES)}") as name:
+            options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name}
+            options |= {"kafka.compression.type": "lz4", **_GUARANTEES[guarantee]}
+            place = {"folder": str(data), "checkpoint": str(folder / name)}
+            kind = "update_stream" if guarantee == _UPDATES else "write_stream"
+            return rows / 1e6 / float(side.ask(kind, options, **place)["seconds"])
 
-        return run
-
-    # one session for both: only the guarantee differs
-    with klog_side(folder) as side:
+    log_settings = {"log.segment.delete.delay.ms": "1000"}
+    # one session for all: only the guarantee differs
+    with Kafka("3.9.1", folder / "broker", log_settings, full_speed=True) as kafka, klog_side(folder / "side") as side:
         side.start()
+        _make(side, data, rows, RECORD_SIZE, files=rows // per_batch)
         for number in range(bench.repeat + 1):
             for figures, guarantee in zip((exact, topical, updates, peer), _GUARANTEES, strict=True):
-                value = speed(guarantee)(side)
+                value = speed(kafka, side, guarantee)
                 if number == 0:
                     figures.cold = value
                 else:
@@ -195,23 +213,14 @@ def _guarantees(bench: Bench, kafka: Kafka, folder: Path, data: Path, rows: int,
     yield Result(f"Spark stream, {_UPDATES} {beside}, {work}", "M rows/s", updates, peer, bench.command)
 
 
-WRITE = Work(
-    "write",
-    _write,
+WRITE_GUARANTEES = Work(
+    "write-guarantees",
+    _write_guarantees,
     (
-        f"Write: rows that Spark has written to Parquet before (log lines in JSON, no keys), to a new topic of 4 "
-        "partitions on Kafka 3.9.1 on the same machine, in local[2], with batch.size "
-        f"{_OPTIONS['kafka.batch.size']} and linger.ms {_OPTIONS['kafka.linger.ms']} for both sides; from the read "
-        "of the Parquet files to the return of `save()`. The end offsets are compared with the rows; "
-        "large rows with spark.sql.execution.arrow.maxRecordsPerBatch 500 for klog; "
-        "the mean size of record batches is that of the broker's log files. The streams read "
-        "one Parquet file a micro-batch with AvailableNow, in one session; "
-        "transaction markers are part of what they write.",
-        "The bound of a write is the processor time of the writer that does nothing and that of Kafka during the "
-        "write, over all cores: nothing that gets its rows from Spark through Arrow and writes to this Kafka can be "
-        "faster.",
-        "Wanted: lz4, none, snappy and gzip 1.5 times the connector's rows, large rows 1.3 times, lz4 0.8 of a writer "
-        "that does nothing, exactly once 0.9 of at least once.",
+        "What exactly once costs: streams that read one Parquet file a micro-batch with AvailableNow, in one session in "
+        "local[2], and write to a new topic of 4 partitions on Kafka 3.9.1; transaction markers are part of what they "
+        "write.",
+        "Wanted: exactly once, and `write_updates`, 0.9 of at least once.",
     ),
 )
 
@@ -226,9 +235,10 @@ _SECONDS = 240.0
 
 def _write_latency(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("write-latency")
-    figures: list[tuple[Side, list[float]]] = [(Side(f"klog, {guarantee}"), []) for guarantee in _GUARANTEES]
+    guarantees = [guarantee for guarantee in _GUARANTEES if guarantee != _UPDATES]
+    figures: list[tuple[Side, list[float]]] = [(Side(f"klog, {guarantee}"), []) for guarantee in guarantees]
     with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
-        for (figure, found), guarantee in zip(figures, _GUARANTEES, strict=True):
+        for (figure, found), guarantee in zip(figures, guarantees, strict=True):
             with recorded(figure), klog_side(folder / guarantee.replace(" ", "-")) as side:
                 side.start()
                 found += _measure(side, kafka.bootstrap_servers, guarantee, folder, _PROBES * bench.repeat)

@@ -113,7 +113,8 @@ def test_what_a_tool_writes_takes_effect(tree: KazooClient, make_broker: Callabl
     wait_until(lambda: settings.exists() and json.loads(settings.read_text()) == told)
     with RawClient(broker.port) as client:
         batch = bytes(make_batch([(None, b"v" * 1000)], [1]))
-        assert client.produce("t", batch, 7)[0] == ErrorCode.MESSAGE_TOO_LARGE  # the setting applies to the open log
+        # the setting applies to the open log, a moment after the file is there
+        wait_until(lambda: client.produce("t", batch, 7)[0] == ErrorCode.MESSAGE_TOO_LARGE)
     wait_until(lambda: tree.get_children("/config/changes") == [])
     tree.create("/admin/delete_topics/t", b"", makepath=True)
     wait_until(lambda: not list(broker.data_dir.glob("t-*")))
