@@ -236,17 +236,21 @@ def write_stream(spark: SparkSession, source: str, request: Request) -> dict[str
     return {"seconds": time.perf_counter() - started}
 
 
-def update_stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
-    """Write Parquet files as `write_stream` does, by `write_updates` in `foreachBatch`."""
+def batch_stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Write Parquet files as `write_stream` does, in `foreachBatch`: by `save()`, or by `write_updates`."""
     import spark_klog
 
     schema = spark.read.parquet(request["folder"]).schema
     frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(request["folder"])
     options = request["options"]
 
-    def process(df: DataFrame, batch_id: int) -> None:
+    def save(df: DataFrame, _: int) -> None:
+        df.write.format(source).options(**options).mode("append").save()
+
+    def update(df: DataFrame, batch_id: int) -> None:
         spark_klog.write_updates(df, batch_id, name="rows", **options)
 
+    process = {"save": save, "write_updates": update}[request["by"]]
     writer = frame.writeStream.foreachBatch(process).option("checkpointLocation", request["checkpoint"])
     started = time.perf_counter()
     writer.trigger(availableNow=True).start().awaitTermination()
@@ -343,7 +347,7 @@ WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
             make_rows,
             write,
             write_stream,
-            update_stream,
+            batch_stream,
             avro,
             copy,
             probes,

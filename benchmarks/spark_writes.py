@@ -171,10 +171,12 @@ WRITE = Work(
 
 #: The options of streams that are compared, by name.
 _UPDATES = "write_updates in foreachBatch"
+_SAVES = "at least once in foreachBatch"
 _GUARANTEES = {
     "exactly-once": {"deliveryGuarantee": "exactly-once", "decisionLog": "checkpoint"},
     "exactly-once, decisions in a topic": {"deliveryGuarantee": "exactly-once", "decisionLog": "topic"},
     _UPDATES: {},
+    _SAVES: {},
     "at-least-once": {"deliveryGuarantee": "at-least-once"},
 }
 
@@ -185,14 +187,16 @@ def _write_guarantees(bench: Bench) -> Iterator[Result]:
     # at least two micro-batches in a quick run
     per_batch = min(_MICRO_BATCH, rows // 2)
     work = f"{rows:,} rows, {per_batch:,} a micro-batch, lz4"
-    exact, topical, updates, peer = (Side(f"klog, {name}") for name in _GUARANTEES)
+    exact, topical, updates, saves, peer = (Side(f"klog, {name}") for name in _GUARANTEES)
 
     def speed(kafka: Kafka, side: SparkSide, guarantee: str) -> float:
         with topic(kafka.bootstrap_servers, f"write-{next(_NAMES)}") as name:
             options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name}
             options |= {"kafka.compression.type": "lz4", **_GUARANTEES[guarantee]}
             place = {"folder": str(data), "checkpoint": str(folder / name)}
-            kind = "update_stream" if guarantee == _UPDATES else "write_stream"
+            kind = "write_stream"
+            if guarantee in (_UPDATES, _SAVES):
+                kind, place["by"] = "batch_stream", "write_updates" if guarantee == _UPDATES else "save"
             return rows / 1e6 / float(side.ask(kind, options, **place)["seconds"])
 
     log_settings = {"log.segment.delete.delay.ms": "1000"}
@@ -201,7 +205,7 @@ def _write_guarantees(bench: Bench) -> Iterator[Result]:
         side.start()
         _make(side, data, rows, RECORD_SIZE, files=rows // per_batch)
         for number in range(bench.repeat + 1):
-            for figures, guarantee in zip((exact, topical, updates, peer), _GUARANTEES, strict=True):
+            for figures, guarantee in zip((exact, topical, updates, saves, peer), _GUARANTEES, strict=True):
                 value = speed(kafka, side, guarantee)
                 if number == 0:
                     figures.cold = value
@@ -210,7 +214,8 @@ def _write_guarantees(bench: Bench) -> Iterator[Result]:
     beside = "beside at least once"
     yield Result(f"Spark stream, exactly once {beside}, {work}", "M rows/s", exact, peer, bench.command)
     yield Result(f"Spark stream, exactly once by a topic {beside}, {work}", "M rows/s", topical, peer, bench.command)
-    yield Result(f"Spark stream, {_UPDATES} {beside}, {work}", "M rows/s", updates, peer, bench.command)
+    for plain in (peer, saves):
+        yield Result(f"Spark stream, {_UPDATES} {beside}, {work}", "M rows/s", updates, plain, bench.command)
 
 
 WRITE_GUARANTEES = Work(
@@ -235,7 +240,7 @@ _SECONDS = 240.0
 
 def _write_latency(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("write-latency")
-    guarantees = [guarantee for guarantee in _GUARANTEES if guarantee != _UPDATES]
+    guarantees = [guarantee for guarantee in _GUARANTEES if guarantee not in (_UPDATES, _SAVES)]
     figures: list[tuple[Side, list[float]]] = [(Side(f"klog, {guarantee}"), []) for guarantee in guarantees]
     with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
         for (figure, found), guarantee in zip(figures, guarantees, strict=True):
