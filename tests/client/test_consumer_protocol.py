@@ -350,9 +350,10 @@ def test_errors_of_heartbeats(code: str) -> None:
         server = Server(cluster.bootstrap_servers, None)
         topic = server.topic(2)
         member = Member(server, topic)
-        until = time.monotonic() + 1.2  # some six heartbeats
-        poll_until([member], lambda: time.monotonic() > until)
         calls = ["assigned"] if code == "NOT_COORDINATOR" else ["assigned", "lost", "assigned"]
+        poll_until([member], lambda: cluster.faults_fired()[fault] == 1 and len(member.heard.calls) >= len(calls))
+        until = time.monotonic() + 0.5  # some more heartbeats, which must change nothing
+        poll_until([member], lambda: time.monotonic() > until)
         assert [call for call, _ in member.heard.calls] == calls
         member.consumer.commit({(topic, 0): 0})
         member.consumer.close()

@@ -43,6 +43,12 @@ _ICEBERG_TESTS = (
     "tests/tables/test_iceberg_compaction.py",
     "tests/tables/test_iceberg_sequences.py",
 )
+_TOPIC_LOG_TESTS = ("tests/spark/exactly_once/test_topic_log.py", "tests/spark/exactly_once/test_topic_model.py")
+_BATCH_TESTS = (
+    "tests/spark/exactly_once/test_batch_steps.py",
+    "tests/spark/exactly_once/test_write_updates.py",
+    "tests/spark/exactly_once/test_update_kills.py",
+)
 _MERGE_TESTS = ("tests/tables/test_changes.py", "tests/tables/test_upserts.py", "tests/load/test_upserts.py")
 
 FAULTS = (
@@ -197,6 +203,27 @@ FAULTS = (
     ),
     # ----- broker
     Fault(
+        "broker-epoch-stays",  # a late marker ends the next transaction
+        "spark_klog/broker/transactions/transaction.py",
+        "    return replace(transaction, producer=raised, last=now, version=TRANSACTIONS_2, next_id=next_id)",
+        "    return replace(transaction, last=now, version=TRANSACTIONS_2, next_id=next_id)",
+        ("tests/broker/test_transaction_machine.py", "tests/broker/test_transactions_2.py"),
+    ),
+    Fault(
+        "broker-repeated-end",  # EndTxn whose answer was lost, after the epochs are used up
+        "spark_klog/broker/transactions/transaction.py",
+        "    has_rotated = not transaction.is_prepared and now.epoch == 0",
+        "    has_rotated = False",
+        ("tests/broker/test_transaction_machine.py", "tests/broker/test_transactions_2.py"),
+    ),
+    Fault(
+        "broker-marker-during-verification",  # the answer is of the transaction before
+        "spark_klog/broker/transactions/verification.py",
+        "        if self._ended != _ended_transactions(log, self._producer):",
+        "        if self._ended > _ended_transactions(log, self._producer):",
+        ("tests/broker/test_transactions_2.py", "tests/broker/test_transactions.py"),
+    ),
+    Fault(
         "broker-marker-wakes-nobody",  # a fetch of committed records waits to its end
         "spark_klog/broker/transactions/markers.py",
         "    broker.purgatory.wake(key)\n",
@@ -276,6 +303,83 @@ FAULTS = (
         "    if log.end > number:\n        raise Superseded\n    yield Abort(undecided)",
         "    yield Abort(undecided)",
         ("tests/spark/exactly_once/test_model.py", "tests/spark/exactly_once/test_driver.py"),
+    ),
+    Fault(
+        "spark-number-counts-twice",  # two drivers decide the same micro-batch
+        "spark_klog/spark/write/decisions/live_entries.py",
+        "        if number <= self.last:",
+        "        if number < self.last:",
+        _TOPIC_LOG_TESTS,
+    ),
+    Fault(
+        "spark-decision-removed",  # by the tombstones of the next claim
+        "spark_klog/spark/write/decisions/live_entries.py",
+        "            del self._keys[key]\n            self.obsolete",
+        "            self.obsolete",
+        _TOPIC_LOG_TESTS,
+    ),
+    Fault(
+        "spark-other-drivers-entry",  # another one was first at this number
+        "spark_klog/spark/write/decisions/topic_log.py",
+        "            return live.last_key == key",
+        "            return live.last == number",
+        _TOPIC_LOG_TESTS,
+    ),
+    Fault(
+        "spark-late-append-of-a-moved-log",  # two drivers leave the checkpoint, or one decides there meanwhile
+        "spark_klog/spark/write/exactly_once_driver.py",
+        "        if not local.move(moved):\n            raise Superseded\n",
+        "        local.move(moved)\n",
+        ("tests/spark/exactly_once/test_topic_driver.py", "tests/spark/exactly_once/test_decision_place.py"),
+    ),
+    Fault(
+        "spark-other-epoch-of-the-transaction",  # the broker has aborted it, and the worker has begun another one
+        "spark_klog/spark/write/exactly_once_driver.py",
+        "if (now.state, now.producer_id, now.producer_epoch) != (_ONGOING, one.producer_id, one.epoch):",
+        "if (now.state, now.producer_id) != (_ONGOING, one.producer_id):",
+        ("tests/spark/exactly_once/test_driver.py", "tests/spark/exactly_once/test_batch_steps.py"),
+    ),
+    Fault(
+        "spark-same-store-other-key",  # a checkpoint's decisions are lost by another spelling of its address
+        "spark_klog/spark/write/decisions/decision_place.py",
+        "    scheme = _SAME_STORE.get(scheme, scheme)\n",
+        "",
+        ("tests/spark/exactly_once/test_decision_place.py",),
+    ),
+    Fault(
+        "spark-write-twice",
+        "spark_klog/spark/write/exactly_once_batch.py",
+        "        return self._number <= claimed.begun.decided",
+        "        return self._number < claimed.begun.decided",
+        _BATCH_TESTS,
+    ),
+    Fault(
+        "spark-earlier-version-written",
+        "spark_klog/spark/write/exactly_once_batch.py",
+        "        if self._number < decided:\n            raise EarlierWrite(str(self._write), self._number, decided)\n",
+        "",
+        _BATCH_TESTS,
+    ),
+    Fault(
+        "spark-replayed-batch-refused",  # a micro-batch runs again in this process
+        "spark_klog/spark/write/updates.py",
+        " or found.session is not session:",
+        ":",
+        _BATCH_TESTS,
+    ),
+    Fault(
+        "spark-available-now-too-early",  # the last run got no further in one partition of two
+        "spark_klog/spark/available_now.py",
+        "        if reached == before:",
+        "        if any(before.get(number) == ends for number, ends in reached.items()):",
+        ("tests/spark/test_available_now.py",),
+    ),
+    Fault(
+        "spark-held-up-forgets",  # an end that stands still is new each second: no warning ever
+        "spark_klog/spark/read/open_transactions.py",
+        "            since = (now, time.time()) if known is None or known.offset != offset else known[2:]",
+        "            since = (now, time.time())",
+        ("tests/spark/test_open_transactions.py",),
     ),
     Fault(
         "spark-skips-what-is-left",  # if retention has deleted the beginning of a range meanwhile
