@@ -166,7 +166,7 @@ def _undisturbed(table: Table) -> Iterator[ManifestEntry]:
     """The entries of data files to whose rows no delete file of the current snapshot applies.
 
     Delete files of a partition apply to data files that are not newer; those of an unpartitioned spec, to all of the
-    table that are not newer (Iceberg's Table Spec, "Scan Planning").
+    table that are not newer (Iceberg's Table Spec, "Scan Planning"): also to those of their own commit, as of Flink.
     """
     snapshot = table.current_snapshot()
     newest: dict[Any, int] = defaultdict(int)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from spark_klog.errors import LoadError
 from spark_klog.files import open_folder
 from spark_klog.tables import iceberg_rows
 from spark_klog.tables.iceberg import IcebergTable
+from spark_klog.tables.iceberg_files import Footers
 from spark_klog.tables.table import RunConflict
 from tests.load.buckets import bucket
 from tests.load.support import in_child
@@ -116,10 +117,17 @@ def test_files_that_others_replace_meanwhile_stay(tmp_path: Path) -> None:
     assert table.compact(1 << 20) == 0
 
 
-def _delete_position(warehouse: Warehouse, path: str, position: int, content: DataFileContent) -> None:
-    """Delete a row by a delete file, as Spark does with merge on read; pyiceberg writes none."""
+def _live_file(warehouse: Warehouse, path: str) -> IcebergFile:
+    [file] = [one.file for one in warehouse.stranger().scan().plan_files() if one.file.file_path.endswith(path)]
+    return file
+
+
+def _delete_position(
+    warehouse: Warehouse, file: IcebergFile, position: int, content: DataFileContent, added: Sequence[IcebergFile] = ()
+) -> None:
+    """Delete a row by a delete file, as Spark does with merge on read; pyiceberg writes none. Add files by the same
+    commit."""
     table = warehouse.stranger()
-    [file] = [one.file for one in table.scan().plan_files() if one.file.file_path.endswith(path)]
     location = f"{table.location()}/data/delete-{position}.parquet"
     if content == DataFileContent.POSITION_DELETES:
         fields = [
@@ -152,6 +160,9 @@ def _delete_position(warehouse: Warehouse, path: str, position: int, content: Da
             return {**super()._meta, "content": "deletes"}
 
     with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+        data_manifests = append._manifests
+        for one in added:
+            append.append_data_file(one)
 
         def manifests() -> list[Any]:
             output = append.new_manifest_output()
@@ -160,7 +171,7 @@ def _delete_position(warehouse: Warehouse, path: str, position: int, content: Da
                     status=ManifestEntryStatus.ADDED, snapshot_id=append.snapshot_id, data_file=deletes
                 )
                 writer.add(entry)
-            return [writer.to_manifest_file(), *append._existing_manifests()]
+            return [writer.to_manifest_file(), *data_manifests()]
 
         append._manifests = manifests  # type: ignore[method-assign]
 
@@ -180,7 +191,7 @@ def test_deleted_rows_stay_deleted(tmp_path: Path, content: DataFileContent, is_
     row = 2 if content == DataFileContent.POSITION_DELETES else 12
 
     def delete() -> None:
-        _delete_position(warehouse, "1-0.parquet", row, content)
+        _delete_position(warehouse, _live_file(warehouse, "1-0.parquet"), row, content)
 
     if is_during:
         before_commit(table, delete)
@@ -195,6 +206,20 @@ def test_deleted_rows_stay_deleted(tmp_path: Path, content: DataFileContent, is_
     assert {f"{number}-0.parquet" for number in range(1, 5)} <= names
     if content == DataFileContent.POSITION_DELETES:  # pyiceberg reads no others
         assert warehouse.offsets() == [*range(10, 12), *range(13, 50), 50, 60]
+
+
+def test_a_row_that_the_commit_of_its_file_deletes(tmp_path: Path) -> None:
+    """As Flink does with a key that changes twice: the delete file is no newer than the data file."""
+    warehouse = Warehouse(tmp_path)
+    table, schema = warehouse.prepared()
+    footers, base = Footers(warehouse.stranger().metadata), warehouse.stranger().location()
+    written = [write(table, schema, name, rows(range(first, first + 5))) for name, first in (("a", 10), ("b", 20))]
+    files = [footers.data_file(f"{base}/{one.path}", one.size, one.metadata) for one in written]
+    _delete_position(warehouse, files[0], 2, DataFileContent.POSITION_DELETES, files)
+    left = [10, 11, 13, 14, *range(20, 25)]
+    assert warehouse.offsets() == left
+    assert table.compact(1 << 20) == 0
+    assert warehouse.offsets() == left
 
 
 def test_columns_that_files_lack(tmp_path: Path) -> None:
