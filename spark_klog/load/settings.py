@@ -105,9 +105,6 @@ class WriteSettings:
         if self.rows and self.format == PARQUET:
             self._check_parquet()
         self._check_order()
-        names = self._key_fields
-        if len(set(names)) < len(names):
-            raise ConfigError(f"upsert key {self.upsert_key!r} names a field twice")
         if self.upsert_key and self.layout != "none":
             raise ConfigError("an upsert key and --partition-by exclude each other: a row may move to another time")
         if self.envelope != "none" and not self.upsert_key:
@@ -147,11 +144,8 @@ class WriteSettings:
             return None
         columns = self.columns(topic)
         kinds = columns.field("key").type, columns.field("value").type
-        return ChangeFormat(*kinds, () if self.upsert_key == RECORD_KEY else self._key_fields, self.envelope)
-
-    @property
-    def _key_fields(self) -> tuple[str, ...]:
-        return tuple(name.strip().removeprefix("value.") for name in self.upsert_key.split(","))
+        names = () if self.upsert_key == RECORD_KEY else self.upsert_key.split(",")
+        return ChangeFormat(*kinds, tuple(name.strip().removeprefix("value.") for name in names), self.envelope)
 
     def columns(self, topic: str) -> pa.Schema:
         """The columns of a topic's files."""

@@ -85,6 +85,8 @@ class ChangeFormat:
     def __post_init__(self) -> None:
         if self.envelope not in ENVELOPES:
             raise ConfigError(f"envelope {self.envelope!r} must be one of {', '.join(ENVELOPES)}")
+        if twice := [name for name in self.fields if self.fields.count(name) > 1]:
+            raise ConfigError(f"upsert key {twice[0]!r} is named twice: name each field once")
         row = self._row
         if reserved := [name for name in row if name in {*PLACE.names, DELETED}]:
             raise ConfigError(f"the row has a field {reserved[0]}, which is a column of the table: rename it")

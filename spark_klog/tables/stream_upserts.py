@@ -16,7 +16,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -98,13 +98,17 @@ def upsert(
     their timestamps; if it is given, this is a warning. `LoadError` also if the table has rows of a larger one. The
     function raises `ConfigError`, `LoadError` and `MissingPackage`.
     """
-    if not isinstance(key, str) and not key:
+    fields = tuple(key) if isinstance(key, Collection) and not isinstance(key, str) else (key,)
+    if not fields:
         raise ConfigError("the upsert key is empty: name fields, or leave it out for the record's key")
-    fields = () if key == RECORD_KEY else (key,) if isinstance(key, str) else tuple(key)
-    if incarnation is not None and incarnation < 0:
-        raise ConfigError(f"incarnation {incarnation} must be 0 or more: how often the topic was created again")
+    if wrong := [field for field in fields if not isinstance(field, str)]:
+        raise ConfigError(f"upsert key {wrong[0]!r} must be a string, the name of a field")
+    if incarnation is not None and not (type(incarnation) is int and 0 <= incarnation < 1 << 31):
+        raise ConfigError(
+            f"incarnation {incarnation!r} must be an int of 0 or more: how often the topic was created again"
+        )
     open_table(table)
-    names = tuple(field.removeprefix("value.") for field in fields)
+    names = () if key == RECORD_KEY else tuple(field.removeprefix("value.") for field in fields)
     return _Upsert(table, names, envelope, name, stream, incarnation)
 
 
@@ -145,9 +149,9 @@ class _Upsert:
             if rows and not _has(table.last_run(STREAMS), query, batch):
                 files = change_files(table.location, sorted({row.path for row in rows}), change_format.key)
                 of_rows: dict[int, int] = {}
+                table.prepare(change_format.row, "none", "", STREAMS)  # first: changes are compared by its types
                 if any(known.get(name, start + 1) > start for name, start in starts.items()):
                     of_rows = self._check_incarnation(table, files)
-                table.prepare(change_format.row, "none", "", STREAMS)
                 self._commit(table, files, query, batch)
                 merged = {name: max(end, of_rows.get(int(name.rpartition("-")[2]), 0)) for name, end in ends.items()}
                 known = {**known, **merged}

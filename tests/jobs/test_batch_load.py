@@ -152,7 +152,7 @@ def test_new_topics_and_partitions_with_offsets_in_files(
         (["--topics", "t", "--table", "iceberg:lake.t"], "iceberg:lake.t must be iceberg:CATALOG.NAMESPACE.TABLE"),
         (["--topics", "t", "--table", "delta:"], "the table's location is empty"),
         ([*_TABLE, "--upsert-key", "id"], "no such field"),
-        ([*_TABLE, "--upsert-key", "key,value.key"], "upsert key 'key,value.key' names a field twice"),
+        ([*_TABLE, "--upsert-key", "key,value.key"], "upsert key 'key' is named twice"),
         ([*_TABLE, "--upsert-key", "key", "--partition-by", "day"], "exclude each other"),
         ([*_TABLE, "--upsert-key", "key", "--topics", "a,b"], "changes of several topics have no order"),
         ([*_TABLE, "--upsert-key", "key", "--sort-by", "key"], "--sort-by is for the files of records"),

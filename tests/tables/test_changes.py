@@ -303,6 +303,7 @@ def test_bytes_are_rows_of_two_columns() -> None:
     ("arguments", "message"),
     [
         ((pa.binary(), ROW, ("ids",)), "no such field, only id, name"),
+        ((pa.binary(), ROW, ("id", "name", "id")), "upsert key 'id' is named twice"),
         ((pa.binary(), pa.struct([pa.field("id", ROW)]), ("id",)), "name fields with plain values"),
         ((pa.binary(), pa.struct([pa.field("_offset", pa.int64())]), ("_offset",)), "rename it"),
         ((pa.binary(), pa.struct([pa.field("key", pa.int64())])), "has a field 'key'"),

@@ -112,9 +112,37 @@ def test_a_topic_created_again_begins_with_new_keys(kind: str, tmp_path: Path, m
         merge([Change(9, "x", 0, 9, 7_000)], 6)
 
 
-def test_an_incarnation_is_not_negative() -> None:
-    with pytest.raises(ConfigError, match="incarnation -1 must be 0 or more"):
-        upsert("delta:/not-there", incarnation=-1)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_key_of_another_type(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared with the table's rows once the table has taken it, or is refused by name."""
+    monkeypatch.setattr(versions, "arrow_schema", lambda schema: schema)
+    monkeypatch.setattr(stream_upserts, "open_table", lambda _address: make_table(kind, tmp_path))
+    monkeypatch.setattr(stream_upserts, "_merged_ends", {})
+
+    def merge(key: Any, of: pa.DataType, number: int) -> None:
+        keys = pa.array([{"id": key}], pa.struct([pa.field("id", of)]))
+        call: Any = upsert("a table", stream=f"query {number}")
+        call(_Frame(records([Change(1, "a", 0, number)]).set_column(0, "key", keys)), number)
+
+    merge(1, pa.int32(), 0)
+    with pytest.raises(LoadError, match=r"id is int\S* in the table"):
+        merge("one", pa.string(), 1)
+    if kind == "iceberg":
+        merge(1 << 40, pa.int64(), 2)
+        assert sorted(content(kind, tmp_path)["id"].to_pylist()) == [1, 1 << 40]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"incarnation": each}, f"incarnation {each!r} must be an int of 0") for each in (-1, "1", 1.5, True, 2**31)),
+        *(({"key": each}, "upsert key None must be a string") for each in (None, [None], ["id", None])),
+        ({"key": b"id"}, "upsert key 105 must be a string"),
+    ],
+)
+def test_wrong_arguments(options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        upsert("delta:/not-there", **options)
 
 
 def test_a_micro_batch_is_known_by_its_start_and_its_end() -> None:
