@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import replace
+from datetime import date, datetime, timezone
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files import open_folder
 from spark_klog.load.audit import status
 from spark_klog.load.journal.model import token_of
-from spark_klog.load.run import LoadOptions, load
+from spark_klog.load.run import LoadOptions, MaxBad, load
+from spark_klog.load.settings import VALUES, WriteSettings
+from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.tables.opening import open_table
 from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
 from tests.load.support import InProcess, expected, run
 from tests.load.tables import CATALOG, NAME, Kind, Lake, check_each_once, make_lake, places
-from tests.spark.support import consume, create_topic, delete_records, delete_topic, produce, set_topic, values
+from tests.spark.support import Sent, consume, create_topic, delete_records, delete_topic, produce, set_topic, values
 from tests.support.spark_tables import SparkTables
 
 _KINDS = pytest.mark.parametrize("kind", ["delta", "iceberg"])
@@ -116,6 +124,43 @@ def test_spark_between_runs(cluster: EmbeddedCluster, topic: str, tmp_path: Path
                 assert places(read()) == wanted, reader
     assert status(lake.address).findings == []
     assert run(servers, lake.address, topic).runs == []
+
+
+_AVRO = {"type": "record", "name": "Row", "fields": [{"name": "at", "type": "long"}, {"name": "day", "type": "int"}]}
+_JSON_SCHEMA = {"type": "object", "properties": {name: {"type": "integer"} for name in ("at", "day")}}
+_OF_VALUES = WriteSettings(table_columns=VALUES)
+
+
+@_KINDS
+def test_numbers_for_columns_of_times(cluster: EmbeddedCluster, topic: str, lake: Lake) -> None:
+    """Another has made the table: numbers, whose unit nobody knows, are refused by name, and times are taken."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b'{"at": 1700000000000, "day": 19000}')])
+    columns = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("day", pa.date32())])
+    if lake.kind == "delta":
+        DeltaTable.create(lake.uri, columns)
+    else:
+        lake.catalog.create_namespace("db")
+        lake.catalog.create_table(NAME, columns)
+    numbers = "at bigint, day int"
+    ways: list[dict[str, Any]] = [
+        {"settings": replace(_OF_VALUES, schema=numbers)},
+        {"settings": WriteSettings(upsert_key="day", schema=numbers)},
+        {"settings": _OF_VALUES, "formats": (ColumnFormat("value", "avro", text=json.dumps(_AVRO)),)},
+        {"settings": _OF_VALUES, "formats": (ColumnFormat("value", "json-schema", text=json.dumps(_JSON_SCHEMA)),)},
+    ]
+    for way in ways:
+        with pytest.raises(LoadError, match=r"at is timestamp.* in the table") as caught:
+            run(servers, lake.address, topic, **way)
+        assert "day is date" in str(caught.value)
+    produce(servers, topic, [Sent(b'{"at": "2023-11-14T22:13:20Z", "day": "2022-01-08"}')])
+    times = replace(_OF_VALUES, schema="at timestamp, day date")
+    loaded = run(servers, lake.address, topic, settings=times, max_bad=MaxBad(1))
+    assert (loaded.runs, loaded.bad) == ([1], 1), "a number is no time in JSON, either"
+    at = datetime(2023, 11, 14, 22, 13, 20, tzinfo=timezone.utc)
+    for reader, read in lake.readers().items():
+        assert read().select(["at", "day"]).to_pylist() == [{"at": at, "day": date(2022, 1, 8)}], reader
 
 
 @_KINDS
