@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Set as AbstractSet
 
 import pyarrow as pa
 
@@ -18,15 +18,10 @@ def differences(table: pa.Schema, columns: pa.Schema, others: AbstractSet[str]) 
     missing: list[pa.Field] = []
     wrong: list[str] = []
     known = {one.name: one for one in table}
-    folded = {name.lower(): name for name in known}
     for one in columns:
         if one.name not in known:
-            if one.name.lower() in folded:
-                wrong.append(
-                    f"{one.name} differs from {folded[one.name.lower()]} by case only, which Spark takes for one"
-                )
-                continue
-            missing.append(pa.field(one.name, one.type))
+            if not _differs_by_case(one.name, known, "", wrong):
+                missing.append(pa.field(one.name, one.type))
             continue
         mine = known[one.name]
         kind = _merged(mine.type, one.type, one.name, wrong)
@@ -38,6 +33,14 @@ def differences(table: pa.Schema, columns: pa.Schema, others: AbstractSet[str]) 
     return missing, wrong
 
 
+def _differs_by_case(name: str, names: Iterable[str], path: str, wrong: list[str]) -> bool:
+    """Whether a new name is one of the table's but for its case; appends to `wrong` if so."""
+    other = next((one for one in names if one.lower() == name.lower()), None)
+    if other is not None:
+        wrong.append(f"{path}{name} differs from {path}{other} by case only, which Spark takes for one")
+    return other is not None
+
+
 def _merged(mine: pa.DataType, theirs: pa.DataType, path: str, wrong: list[str]) -> pa.DataType:
     """The table's type with the fields that are new in `theirs`; appends to `wrong` what does not fit."""
     if pa.types.is_struct(mine) and pa.types.is_struct(theirs):
@@ -46,7 +49,8 @@ def _merged(mine: pa.DataType, theirs: pa.DataType, path: str, wrong: list[str])
         for one in theirs:
             number = names.get(one.name)
             if number is None:
-                fields.append(pa.field(one.name, one.type))
+                if not _differs_by_case(one.name, names, f"{path}.", wrong):
+                    fields.append(pa.field(one.name, one.type))
             else:
                 kind = _merged(fields[number].type, one.type, f"{path}.{one.name}", wrong)
                 fields[number] = fields[number].with_type(kind)

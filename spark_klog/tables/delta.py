@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from typing import Any, TypeVar
@@ -131,12 +130,10 @@ class DeltaLakeTable:
     def prepare(
         self, columns: pa.Schema, layout: Layout, time_column: str, load: str, *, is_planned: bool = True
     ) -> pa.Schema:
+        self._check_case(columns.names)
         columns = pa.schema([pa.field(one.name, self._type(one.type, one.name)) for one in columns])
         partitions = [name for name, _ in _PARTITIONS[layout]]
-        twice = [name for name, count in Counter(one.lower() for one in columns.names).items() if count > 1]
-        if twice:
-            raise LoadError(f"{self.address}: a Delta table can't have two columns {twice[0]} that differ in case only")
-        if clash := [name for name in partitions if name in columns.names]:
+        if clash := [name for name in columns.names if name.lower() in partitions]:
             raise LoadError(
                 f"{self.address}: the column {clash[0]} is the table's partition column: leave --partition-by out, or "
                 "load the values as one column (--table-columns records)"
@@ -250,10 +247,7 @@ class DeltaLakeTable:
     def compact(self, target_bytes: int) -> int:
         def attempt() -> int:
             self._known = None
-            table = self._open()
-            if table is None:
-                return 0
-            return int(table.optimize.compact(target_size=target_bytes)["numFilesRemoved"])
+            return int(self._existing().optimize.compact(target_size=target_bytes)["numFilesRemoved"])
 
         return self._again("compacted", attempt)
 
@@ -357,9 +351,20 @@ class DeltaLakeTable:
         except (DeltaError, OSError, ValueError) as error:
             raise LoadError(f"{self.address} can't be {action}: {_reason(error)}") from None
 
+    def _check_case(self, paths: Sequence[str]) -> None:
+        """`LoadError` if two of a level's columns or fields have names that differ by case only."""
+        known: dict[str, str] = {}
+        for path in paths:
+            if (other := known.setdefault(path.lower(), path)) != path:
+                raise LoadError(
+                    f"{self.address}: a Delta table can't have both {other} and {path}, which differ by case only: "
+                    "rename one of them"
+                )
+
     def _type(self, kind: pa.DataType, path: str) -> pa.DataType:
         """The type in the table: Delta has no unsigned numbers, and timestamps of microseconds only."""
         if pa.types.is_struct(kind):
+            self._check_case([f"{path}.{one.name}" for one in kind])
             return pa.struct([pa.field(one.name, self._type(one.type, f"{path}.{one.name}")) for one in kind])
         if pa.types.is_map(kind):
             return pa.map_(self._type(kind.key_type, path), self._type(kind.item_type, path))

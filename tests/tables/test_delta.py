@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -277,7 +278,6 @@ def test_app_transactions_that_the_table_forgets(tmp_path: Path) -> None:
 
 def test_compact(tmp_path: Path) -> None:
     table = DeltaLakeTable(str(tmp_path))
-    assert table.compact(1 << 20) == 0  # there is no table yet
     table.prepare(_COLUMNS, "none", "", "load")
     for number in (1, 2, 3):
         table.append([_file(tmp_path, number * 10)], _run(number))
@@ -357,6 +357,7 @@ def test_an_existing_table_is_taken_as_it_is(tmp_path: Path) -> None:
     ("fields", "layout", "message"),
     [
         ([pa.field("offset", pa.string())], "none", "offset is string in the table and int64 in the load"),
+        ([pa.field("Offset", pa.int64())], "none", "offset differs from Offset by case only"),
         ([pa.field("id", pa.int64(), nullable=False)], "none", "id is required"),
         ([pa.field("offset", pa.int64())], "day", "is whole, and --partition-by day partitions by date"),
     ],
@@ -366,6 +367,28 @@ def test_an_existing_table_that_does_not_fit(tmp_path: Path, fields: Any, layout
     with pytest.raises(LoadError, match=message):
         DeltaLakeTable(str(tmp_path)).prepare(_COLUMNS, layout, "timestamp", "load")
     assert DeltaTable(tmp_path).version() == 0
+
+
+@pytest.mark.parametrize("nested", [lambda kind: kind, pa.list_, lambda kind: pa.map_(pa.string(), kind)])
+def test_fields_that_differ_by_case_only(tmp_path: Path, nested: Callable[[pa.DataType], pa.DataType]) -> None:
+    """Spark does not read such a table; deltalake makes it."""
+
+    def columns(*names: str) -> pa.Schema:
+        inner = pa.struct([pa.field(name, pa.int64()) for name in names])
+        return pa.schema([pa.field("value", nested(pa.struct([pa.field("a", inner)])))])
+
+    table = DeltaLakeTable(str(tmp_path / "table"))
+    with pytest.raises(LoadError, match=r"can't have both value\.a\.x and value\.a\.X, which differ by case only"):
+        table.prepare(columns("x", "X"), "none", "", "load")
+    with pytest.raises(LoadError, match="can't have both n and N"):
+        table.prepare(pa.schema([("n", pa.int64()), ("N", pa.int64())]), "none", "", "load")
+    with pytest.raises(LoadError, match="Date is the table's partition column"):
+        table.prepare(pa.schema([("Date", pa.int64())]), "day", "", "load")
+    assert not (tmp_path / "table").exists()
+    table.prepare(columns("x"), "none", "", "load")
+    with pytest.raises(LoadError, match=r"value.*\.a\.X differs from value.*\.a\.x by case only"):
+        table.prepare(columns("X", "y"), "none", "", "load")
+    assert DeltaTable(tmp_path / "table").version() == 0
 
 
 def test_a_table_with_a_constraint_is_refused(tmp_path: Path) -> None:
