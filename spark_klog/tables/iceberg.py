@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog, MetastoreCatalog, load_catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     CommitFailedException,
     ForbiddenError,
+    NoSuchNamespaceError,
     NoSuchTableError,
     RESTError,
     TableAlreadyExistsError,
@@ -72,6 +73,8 @@ _COMMIT_SECONDS, _LEAST_ATTEMPTS = 300.0, 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
 #: Packages of catalogs and stores, whose errors may pass.
 _REMOTE = ("sqlalchemy", "sqlite3", "botocore", "requests", "urllib3", "thrift", "google", "azure")
+#: The module of SQL catalogs, which needs sqlalchemy.
+_SQL = "pyiceberg.catalog.sql"
 _FINAL = (ForbiddenError, UnauthorizedError, AuthorizationExpiredError)
 
 
@@ -113,7 +116,6 @@ class IcebergTable:
         if not self._uri:
             table = self._table()
             if table is None:
-                self._create_namespace()
                 self._location, properties = self._calling(self._future_location, "created")
             else:
                 self._location, properties = table.metadata.location, table.io.properties
@@ -121,13 +123,19 @@ class IcebergTable:
         return self._uri
 
     def _future_location(self) -> tuple[str, Mapping[str, str]]:
-        """Where the table will be, and the properties of its store. Writes nothing."""
+        """Where the table will be, and the properties of its store.
+
+        SQL catalogs know it before there is a namespace, others decide by one, so that it is created.
+        """
         *namespace, name = self._identifier
         catalog = self._catalog
-        if len(namespace) == 1 or not isinstance(catalog, MetastoreCatalog):
+        if not any(one.__module__ == _SQL for one in type(catalog).__mro__):
+            self._create_namespace()
             staged = catalog.create_table_transaction(self._identifier, Schema())
             return staged.table_metadata.location, staged._table.io.properties
-        folder = catalog.load_namespace_properties(tuple(namespace)).get("location")
+        folder = None
+        with suppress(NoSuchNamespaceError):
+            folder = catalog.load_namespace_properties(tuple(namespace)).get("location")
         if not folder:
             if "warehouse" not in catalog.properties:
                 raise LoadError(f"{self.address}: catalog {catalog.name!r} has no property warehouse for new tables")
@@ -342,10 +350,7 @@ class IcebergTable:
 
     def compact(self, target_bytes: int) -> int:
         """As of `Table.compact`. Files with rows that others have deleted, and files of other layouts, stay."""
-        table = self._table()
-        if table is None:
-            return 0
-        compaction = Compaction(self.address, table, target_bytes)
+        compaction = Compaction(self.address, self._present(), target_bytes)
         return sum(
             self._trying(partial(self._replace, compaction, batch), "compacted") for batch in compaction.batches()
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.extras import require
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.table import Table
 
 DELTA, ICEBERG = "delta", "iceberg"
@@ -35,3 +35,11 @@ def open_table(address: str) -> Table:
 
         return IcebergTable(place)
     raise ConfigError(f"{without_user(address)!r} is not the address of a table: write {_FORMS}")
+
+
+def existing_table(address: str) -> Table:
+    """The table at an address; errors as of `open_table`, and `LoadError` if it does not exist."""
+    table = open_table(address)
+    if table.schema() is None:
+        raise LoadError(f"{table.address} does not exist: name the --table of jobs/batch_load.py")
+    return table

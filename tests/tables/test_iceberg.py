@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from datetime import datetime, timedelta, timezone
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,27 @@ def warehouse(tmp_path: Path) -> Warehouse:
     return Warehouse(tmp_path)
 
 
-def test_who_only_looks_makes_nothing(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_only_looks_makes_nothing(warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in warehouse.options.items():
         monkeypatch.setenv(f"PYICEBERG_CATALOG__C__{name.upper()}", value)
-    done = klog("load", "status", "iceberg:c.typo.t")
-    assert (done.returncode, "iceberg:c.typo.t does not exist" in done.stderr) == (1, True), done.stderr
+    for address, command in product(("iceberg:c.typo.t", f"delta:{tmp_path}/typo"), ("status", "compact")):
+        done = klog("load", command, address)
+        assert (done.returncode, f"{address} does not exist" in done.stderr) == (1, True), done.stderr
+    assert not (tmp_path / "typo").exists()
     assert warehouse.catalog.list_namespaces() == []
+
+
+@pytest.mark.parametrize("name", ["ns.t", "a.b.t"])
+def test_a_location_is_known_before_there_is_a_namespace(tmp_path: Path, name: str) -> None:
+    warehouse = Warehouse(tmp_path, name)
+    table, namespace = warehouse.open(), tuple(name.split(".")[:-1])
+    location = table.location
+    assert warehouse.catalog.list_namespaces() == []
+    warehouse.catalog.create_namespace(namespace)
+    warehouse.catalog.create_table((*namespace, "other"), pa.schema([("a", pa.int64())]))
+    assert warehouse.catalog.load_table((*namespace, "other")).location() == location.rpartition("/")[0] + "/other"
+    table.prepare(FULL, "none", "timestamp", LOAD)
+    assert warehouse.stranger().location() == location
 
 
 def test_another_run_creates_the_namespace(warehouse: Warehouse) -> None:

@@ -187,10 +187,10 @@ def compact_command(output: str, target_bytes: int, as_json: bool) -> None:
     load in a folder can begin; one of a table can. Killed, it goes on from its last step.
     """
     from spark_klog.load.compaction import compact
-    from spark_klog.tables.opening import is_table, open_table
+    from spark_klog.tables.opening import existing_table, is_table
 
     if is_table(output):
-        count = open_table(output).compact(target_bytes)
+        count = existing_table(output).compact(target_bytes)
         text = f"{count:,} files were merged into larger ones" if count else "there is nothing to compact"
         say(as_json, {"files_before": count}, text)
         return

@@ -31,7 +31,7 @@ from spark_klog.load.json_schemas import evolved_schema
 from spark_klog.load.rows import ANOTHER
 from spark_klog.load.settings import RECORDS, WriteSettings
 from spark_klog.load.values import name_now
-from spark_klog.tables.opening import DELTA, is_table, open_table
+from spark_klog.tables.opening import DELTA, existing_table, is_table, open_table
 from spark_klog.tables.table import Table
 
 _T = TypeVar("_T")
@@ -194,10 +194,7 @@ def open_load(output: str) -> tuple[Store, Identity]:
     """The load in a folder or URI, or of the table at an address; `LoadError` if there is none."""
     location = output
     if is_table(output):
-        table = open_table(output)
-        if table.schema() is None:  # an Iceberg table's location is then one to be made, with its namespace
-            raise LoadError(f"{table.address} does not exist: name the --table of jobs/batch_load.py")
-        location = table.location
+        location = existing_table(output).location
     store = open_store(location)
     identity = read_identity(store)
     if identity is None:
