@@ -41,42 +41,42 @@ def test_spark_restores_and_changes_a_table_of_a_load(tmp_path: Path) -> None:
                 use()
 
     with SparkTables("delta", tmp_path / "spark") as spark:
-        spark.sql("SET spark.databricks.delta.snapshotPartitions=1")  # a RESTORE has thousands of tasks by default
+        spark.do("SET spark.databricks.delta.snapshotPartitions=1")  # a RESTORE has thousands of tasks by default
         versions = []
         for number in (1, 2, 3):
             table.append([_file(folder, number * 10)], _run(number))
             versions.append(version())
 
         lost = f"was restored to a version before {versions[2]}, which has run 3"
-        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {versions[1]}")
+        spark.do(f"RESTORE TABLE {name} TO VERSION AS OF {versions[1]}")
         assert _offsets(folder) == list(range(10, 30))
         assert table.schema() is not None
         refused(lost)
-        spark.sql(f"INSERT INTO {name} SELECT 1000L, 't', 0")
+        spark.do(f"INSERT INTO {name} SELECT 1000L, 't', 0")
         refused(lost)
-        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {versions[2]}")
+        spark.do(f"RESTORE TABLE {name} TO VERSION AS OF {versions[2]}")
         assert _offsets(folder) == list(range(10, 40))
         assert table.last_run("load") == _run(3)
 
-        spark.sql(f"RESTORE TABLE {name} TO TIMESTAMP AS OF '{at(versions[0])}'")
+        spark.do(f"RESTORE TABLE {name} TO TIMESTAMP AS OF '{at(versions[0])}'")
         assert _offsets(folder) == list(range(10, 20))
         refused(lost)
-        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {versions[2]}")
+        spark.do(f"RESTORE TABLE {name} TO VERSION AS OF {versions[2]}")
 
-        spark.sql(f"DELETE FROM {name} WHERE offset = 12")
+        spark.do(f"DELETE FROM {name} WHERE offset = 12")
         kept = version()
         table.append([_file(folder, 40)], _run(4))
         assert _offsets(folder) == [10, 11, *range(13, 50)]
-        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {kept}")
+        spark.do(f"RESTORE TABLE {name} TO VERSION AS OF {kept}")
         refused("which has run 4")
-        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {kept + 1}")
+        spark.do(f"RESTORE TABLE {name} TO VERSION AS OF {kept + 1}")
         table.append([_file(folder, 50)], _run(5))
         assert spark.sql(f"SELECT offset FROM {name} ORDER BY 1")["offset"].to_pylist() == [10, 11, *range(13, 60)]
 
         last = version()
-        spark.sql(f"REPLACE TABLE {name} USING delta AS SELECT 1L AS offset, 't' AS topic, 0 AS partition")
+        spark.do(f"REPLACE TABLE {name} USING delta AS SELECT 1L AS offset, 't' AS topic, 0 AS partition")
         refused(f"was replaced by version .*, after version {last}, which has run 5")
-        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {last}")
+        spark.do(f"RESTORE TABLE {name} TO VERSION AS OF {last}")
         assert table.last_run("load") == _run(5)
 
         # a table of changes, to which Spark has added a column
@@ -85,12 +85,12 @@ def test_spark_restores_and_changes_a_table_of_a_load(tmp_path: Path) -> None:
         rows = f"delta.`{tmp_path / 'rows' / 'table'}`"
         source.merge([Change(1, "a", 0, 0), Change(2, "b", 0, 1)], 1)
         first = DeltaTable(tmp_path / "rows" / "table").version()
-        spark.sql(f"ALTER TABLE {rows} ADD COLUMN note STRING")
-        spark.sql(f"UPDATE {rows} SET note = 'mine'")
+        spark.do(f"ALTER TABLE {rows} ADD COLUMN note STRING")
+        spark.do(f"UPDATE {rows} SET note = 'mine'")
         source.merge([Change(1, "c", 0, 2), Change(3, "d", 0, 3)], 2)
         found = spark.sql(f"SELECT id, name, note FROM {rows} ORDER BY 1").to_pylist()
         assert [tuple(row.values()) for row in found] == [(1, "c", "mine"), (2, "b", "mine"), (3, "d", None)]
-        spark.sql(f"RESTORE TABLE {rows} TO VERSION AS OF {first}")
+        spark.do(f"RESTORE TABLE {rows} TO VERSION AS OF {first}")
         files = written(tmp_path / "changes", [change_batch([Change(4, "e", 0, 4)])])
         with pytest.raises(LoadError, match="which has run 2"):
             source.table.upsert(files, _run(3))
