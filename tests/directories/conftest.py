@@ -13,7 +13,7 @@ from spark_klog.trees.memory import MemoryTree
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.tree import Tree
 from tests.support.kafka import ZooKeeperServer
-from tests.support.trees import FastArrowFiles, Open, RigidFileSystem
+from tests.support.trees import ARROW_KINDS, EPHEMERAL_KINDS, FastArrowFiles, Open, RigidFileSystem
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +22,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperSer
         yield server
 
 
-_AGAIN = pytest.param("arrow-subtree", marks=pytest.mark.test_all("again"))
-
-
-@pytest.fixture(params=["memory", "local", "arrow-local", _AGAIN, "arrow-mock", "arrow-rigid", "zookeeper"])
+@pytest.fixture(params=[*EPHEMERAL_KINDS, *ARROW_KINDS])
 def kind(request: pytest.FixtureRequest) -> str:
     kind: str = request.param
     return kind

@@ -20,6 +20,11 @@ from tests.support.kafka import ZooKeeperServer
 from tests.support.waiting import wait_until
 
 SECONDS = 30.0
+#: Kinds of trees that tests/directories/conftest.py opens: with ephemeral nodes, and those of Arrow's file systems.
+EPHEMERAL_KINDS = ["memory", "local", "zookeeper"]
+_AGAIN = pytest.param("arrow-subtree", marks=pytest.mark.test_all("again"))
+#: The clock of the last one stands still.
+ARROW_KINDS = ["arrow-local", _AGAIN, "arrow-rigid", "arrow-mock"]
 Open = Callable[[], Tree]
 
 
@@ -72,11 +77,6 @@ class RigidFileSystem:
         if self._fs.get_file_info(target).type != fs.FileType.NotFound:
             raise OSError(errno.EEXIST, "target exists", target)
         self._fs.move(source, target)
-
-
-def skip_without_ephemerals(kind: str) -> None:
-    if kind.startswith("arrow"):
-        pytest.skip("has no ephemeral nodes")
 
 
 def creator(uri: str, path: str) -> subprocess.Popen[bytes]:
