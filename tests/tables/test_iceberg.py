@@ -22,6 +22,7 @@ from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import RunConflict
 from tests.support.klog import klog
+from tests.support.registries import RegistryUnreachable, cache_root
 from tests.tables.iceberg_tables import LOAD, TOPIC, Warehouse, before_commit, lose_answer, rows, run_of, write
 
 
@@ -100,14 +101,15 @@ def test_runs_are_commits(warehouse: Warehouse, tmp_path: Path) -> None:
 
 
 def test_read_by_duckdb(warehouse: Warehouse) -> None:
-    try:
-        duckdb.execute("SET autoinstall_known_extensions = false; LOAD iceberg")
-    except duckdb.Error:
-        pytest.skip("DuckDB's extension iceberg is not installed")
     table, schema = warehouse.prepared()
     table.append([write(table, schema, "a", rows(range(9)))], run_of(1, 9))
     at = warehouse.stranger().metadata_location
-    assert duckdb.sql(f"""SELECT count(*), sum("offset") FROM iceberg_scan('{at}')""").fetchall() == [(9, 36)]
+    with duckdb.connect(config={"extension_directory": str(cache_root() / "duckdb")}) as reader:
+        try:
+            reader.execute("INSTALL iceberg; LOAD iceberg")
+        except duckdb.Error as error:
+            raise RegistryUnreachable(f"DuckDB's extension iceberg: {error}") from error
+        assert reader.sql(f"""SELECT count(*), sum("offset") FROM iceberg_scan('{at}')""").fetchall() == [(9, 36)]
 
 
 def test_a_run_of_the_same_number_conflicts(warehouse: Warehouse) -> None:
