@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from spark_klog.base.in_a_thread import addresses_of
+from tests.support import pythons
+from tests.support.registries import RegistryUnreachable
 
 ROOT = Path(__file__).parents[2]
 #: From 3.12 on, threads can no longer start when Python calls the functions of atexit.
@@ -45,15 +47,11 @@ def test_an_interrupt_leaves_no_look_up_that_nobody_makes(monkeypatch: pytest.Mo
     assert addresses_of("localhost", 9092, time.monotonic() + 30)
 
 
-@pytest.mark.parametrize("python", [sys.executable, "python3.12", "python3.13"])
-def test_at_exit(python: str) -> None:
+@pytest.mark.parametrize("version", [None, "3.12", "3.13"])
+def test_at_exit(version: str | None) -> None:
+    python = pythons.find(version) if version else sys.executable
+    if python is None:
+        raise RegistryUnreachable(f"Python {version} is neither on this machine nor to be had of Debian")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    if python != sys.executable:
-        environment["PYENV_VERSION"] = python.removeprefix("python")  # a shim of pyenv runs only a selected version
-    try:
-        done = subprocess.run([python, "-c", AT_EXIT], env=environment, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip(f"{python} is not installed")
-    if "not found" in done.stderr and python != sys.executable:  # pyenv has the shim, but not the version
-        pytest.skip(f"{python} is not installed")
+    done = subprocess.run([python, "-c", AT_EXIT], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("True\n", "")
