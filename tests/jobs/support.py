@@ -338,3 +338,15 @@ def wait_for_the_moment(running: Running, load: Load, chance: random.Random) -> 
     goal = len(load.tasks()) + chance.randint(0, 20)
     wait_until(lambda: running.ended or len(load.tasks()) >= goal, "some tasks are done", 480)
     running.ends_within(chance.uniform(0, 0.2))
+
+
+def check_demo(out: Path, told: str, count: int) -> None:
+    """Check the output of `klog demo`, and what it has told."""
+    table = ds.dataset(out / "parquet", format="parquet", partitioning="hive").to_table(columns=["partition", "offset"])
+    assert table.num_rows == count
+    assert table.group_by(["partition", "offset"]).aggregate([]).num_rows == count
+    picture = (out / "flights-by-hour.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    assert picture.rstrip().endswith(b"IEND\xae\x42\x60\x82")
+    for partition in range(4):
+        assert f"/consumers/demo/offsets/flights/{partition} -> " in told

