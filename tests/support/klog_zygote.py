@@ -1,6 +1,7 @@
 """Run `klog` commands in forks of a process with preloaded modules: python -m tests.support.klog_zygote FD.
 
-This saves half a second of CPU per command. A request is a line of JSON on the socket FD,
+This saves half a second of CPU per command, and a whole one if it asks a schema registry or makes Arrow's columns,
+as pyarrow then imports pandas, and httpx all that httpcore can work with. A request is a line of JSON on the socket FD,
 {"argv": [...], "files": [stdin, stdout, stderr], "env": {...}, "cwd": ...}; the answer is a line with the exit code,
 negative for a signal.
 """
@@ -23,6 +24,10 @@ _PRELOADED = [
     ),
     *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "arrow_form", "decoding", "encoding")),
     "httpx",
+    "httpcore",
+    "pandas",
+    "encodings.idna",
+    "spark_klog.base.properties",
     "spark_klog.schemas.avro.codec",
     "spark_klog.schemas.registry.client",
     "spark_klog.schemas.registry.differences",
