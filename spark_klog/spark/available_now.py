@@ -3,6 +3,8 @@
 Spark takes the first latest offset of a run as its end, and tells no source in Python which trigger it is. So a limit
 cuts each run short. The source notes in the offsets of a run's first micro-batch up to where its partitions went on
 then (`trees.checkpoint.with_left`): they come back in the query's progress, and say how far the next runs have to read.
+A run that finds a micro-batch that is planned and not done repeats it, and ends without a look at what is there: its
+note is of the run that failed.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.client.places import Offsets
 from spark_klog.trees.checkpoint import from_json, left_in
@@ -35,22 +37,28 @@ def run_available_now(start_query: Callable[[], StreamingQuery], timeout: float 
     `start_query` starts the query, always with the same checkpoint. With pyspark 4.2 and later one run reads all; with
     4.0 and 4.1 a run ends after one micro-batch, and is started again until every klog source has read what it had at
     the first start. Records that arrive meanwhile may be left, as with format("kafka"). Sources without limits need one
-    run. Returns the queries in the order of their runs; all have ended.
+    run, and one before it that repeats a micro-batch that failed. Returns the queries in the order of their runs; all
+    have ended.
 
     An error of a query is raised as by `awaitTermination`. `timeout` bounds all runs in seconds: after it the running
     query is stopped, and `TimeoutError` raised; the next call goes on from its checkpoint.
     """
     until = None if timeout is None else time.monotonic() + timeout
     queries: list[StreamingQuery] = []
-    wanted: dict[int, Offsets] = {}
+    wanted: dict[int, Offsets] | None = None
     reached: dict[int, Offsets] = {}
     while True:
         query = start_query()
         queries.append(query)
         _wait(query, until, timeout)
-        before, ends = reached, _ends(query)
+        last = query.lastProgress  # its attributes have the offsets as pyspark prints them
+        progress = {"sources": []} if last is None else json.loads(last.json)
+        before, ends = reached, _ends(progress["sources"])
         reached = before | {number: from_json(end) for number, end in ends.items()}  # a run may have no micro-batch
-        if len(queries) == 1:
+        if len(queries) == 1 and ends and "latestOffset" not in progress["durationMs"]:
+            _log.info("the run repeated a micro-batch that had failed, and looked for nothing new: starting it again")
+            continue
+        if wanted is None:
             wanted = {number: left_in(end) for number, end in ends.items()}
         left = sum(
             offset - reached[number][key]
@@ -82,12 +90,10 @@ def _wait(query: StreamingQuery, until: float | None, timeout: float | None) -> 
         raise TimeoutError(f"the query did not end within {timeout:g} s: it is stopped, and goes on with the next run")
 
 
-def _ends(query: StreamingQuery) -> dict[int, dict[str, dict[str, int]]]:
-    """The end of the query's last micro-batch as the checkpoint has it, by the numbers of its klog sources."""
-    progress = query.lastProgress
+def _ends(sources: list[dict[str, Any]]) -> dict[int, dict[str, dict[str, int]]]:
+    """The end of a micro-batch as the checkpoint has it, by the numbers of the klog sources."""
     ends: dict[int, dict[str, dict[str, int]]] = {}
-    # its attributes have the offsets as pyspark prints them
-    for number, source in enumerate([] if progress is None else json.loads(progress.json)["sources"]):
+    for number, source in enumerate(sources):
         try:
             from_json(source["endOffset"])
         except (ValueError, AttributeError, TypeError):  # of another source

@@ -14,7 +14,9 @@ The API is asked for what it has, not for its number.
 Without admission control `LatestOffsetReader` gives each `latestOffset()` the start that Spark does not pass: the end
 of the micro-batch before, which Spark tells a restarted query by `partitions(END, END)`. Trigger.AvailableNow then asks
 for the latest offset once, and reads up to it in one micro-batch; nothing tells it from other triggers before that.
-So limits cut it short: `available_now.run_available_now` and the option availableNow=all read the rest.
+So limits cut it short: `available_now.run_available_now` and the option availableNow=all read the rest. With
+spark.sql.streaming.triggerAvailableNowWrapper.enabled (off by default) Spark asks before it tells a restarted query's
+end, so that a limit would count from the query's start: `LatestOffsetReader` refuses that.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, StructType
 
 from spark_klog.base.extras import NEWEST_TESTED, is_untested
+from spark_klog.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
@@ -195,8 +198,8 @@ class LatestOffsetReader(DataSourceStreamReader):
         self._is_limited = is_limited and not ignores_limits
         #: The end of the last micro-batch; {} before the first one.
         self._end: JsonOffsets = {}
-        #: Whether Spark has asked for a latest offset.
-        self._is_asked = False
+        #: Whether Spark has asked for a latest offset, and whether it has told where the query goes on.
+        self._is_asked = self._has_start = False
 
     def initialOffset(self) -> JsonOffsets:
         return {}
@@ -217,6 +220,14 @@ class LatestOffsetReader(DataSourceStreamReader):
         return self._end
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
+        if self._is_limited and self._is_asked and not self._has_start and (start or end != self._end):
+            raise ConfigError(
+                "spark.sql.streaming.triggerAvailableNowWrapper.enabled is on, with which Spark asks for the end of "
+                "Trigger.AvailableNow before it says where the query goes on: a limit (maxOffsetsPerTrigger and "
+                "others) can't be counted from there. Turn the setting off and start the query by "
+                "spark_klog.run_available_now, or set the option availableNow=all, which ignores the limits"
+            )
+        self._has_start = True
         self._end = end
         return self._reader.partitions(start, end) if start != end else []
 

@@ -11,10 +11,13 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import expr
 from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_klog
@@ -30,11 +33,12 @@ def main() -> None:
     spark = builder.getOrCreate()
     found: dict[str, Any] = {}
 
-    def starter(name: str, form: str, **more: Any) -> Callable[[], StreamingQuery]:
+    def starter(name: str, form: str, **more: Any) -> Callable[..., StreamingQuery]:
         options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest", **more}
 
-        def start() -> StreamingQuery:
+        def start(fails: str = "false") -> StreamingQuery:
             rows = spark.readStream.format(form).options(**options, maxOffsetsPerTrigger=limit).load()
+            rows = rows.withColumn("value", expr(f"if({fails}, raise_error('no'), value)"))
             writer = rows.writeStream.format("parquet").option("path", f"{folder}/{name}/rows")
             writer = writer.option("checkpointLocation", f"{folder}/{name}/checkpoint")
             query = writer.trigger(availableNow=True).start()
@@ -66,6 +70,18 @@ def main() -> None:
     if not query.awaitTermination(int(_SECONDS)):
         raise TimeoutError("klog, then kafka")
     note("klog", [query])
+    # a micro-batch that fails, and records that come before the next start
+    failed = starter("failed klog", "klog", availableNow="all"), starter("failed kafka", "kafka")
+    for start in failed:
+        with suppress(StreamingQueryException):
+            start("partition = 1 and offset = 3").awaitTermination(int(_SECONDS))
+    with Producer({"bootstrap.servers": servers}) as producer:
+        for partition in range(3):
+            producer.send(topic, b"after the failure", partition=partition)
+    note("failed klog", spark_klog.run_available_now(failed[0], _SECONDS))
+    with suppress(StreamingQueryException):  # the connector repeats it, and may fail then: docs/recipes/switch.md
+        failed[1]().awaitTermination(int(_SECONDS))
+    note("failed kafka", spark_klog.run_available_now(failed[1], _SECONDS))
     (folder / "found.json").write_text(json.dumps(found))
     sys.stdout.flush()
     os._exit(0)  # without waiting for the JVM

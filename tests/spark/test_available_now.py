@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +18,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_klog
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError
 from spark_klog.spark import versions
 from spark_klog.spark.read import stream
 from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.trees.checkpoint import from_json, left_in, start_in, with_left
 from tests.support.jvm_connector import connector_jars
 from tests.support.pyspark_versions import report_of, with_connector
+from tests.support.scripted_broker import ScriptedCluster
 
 from .support import create_topic, delete_topic, produce, values
 
@@ -30,29 +33,58 @@ _PROGRAM = Path(__file__).with_name("available_now_program.py")
 _SECONDS = 300
 
 
-class Run:
-    """A run of a query as Spark 4.0 and 4.1 make it: one micro-batch, whose end is the first latest offset."""
+class FailedMicroBatch(Exception):
+    pass
 
-    def __init__(self, servers: str, topic: str, checkpoint: list[str], **options: str) -> None:
+
+class Run:
+    """A run of a query as Spark 4.0 and 4.1 make it: one micro-batch, whose end is the first latest offset.
+
+    It `fails` with its micro-batch planned and not done; the next run `repeats` that, and nothing else. With
+    `is_wrapped` Spark asks for the latest offset before it tells where the query goes on
+    (spark.sql.streaming.triggerAvailableNowWrapper.enabled).
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        checkpoint: list[str],
+        *,
+        fails: bool = False,
+        repeats: bool = False,
+        is_wrapped: bool = False,
+        **options: str,
+    ) -> None:
         settings = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest", **options}
         source = KlogDataSource(settings)
         reader = cast("Any", source.streamReader(source.schema()))
         self.rows = 0
         self.lastProgress: Any = None
-        if checkpoint:
-            before = json.loads(checkpoint[-1])
-            assert reader.partitions(before, before) == []
+        wrapped = reader.latestOffset() if is_wrapped else None
+        if repeats:
+            before, end = [reader.initialOffset(), *map(json.loads, checkpoint)][-2:]
+            self._run(reader, before, end, {"queryPlanning": 1})
         else:
             before = reader.initialOffset()
-        end = reader.latestOffset()
-        if end != before:
-            for partition in reader.partitions(before, end):
-                self.rows += sum(batch.num_rows for batch in reader.read(partition))
-            checkpoint.append(json.dumps(end))
-            reader.commit(end)
-            progress = json.dumps({"sources": [{"endOffset": 5}, {"endOffset": end}, {"endOffset": None}]})
-            self.lastProgress = SimpleNamespace(json=progress)
+            if checkpoint:
+                before = json.loads(checkpoint[-1])
+                assert reader.partitions(before, before) == []
+            end = wrapped or reader.latestOffset()
+            if end != before:
+                checkpoint.append(json.dumps(end))
+                if fails:
+                    reader.stop()
+                    raise FailedMicroBatch
+                self._run(reader, before, end, {"latestOffset": 3, "queryPlanning": 1})
         reader.stop()
+
+    def _run(self, reader: Any, before: Any, end: Any, durations: dict[str, int]) -> None:
+        for partition in reader.partitions(before, end):
+            self.rows += sum(batch.num_rows for batch in reader.read(partition))
+        reader.commit(end)
+        sources = [{"endOffset": 5}, {"endOffset": end}, {"endOffset": None}]
+        self.lastProgress = SimpleNamespace(json=json.dumps({"sources": sources, "durationMs": durations}))
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         return None if timeout is None else True
@@ -108,7 +140,7 @@ def test_the_option_reads_all_at_once(servers: str, topic: str, caplog: pytest.L
     create_topic(servers, topic, 3)
     produce(servers, topic, values(800, partitions=3))
     checkpoint: list[str] = []
-    limits = {"maxOffsetsPerTrigger": "10", "maxBytesPerTrigger": "1", "minOffsetsPerTrigger": "5"}
+    limits: dict[str, Any] = {"maxOffsetsPerTrigger": "10", "maxBytesPerTrigger": "1", "minOffsetsPerTrigger": "5"}
     assert Run(servers, topic, checkpoint, availableNow="all", **limits).rows == 800
     assert "start of" not in checkpoint[0]
     assert caplog.records == []
@@ -119,6 +151,80 @@ def test_the_option_reads_all_at_once(servers: str, topic: str, caplog: pytest.L
     entry = json.loads(later[0])
     assert left_in(entry) == {(topic, 0): 267, (topic, 1): 267}
     assert start_in(entry, {}, is_first=True)[topic, 0] == 5
+
+
+@pytest.mark.usefixtures("without_admission_control")
+@pytest.mark.parametrize(
+    ("limit", "rows"),
+    [
+        ({"maxOffsetsPerTrigger": "40"}, [40] * 6),
+        ({"maxOffsetsPerTrigger": "100"}, [100, 100, 20]),
+        ({}, [100, 110]),
+    ],
+)
+def test_a_micro_batch_that_failed(servers: str, topic: str, limit: dict[str, Any], rows: list[int]) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(100))
+    checkpoint: list[str] = []
+    with pytest.raises(FailedMicroBatch):
+        Run(servers, topic, checkpoint, fails=True, **limit)
+    produce(servers, topic, values(100))
+    runs: list[Run] = []
+
+    def make() -> Run:
+        run = Run(servers, topic, checkpoint, repeats=not runs, **limit)
+        produce(servers, topic, values(10))  # the second run is the first to see what is there: 210 records
+        return run
+
+    spark_klog.run_available_now(started(runs, make))
+    assert [run.rows for run in runs] == rows
+
+
+@pytest.mark.usefixtures("without_admission_control")
+def test_spark_asks_before_it_says_where_the_query_goes_on(servers: str, topic: str) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(100))
+    checkpoint: list[str] = []
+    for _ in range(2):
+        Run(servers, topic, checkpoint, maxOffsetsPerTrigger="30")
+    later = list(checkpoint)
+    for limit in ("30", "80"):
+        with pytest.raises(ConfigError, match=r"triggerAvailableNowWrapper.*run_available_now.*availableNow=all"):
+            Run(servers, topic, later, is_wrapped=True, maxOffsetsPerTrigger=limit)
+        assert later == checkpoint, "nothing is planned"
+    assert Run(servers, topic, later, is_wrapped=True, maxOffsetsPerTrigger="30", availableNow="all").rows == 40
+    assert Run(servers, topic, checkpoint, is_wrapped=True).rows == 40
+    # before the query's first micro-batch the start is known; a repeated one says it
+    new: list[str] = []
+    assert Run(servers, topic, new, is_wrapped=True, maxOffsetsPerTrigger="30").rows == 30
+    with pytest.raises(FailedMicroBatch):
+        Run(servers, topic, new, fails=True, maxOffsetsPerTrigger="30")
+    with pytest.raises(ConfigError, match="triggerAvailableNowWrapper"):
+        Run(servers, topic, new, repeats=True, is_wrapped=True, maxOffsetsPerTrigger="30")
+
+
+@pytest.mark.usefixtures("without_admission_control")
+def test_a_leader_that_comes_back() -> None:
+    """Trigger.AvailableNow ends with the first latest offset, so that it has all partitions; other triggers go on."""
+    with ScriptedCluster({"t": 2}, nodes=2) as brokers:
+        for partition in range(2):
+            brokers.append("t", partition, [b"x"] * 3)
+            brokers.leaders["t", partition] = partition
+        source = KlogDataSource({"kafka.bootstrap.servers": brokers.bootstrap_servers, "subscribe": "t"})
+        stream = cast("Any", source.streamReader(source.schema()))
+        before = {"t": {"0": 1, "1": 1}}
+        assert stream.partitions(before, before) == []
+        brokers.leaders["t", 1] = -1
+        back = threading.Timer(1.5, brokers.leaders.update, [{("t", 1): 1}])
+        back.start()
+        end = stream.latestOffset()
+        back.join()
+        assert end == {"t": {"0": 3, "1": 3}}
+        assert len(stream.partitions(before, end)) == 2
+        brokers.leaders["t", 1] = -1
+        brokers.append("t", 0, [b"y"])
+        assert stream.latestOffset() == {"t": {"0": 4, "1": 3}}
+        stream.stop()
 
 
 @pytest.mark.usefixtures("without_admission_control")
@@ -185,6 +291,8 @@ def test_beside_the_connector(cluster: EmbeddedCluster, topic: str, tmp_path: Pa
     assert [len(found[name]["runs"]) for name in ("all", "kafka again")] == [1, 1]
     assert len(found["again"]["runs"]) == len(found["kafka"]["runs"][0]), "runs of ours, micro-batches of the connector"
     assert max(max(run, default=0) for run in found["again"]["runs"]) <= limit + 3
+    assert found["failed klog"]["offsets"] == found["failed kafka"]["offsets"]
+    assert len(found["failed klog"]["runs"]) == 2
     arrived = found["arriving"]["offsets"]
     assert [one for one in arrived if one in every] == every
     assert len(found["arriving"]["runs"]) <= 10, "it does not follow what arrives"

@@ -120,10 +120,10 @@ def child_environment(python: Path | str) -> dict[str, str]:
 
 def report_of(
     python: Path | str, program: Path, folder: Path, seconds: float, *arguments: str | Path
-) -> dict[str, Any]:
-    """Run a program of the tests with the Python of another environment; what it leaves in FOLDER/found.json.
+) -> tuple[dict[str, Any], str]:
+    """Run a program of the tests with the Python of another environment; what it leaves in found.json, and its output.
 
-    `folder`, where it runs, is the last of its arguments.
+    `folder`, where it runs and leaves that file, is the last of its arguments.
     """
     ran = subprocess.run(
         [python, program, *arguments, folder],

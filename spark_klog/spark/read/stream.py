@@ -99,8 +99,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offsets | None = None
         self._latest: Offsets = {}
         self._planned: tuple[JsonOffsets, JsonOffsets, list[OffsetRange]] | None = None
-        #: Whether the next micro-batch is the run's first, which is Trigger.AvailableNow's only one before pyspark 4.2.
-        self._says_what_is_left = not HAS_ADMISSION_CONTROL
+        #: Whether the next latest offset is the run's first, which is Trigger.AvailableNow's end before pyspark 4.2.
+        self._may_be_last = not HAS_ADMISSION_CONTROL
         self._last_trigger = -math.inf
         self._topic_ids: dict[str, UUID] = {}
         #: Ids of former topics, which a broker that lags behind may still tell.
@@ -185,6 +185,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Reports lost records now: before the micro-batch is in the checkpoint, and in time for its progress record.
         """
+        try:
+            return self._next_end(start, limit)
+        finally:
+            self._may_be_last = False
+
+    def _next_end(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
         self._losses.begin_micro_batch()
         is_first, before = not start, from_json(start)
         begin = self._first_start() if is_first else before
@@ -211,14 +217,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         missing = {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
         self._left = {key: left for key, left in self._left.items() if key not in end} | missing
         shown = with_start(end, begin | recreated, before, is_first=is_first)
-        if self._says_what_is_left:
-            self._says_what_is_left, shown = False, with_left(shown, end, latest)
+        if self._may_be_last:
+            shown = with_left(shown, end, latest)
         self._planned = start, shown, ranges
         return shown
 
     def _list_offsets(self, partitions: Collection[TopicPartition], timestamp: int) -> Offsets:
         """Offsets of the partitions that have a leader; AvailableNow waits for all, as it has to read them all."""
-        if self._target is not None:
+        if self._target is not None or self._may_be_last:
             return list_offsets(self._cluster, dict.fromkeys(partitions, timestamp))
         return self._leaderless.offsets(self._cluster, partitions, timestamp, self._recreated)
 
