@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from spark_klog.client import requests
+from spark_klog.client.admin import admin as admin_module
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.coordinator import find_coordinators
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.producer.transactions import PreparedTransaction
-from spark_klog.errors import ErrorCode, ProtocolError
+from spark_klog.errors import ErrorCode, ProtocolError, RequestTimedOut
 from spark_klog.protocol.apis import END_TXN
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import GROUP, TRANSACTION
+from tests.support.faults import Fault
 from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster
 from tests.support.sound_brokers import NOT_COORDINATOR
@@ -47,8 +50,8 @@ def brokers() -> Iterator[Brokers]:
         yield made
 
 
-def cluster_of(brokers: ScriptedCluster) -> Cluster:
-    return Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, "retry.backoff.ms": "20"})
+def cluster_of(brokers: ScriptedCluster, **more: str) -> Cluster:
+    return Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, "retry.backoff.ms": "20", **more})
 
 
 def transactions(*names: str) -> list[PreparedTransaction]:
@@ -104,6 +107,25 @@ def test_transactions_end_without_waiting_for_each_other(brokers: Brokers, monke
         monkeypatch.undo()
     assert [one.transactional_id for one in refused.failures] == [REFUSED]
     assert steps == ["sent"] * 3 + ["received"] * 3
+
+
+def test_many_have_a_deadline_for_each_group(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them take longer than request.timeout.ms. A coordinator that is silent then ends the call soon."""
+    monkeypatch.setattr(admin_module, "_MOST_IN_FLIGHT", 5)
+    many = transactions(*(f"id-{number}" for number in range(40)))
+    brokers.always("EndTxn", Fault(delay=0.05))
+    with cluster_of(brokers, **{"request.timeout.ms": "1000"}) as cluster, Admin(cluster) as admin:
+        begin = time.monotonic()
+        assert not admin.end_transactions(many, commits=True).failures
+        assert time.monotonic() - begin > 1.5
+        brokers.on("EndTxn", *[Fault()] * 15)
+        brokers.always("EndTxn", Fault(times=0))
+        begin = time.monotonic()
+        outcomes = admin.end_transactions(many, commits=True)
+        assert time.monotonic() - begin < 4
+    assert list(outcomes) == many
+    assert set(outcomes.failures) == set(many[15:])
+    assert all(isinstance(error, RequestTimedOut) for error in outcomes.failures.values())
 
 
 def test_answers_that_come_between_two_looks(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:

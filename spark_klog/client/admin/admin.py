@@ -33,6 +33,7 @@ from spark_klog.errors import (
     KlogError,
     ProtocolError,
     UnsupportedVersionError,
+    is_retriable,
 )
 from spark_klog.protocol.apis import (
     DESCRIBE_PRODUCERS,
@@ -65,7 +66,7 @@ _FIRST_WITH_EPOCH = 3
 _FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
 #: Its answer while the coordinator ends a transaction.
 _BUSY = ErrorCode.CONCURRENT_TRANSACTIONS
-#: Requests that are sent before the first is answered.
+#: Requests that are sent before the first is answered, and that have one deadline.
 _MOST_IN_FLIGHT = 100
 #: Partitions in one DescribeProducers: brokers answer it with every producer of each.
 _MOST_DESCRIBED = 500
@@ -198,14 +199,16 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         """Commit or abort transactions of `Producer.prepare_transaction`; a repeated call succeeds again.
 
         INVALID_TXN_STATE if a transaction has ended the other way, PRODUCER_FENCED or INVALID_PRODUCER_EPOCH if its
-        producer has another epoch by now, after a timeout for example. EndTxn (Kafka 0.11), at the coordinators.
+        producer has another epoch by now, after a timeout for example. The timeout of a call bounds each hundred of
+        them; after a hundred of which one has no final answer the rest is not asked for. EndTxn (Kafka 0.11), at the
+        coordinators.
         """
         doing = f"{'commit' if commits else 'abort'} of a transaction of"
 
         def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
             return self._ask_about(END_TXN, rest, {"committed": commits}, doing)
 
-        return mapped(self._each(items_of("transactions", transactions), ask))
+        return self._each_of_many(transactions, ask)
 
     def fence_transactions(self, transactions: Iterable[PreparedTransaction]) -> Outcomes[PreparedTransaction, None]:
         """Abort transactions with the next epoch, so that leaders refuse what their producers still send.
@@ -213,9 +216,9 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         After an abort by `end_transactions` brokers from 3.0 to 3.5 take a record of the same epoch, and open a
         transaction with it that no coordinator ends (KIP-890). A producer that has another epoch already is fenced:
         a repeated call succeeds again. Kafka aborts a transaction that its producer has begun with a later epoch
-        as well: the caller excludes that. InitProducerId and DescribeTransactions (Kafka 3.0), at the coordinators.
+        as well: the caller excludes that. Bounded as `end_transactions`. InitProducerId and DescribeTransactions (Kafka
+        3.0), at the coordinators.
         """
-        wanted = items_of("transactions", transactions)
         more = {"transaction_timeout_ms": self.cluster.config.transaction_timeout_ms}
 
         def is_open(one: PreparedTransaction, now: TransactionDescription) -> bool:
@@ -235,7 +238,32 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
                     found[one] = answer_error(INIT_PRODUCER_ID, _BUSY, f"{doing} {one.transactional_id}")
             return found
 
-        return mapped(self._each(wanted, ask))
+        return self._each_of_many(transactions, ask)
+
+    def _each_of_many(
+        self,
+        transactions: Iterable[PreparedTransaction],
+        ask: Callable[[list[PreparedTransaction]], dict[PreparedTransaction, Message | KlogError]],
+    ) -> Outcomes[PreparedTransaction, None]:
+        """Ask as `_each` does, with a deadline for each group: a decision may have tens of thousands.
+
+        After a group of which one has an error that can be retried, the rest is not asked for, and has that error.
+        """
+        wanted = list(dict.fromkeys(items_of("transactions", transactions)))
+        found: Outcomes[PreparedTransaction, Message] = Outcomes()
+        for start in range(0, len(wanted), _MOST_IN_FLIGHT):
+            try:
+                group = self._each(wanted[start : start + _MOST_IN_FLIGHT], ask)
+                found.update(group)
+                passing = [error for error in group.failures.values() if is_retriable(error)]
+            except KlogError as error:
+                if not found:
+                    raise
+                passing = [error]
+            if passing:
+                found.update({one: passing[0] for one in wanted if one not in found})
+                break
+        return mapped(found)
 
     def _ask_about(
         self,
@@ -259,11 +287,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
             identity = {"transactional_id": one.transactional_id, "producer_id": one.producer_id}
             return {**identity, "producer_epoch": one.epoch, **more}
 
-        answered: dict[PreparedTransaction, Message | KlogError] = {}
-        for start in range(0, len(transactions), _MOST_IN_FLIGHT):
-            some = transactions[start : start + _MOST_IN_FLIGHT]
-            answered |= self._ask(places, api, some, request, whole, doing, accepted=accepted, one_by_one=True)
-        return answered
+        return self._ask(places, api, transactions, request, whole, doing, accepted=accepted, one_by_one=True)
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition]
