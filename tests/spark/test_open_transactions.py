@@ -84,6 +84,33 @@ def test_a_warning_before_the_timeout(
         assert tracked.to_json() == []
 
 
+def test_slow_look_ups_are_rare(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The stream waits for them: they take a twentieth of its time at most, though the oldest transaction changes."""
+    clock, looked_up = Clock(), []
+
+    def look_up(_: Cluster, key: Any) -> open_transactions._Holder:
+        looked_up.append(clock.now)
+        clock.now += 5.0
+        return open_transactions._Holder("nobody tells", 60.0)
+
+    monkeypatch.setattr(open_transactions, "_holder_of", look_up)
+    monkeypatch.setattr(open_transactions, "offsets_of_led", lambda *_: ({T0: 10**6, T1: 10**6}, {}))
+    tracked = OpenTransactions(clock)
+    second = 0.0
+    while second < 1000:
+        clock.now = second
+        tracked.look(cast("Cluster", None), {T0: int(second) // 10, T1: (int(second) + 5) // 10})
+        second = max(second, clock.now) + 1
+    assert 5 <= len(looked_up) <= 1000 / (20 * 5)
+    assert not caplog.records
+    for second in (1100, 1200):  # the last one stays
+        clock.now = second
+        tracked.look(cast("Cluster", None), {T0: 500, T1: 500})
+    clock.now = 1300
+    tracked.look(cast("Cluster", None), {T0: 500, T1: 500})
+    assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["nobody tells"] * 2
+
+
 @needs_admission_control
 def test_progress_of_a_stream(servers: str, topic: str, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_transactions, "_PATIENCE", 0.0)

@@ -4,6 +4,7 @@ behind the high watermark."""
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,8 +26,9 @@ _PATIENCE = 5.0
 #: Seconds until the first warning, unless half of the transaction's timeout is over earlier.
 _FIRST_WARNING = 60.0
 _LONGEST_PAUSE = 3600.0
-#: How long the look-up of a transaction may take.
+#: How long the look-up of a transaction may take, and how many times as long none follows: the stream waits for it.
 _LOOK_UP_MS = 5_000
+_LOOK_UP_PAUSE = 20
 
 
 class _Still(NamedTuple):
@@ -58,6 +60,7 @@ class OpenTransactions:
         #: Of the oldest one: its partition and offset, what holds it up, when to warn again.
         self._oldest: tuple[TopicPartition, int] | None = None
         self._holder: _Holder | None = None
+        self._look_up_at = -math.inf
         self._warnings: Lasting | None = None
 
     def look(self, cluster: Cluster, stable: Offsets) -> None:
@@ -107,16 +110,25 @@ class OpenTransactions:
         key = min(held_up, key=lambda one: held_up[one].since)
         oldest, now = held_up[key], self._clock()
         if self._oldest != (key, oldest.offset) or self._holder is None:
-            self._oldest, self._holder = (key, oldest.offset), _holder_of(cluster, key)
+            if now < self._look_up_at:
+                return
+            self._oldest, self._holder = (key, oldest.offset), self._look_up(cluster, key)
             self._warnings = Lasting(oldest.since + self._holder.due, _FIRST_WARNING, _LONGEST_PAUSE)
         if self._warnings is not None and self._warnings.is_due(now):
             more = f" (and of {len(held_up) - 1} more partitions)" if len(held_up) > 1 else ""
-            self._holder = _holder_of(cluster, key)
+            if now >= self._look_up_at:
+                self._holder = self._look_up(cluster, key)
             _log.warning(
                 "%d offsets of %s-%d%s wait behind an open transaction at offset %d for %.0f s, and so does this "
                 "read_committed query: %s",
                 *(oldest.behind, *key, more, oldest.offset, now - oldest.since, self._holder.text),
             )
+
+    def _look_up(self, cluster: Cluster, key: TopicPartition) -> _Holder:
+        begin = self._clock()
+        holder, end = _holder_of(cluster, key), self._clock()
+        self._look_up_at = end + _LOOK_UP_PAUSE * (end - begin)
+        return holder
 
 
 def _holder_of(cluster: Cluster, key: TopicPartition) -> _Holder:
