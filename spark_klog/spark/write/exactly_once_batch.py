@@ -165,8 +165,9 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         transactions = _transactions(written)
         with self._errors(), step_admin(self._options.client) as admin:
             try:
-                first = min((one.opened_at for one in written), default=claimed.at)
-                check_time_left(self._options.client, first, str(self._write))
+                opened = [one.opened_at for one in written if one.transaction is not None]
+                if opened:  # else nothing can time out
+                    check_time_left(self._options.client, min(opened), str(self._write))
                 check_still_open(admin, str(self._write), transactions)
             except NotDecided:
                 if self._is_superseded(log, claimed):

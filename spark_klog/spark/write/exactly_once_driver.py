@@ -123,7 +123,7 @@ def decide(settings: Mapping[str, str], claimed: Claimed, batch: int, transactio
     place = claimed.place
     log = place.open(settings, claimed.identity, is_claimed=True)
     with step_admin(settings) as admin:
-        if batch > claimed.begun.decided:
+        if transactions and batch > claimed.begun.decided:
             check_time_left(settings, claimed.at, f"micro-batch {batch}")
             check_still_open(admin, f"micro-batch {batch}", transactions)
         run_program(finish(claimed.begun, batch, tuple(transactions), planned(place.folder, batch)), log, admin)

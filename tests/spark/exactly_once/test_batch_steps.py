@@ -197,8 +197,17 @@ def test_a_write_that_takes_too_long(write: Write) -> None:
     with pytest.raises(NotDecided, match=r"writeId=day/.* took 31\.\d s, more than half of kafka\."):
         writer.commit([late])
     assert write.state(task) == "Ongoing"
-    writer.commit([task])
+    writer.commit([replace(write.task(writer, 1), opened_at=late.opened_at), task])
     write.becomes("a")
+
+
+def test_a_write_without_rows_that_takes_long(write: Write) -> None:
+    """Nothing is open that could time out."""
+    writer = write.begin()
+    claimed = writer._own_claim()
+    writer._claimed = replace(claimed, at=claimed.at - 3600)
+    writer.commit([replace(write.task(writer, 0), opened_at=time.time() - 3600)])
+    assert write.begin()._own_claim().begun.decided == 0
 
 
 @pytest.mark.test_all("long")
