@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from spark_klog.spark.write.exactly_once import Claim, Decision, Entry, Transact
 from tests.spark.support import create_topic, wait_for
 from tests.support.java_tools import JavaTools
 from tests.support.kafka import NEWEST, Kafka
-from tests.support.klog import klog, klog_lines, klog_refusal
+from tests.support.klog import klog, klog_command, klog_lines, klog_refusal
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
@@ -220,6 +221,50 @@ def test_transactions_of_a_sink(servers: str, topic: str, tmp_path: Path, kind: 
         assert "decided; the " in klog_refusal("transactions", *abort, first, *where)
         assert klog("transactions", *abort, second, *where).returncode == 0
         assert klog("transactions", *abort, first, "--force").returncode == 0
+
+
+@pytest.mark.parametrize("servers", ["ours"], indirect=True)
+def test_what_changes_before_the_answer(servers: str, topic: str) -> None:
+    """The question may be open for long: a decision in that time, or another transaction, is noticed."""
+    create_topic(servers, topic, 2)
+    identity, decisions = Identity(), f"{topic}-decisions"
+    log = TopicDecisionLog({"bootstrap.servers": servers}, decisions, f"write/{topic}", identity)
+    assert log.append(0, Claim())
+    first, second = (f"{identity.id_prefix}{uuid.uuid4()}" for _ in range(2))
+    with (
+        open_transaction(servers, first, topic),
+        open_transaction(servers, second, topic) as producer,
+        Admin({"bootstrap.servers": servers}) as admin,
+    ):
+        now = admin.describe_transactions([first]).check()[first]
+        with asked_to_abort(servers, first, "--decision-topic", decisions) as command:
+            assert log.append(1, Decision(0, (Transaction(first, now.producer_id, now.producer_epoch, 3),)))
+            assert "task 3: decided; the write commits it" in command.communicate("y\n", _SECONDS)[0]
+        assert command.returncode == 1
+        with asked_to_abort(servers, second, "--force") as command:
+            producer.abort_transaction(_SECONDS)
+            producer.begin_transaction()
+            producer.produce(topic, b"later", partition=0)
+            assert producer.flush(_SECONDS) == 0
+            assert "is in another transaction by now" in command.communicate("y\n", _SECONDS)[0]
+        assert command.returncode == 1
+        described = admin.describe_transactions([first, second]).check()
+        assert [one.state for one in described.values()] == ["Ongoing", "Ongoing"]
+        with asked_to_abort(servers, first, "--force") as command:
+            assert "aborted" in command.communicate("y\n", _SECONDS)[0]
+
+
+@contextmanager
+def asked_to_abort(servers: str, name: str, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """`klog transactions abort` that waits for the answer to its question."""
+    words = klog_command("transactions", "abort", "-b", servers, "--transactional-id", name, *more)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True) as command:
+        assert command.stdout is not None
+        told = ""
+        while not told.endswith("[y/N]: "):
+            told += command.stdout.read(1) or pytest.fail(f"no question: {told}")
+        yield command
 
 
 @on_both

@@ -312,7 +312,7 @@ FAULTS = (
         _TOPIC_LOG_TESTS,
     ),
     Fault(
-        "spark-decision-removed",  # by the tombstones of the next claim
+        "spark-decision-removed",  # by the tombstones that follow it
         "spark_klog/spark/write/decisions/live_entries.py",
         "            del self._keys[key]\n            self.obsolete",
         "            self.obsolete",

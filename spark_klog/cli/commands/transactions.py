@@ -157,12 +157,11 @@ def describe(
 def _log_states(
     admin: Admin, wanted: Iterable[TransactionDescription], checkpoints: Sequence[str], topic: str
 ) -> list[LogState]:
-    """The decision logs of checkpoints, and those in the topic if one of the transactions may be of a sink."""
-    if not checkpoints and not any(_OF_SINK.fullmatch(one.transactional_id) for one in wanted):
+    """The decision logs of checkpoints, and those in the topic that own one of the open transactions."""
+    ids = [one.transactional_id for one in wanted if one.state in _OPEN and _OF_SINK.fullmatch(one.transactional_id)]
+    if not checkpoints and not (ids and is_usable("pyarrow")):
         return []
-    if not checkpoints and not is_usable("pyarrow"):
-        return []
-    from spark_klog.spark.write.decisions.log_states import log_of_checkpoint, logs_in_topic
+    from spark_klog.spark.write.decisions.log_states import log_of_checkpoint, logs_in_topic, owning_one_of
 
     states = []
     with admin.exclusive() as cluster:
@@ -172,7 +171,7 @@ def _log_states(
                 raise ConfigError(f"--checkpoint {without_user(location)} has no decisions: is its query exactly once?")
             states.append(state)
         try:
-            states += logs_in_topic(cluster, topic)
+            states += logs_in_topic(cluster, topic, owning_one_of(ids)) if ids else []
         except ProtocolError as error:
             click.echo(f"klog: decisions in topic {escaped(topic)} are left out: {escaped(str(error))}", err=True)
     return states
@@ -377,12 +376,21 @@ def abort(
         raise click.UsageError("give either --transactional-id, or --topic and --partition with a transaction there")
     if transactional_id is not None:
         with cluster.connect() as admin:
-            now = admin.describe_transactions([transactional_id]).check()[transactional_id]
-            if now.state != _ONGOING:
-                raise ConfigError(f"{transactional_id} has no open transaction: its state is {now.state}")
-            if not force:
-                _check_undecided(now, _log_states(admin, [now], checkpoints, decision_topic))
-            _confirm(yes, f"Abort the transaction of {transactional_id}, and fence its producer?")
+
+            def checked(name: str) -> TransactionDescription:
+                now = admin.describe_transactions([name]).check()[name]
+                if now.state != _ONGOING:
+                    raise ConfigError(f"{name} has no open transaction: its state is {now.state}")
+                if not force:
+                    _check_undecided(now, _log_states(admin, [now], checkpoints, decision_topic))
+                return now
+
+            now = checked(transactional_id)
+            if not yes:
+                _confirm(f"Abort the transaction of {transactional_id}, and fence its producer?")
+                asked_about, now = now, checked(transactional_id)  # the query may have decided it meanwhile
+                if _identity(now) != _identity(asked_about):
+                    raise ConfigError(f"{transactional_id} is in another transaction by now: look at it again")
             one = PreparedTransaction(transactional_id, now.producer_id, now.producer_epoch)
             admin.fence_transactions([one]).check()
         line: _Line = {"transactionalId": transactional_id, "producerId": now.producer_id, "aborted": True}
@@ -403,10 +411,17 @@ def abort(
                 _check_hangs(admin, key, state)
         if producer_id is None or producer_epoch is None or coordinator_epoch is None:
             raise click.UsageError("--producer-id, --producer-epoch and --coordinator-epoch need each other")
-        _confirm(yes, f"Abort the transaction of producer {producer_id} in {topic}-{partition}?")
+        if not yes:
+            _confirm(f"Abort the transaction of producer {producer_id} in {topic}-{partition}?")
+            if start_offset is not None:
+                _open_at(admin, key, start_offset)  # its producer may be in a later transaction by now
         admin.abort_transaction(key, producer_id, producer_epoch, coordinator_epoch)
     line = {"topic": topic, "partition": partition, "producerId": producer_id, "aborted": True}
     say(as_json, line, f"transaction of producer {producer_id} in {topic}-{partition} aborted")
+
+
+def _identity(now: TransactionDescription) -> tuple[int, int, int | None]:
+    return now.producer_id, now.producer_epoch, now.started
 
 
 def _check_undecided(now: TransactionDescription, states: Sequence[LogState]) -> None:
@@ -446,9 +461,8 @@ def _check_hangs(admin: Admin, key: TopicPartition, state: ProducerState) -> Non
     )
 
 
-def _confirm(is_confirmed: bool, question: str) -> None:
-    if not is_confirmed:
-        click.confirm(escaped(question), abort=True, err=True)
+def _confirm(question: str) -> None:
+    click.confirm(escaped(question), abort=True, err=True)
 
 
 def _compiled(pattern: str | None) -> re.Pattern[str]:

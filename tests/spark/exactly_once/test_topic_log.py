@@ -5,6 +5,8 @@ Against our broker and Kafka; and the rule alone, by records in any order.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import threading
 import uuid
@@ -19,7 +21,7 @@ from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
 from spark_klog.client.net.connection import Connection
 from spark_klog.errors import ConfigError, DecodeError, KlogError, ProtocolError
 from spark_klog.protocol.schema import Api
-from spark_klog.spark.write.decisions import topic_log
+from spark_klog.spark.write.decisions import log_states, topic_log
 from spark_klog.spark.write.decisions.decision_log import Identity, encode_entry
 from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
 from spark_klog.spark.write.decisions.topic_log import TopicDecisionLog
@@ -150,6 +152,49 @@ def test_old_entries_get_tombstones(servers: str, topic: str, monkeypatch: pytes
     latest = {record.key: record.value for record in records_of(servers, topic)}
     assert sum(value is not None for value in latest.values()) <= 6
     assert log.read() == Driver(servers, topic, monkeypatch).read() == Log((Decision(19, (ONE,)), Ended()), 59)
+
+
+def test_a_write_that_is_done_leaves_its_decision(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else that stays for good; its decision counts for whoever reads only what is left."""
+    log = Driver(servers, topic, monkeypatch)
+    for number, entry in enumerate((Claim(), Claim(), Decision(0, (ONE,)), Ended())):
+        assert log.append(number, entry)
+    latest = {record.key or b"": record.value for record in records_of(servers, topic)}
+    left = LiveEntries(KEY)
+    for key, value in latest.items():
+        left.add(key, value, topic)
+    assert sum(value is not None for value in latest.values()) == 2
+    assert left.log(topic) == log.read() == Log((Decision(0, (ONE,)), Ended()), 2)
+
+
+@pytest.mark.parametrize("servers", ["ours"], indirect=True)
+def test_only_logs_with_an_open_transaction_are_kept(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, kept = {"bootstrap.servers": servers}, []
+
+    class Counted(LiveEntries):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            kept.append(self.log_key)
+
+    monkeypatch.setattr(log_states, "LiveEntries", Counted)
+    logs = {key: TopicDecisionLog(settings, topic, key, Identity()) for key in ("write/a", "write/b", "write/a/b")}
+    for log in logs.values():
+        for number, entry in enumerate((Claim(), Decision(0, (ONE,)), Ended(), Claim())):
+            assert log.append(number, entry)
+    with Producer(settings) as producer:  # by others
+        for key, value in ((b"write/a/9/x", b"{"), (b"write/a/" + b"9" * 5000 + b"/x", b"{}"), (b"write/c/0/x", b"[")):
+            producer.send(topic, value, key, partition=0)
+    owner = logs["write/a/b"]
+    wanted = log_states.owning_one_of([f"{owner.identity.id_prefix}{uuid.uuid4()}", "orders-1"])
+    with Admin(settings) as admin, admin.exclusive() as cluster:
+        (found,) = log_states.logs_in_topic(cluster, topic, wanted)
+        assert (found.query, found.identity, found.log) == ("write/a/b", owner.identity, owner.read())
+        assert kept == ["write/a/b"]
+        assert log_states.logs_in_topic(cluster, topic, lambda name, _: name == "write/a") == []
+        assert "write/a" in kept
+        assert "is not an entry of a decision log" in caplog.text
 
 
 def count_requests(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
@@ -327,8 +372,12 @@ def test_entries_that_are_missing() -> None:
 
 def test_other_records() -> None:
     live = taken_in((0, Claim(), "a"), key="stream/s3a://bucket")
-    for key in (None, b"", b"x", KEY.encode(), f"{KEY}/".encode(), f"{KEY}/1".encode(), f"{KEY}/x/y".encode()):
+    huge = f"{live.log_key}/{'9' * 5000}/a".encode()
+    for key in (None, b"", b"x", KEY.encode(), f"{KEY}/".encode(), f"{KEY}/1".encode(), f"{KEY}/x/y".encode(), huge):
         live.add(key, b"{}", "t-0")
     assert live.log("t") == Log()
-    with pytest.raises(DecodeError, match="t-0 at offset 7 is not an entry of a decision log"):
-        live.add(record_key(live.log_key, 0, "a"), b"{}", "t-0 at offset 7")
+    entry = json.loads(encode_entry(Identity(), Decision(0, ())))
+    number = json.dumps(entry | {"batch": "9" * 5000}).encode()
+    for value in (b"{}", b"[" * 100_000, json.dumps(entry | {"batch": math.inf}).encode(), number):
+        with pytest.raises(DecodeError, match="t-0 at offset 7 is not an entry of a decision log"):
+            live.add(record_key(live.log_key, 0, "a"), value, "t-0 at offset 7")

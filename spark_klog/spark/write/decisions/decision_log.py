@@ -92,7 +92,7 @@ def decode_entry(data: bytes, where: str) -> tuple[Identity, Entry]:
         # entries from before transactionalIdPrefix have none
         identity = Identity(str(fields.get("prefix", DEFAULT_ID_PREFIX)), str(uuid.UUID(fields["log"])))
         return identity, _decoded(fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DecodeError(f"{where} is not an entry of a decision log: {error!r}") from error
 
 

@@ -21,6 +21,8 @@ from spark_klog.spark.write.exactly_once import Decision, Entry, Log
 
 #: Keys that wait for a tombstone. Those beyond it stay in the topic until another process reads it.
 _MOST_OBSOLETE = 10_000
+#: Digits of a number. No log gets as far; Python refuses to convert thousands of them.
+_MOST_DIGITS = 18
 
 
 def record_key(log_key: str, number: int, id_: str) -> bytes:
@@ -59,7 +61,8 @@ class LiveEntries:
         if key is None or not key.startswith(self._prefix):
             return
         number_text, _, id_ = key[len(self._prefix) :].partition(b"/")
-        if not number_text.isdigit() or b"/" in id_:  # of a log whose key begins with this one's
+        is_number = number_text.isdigit() and len(number_text) <= _MOST_DIGITS
+        if not is_number or b"/" in id_:  # of a log whose key begins with this one's
             return
         if value is None:
             self.obsolete.pop(key, None)

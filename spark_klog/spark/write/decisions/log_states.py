@@ -6,6 +6,7 @@ Reads only: unlike `DecisionLog.read`, nothing is removed, created or claimed, s
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from spark_klog.trees.checkpoint import CheckpointState
 
 _log = logging.getLogger(__name__)
 _MOST_ROWS = 10_000
+#: Of the UUID at the end of a sink's transactional id, which the worker has drawn.
+_UUID_LENGTH = 36
 _EMPTY = Log()
 #: How the keys of logs in a topic begin: of a stream, and of writes that have a name.
 _STREAM, _WRITE = "stream/", "write/"
@@ -123,7 +126,7 @@ def log_of_checkpoint(
         return None
     found = LogState(name, _place(topic, key), is_in_topic=True, is_known=cluster is not None)
     if cluster is not None:
-        found = next((one for one in logs_in_topic(cluster, topic) if one.place == found.place), found)
+        found = next(iter(logs_in_topic(cluster, topic, lambda name, _: name == key)), found)
     is_there = found.identity is not None or (folder is not None and (folder / FOLDER).is_dir())
     return replace(found, query=name) if is_there else None
 
@@ -145,8 +148,25 @@ def _log_in(query: str, folder: Path) -> LogState:
     return LogState(query, str(folder), identity if log.entries else None, log)
 
 
-def logs_in_topic(cluster: Cluster, topic: str) -> list[LogState]:
-    """The logs in a topic, sorted by key; none if it does not exist. Logs whose entries are damaged are left out.
+def owning_one_of(transactional_ids: Iterable[str]) -> Callable[[str, bytes], bool]:
+    """A condition for `logs_in_topic`: logs that own one of these ids of an exactly-once sink."""
+    prefixes = {one[:-_UUID_LENGTH] for one in transactional_ids}
+
+    def is_owner(_: str, value: bytes) -> bool:
+        try:
+            return decode_entry(value, "")[0].id_prefix in prefixes
+        except DecodeError:  # whose entry it is, nobody knows
+            return False
+
+    return is_owner
+
+
+def logs_in_topic(cluster: Cluster, topic: str, is_wanted: Callable[[str, bytes], bool]) -> list[LogState]:
+    """The wanted logs in a topic, sorted by key; none if it does not exist. Logs with damaged entries are left out.
+
+    `is_wanted` is called with the key of a log and the JSON of one of its entries. Only logs for which it was true are
+    kept in memory, from that entry on: a topic may have one log for each write that ever ran. Entries of other
+    identities before it don't count, or are of a log that was lost.
 
     Raises what `fetch_range` and `list_offsets` raise.
     """
@@ -160,8 +180,12 @@ def logs_in_topic(cluster: Cluster, topic: str) -> list[LogState]:
         for records, _ in decoder.parts(fetched):
             for record in records:
                 name = (record.key or b"").decode(errors="replace").rsplit("/", 2)[0]
+                if name not in live:
+                    if record.value is None or not is_wanted(name, record.value):
+                        continue
+                    live[name] = LiveEntries(name)
                 try:
-                    live.setdefault(name, LiveEntries(name)).add(record.key, record.value, f"{topic}-0 {record.offset}")
+                    live[name].add(record.key, record.value, f"{topic}-0 {record.offset}")
                 except DecodeError as error:
                     damaged.add(name)
                     _log.warning("%s", error)

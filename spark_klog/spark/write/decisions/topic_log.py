@@ -34,7 +34,7 @@ from spark_klog.spark.options import PREFIX
 from spark_klog.spark.write.decisions.decision_log import Identity, encode_entry
 from spark_klog.spark.write.decisions.decision_topic import prepare_topic, refused_access
 from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
-from spark_klog.spark.write.exactly_once import Claim, Entry, Log
+from spark_klog.spark.write.exactly_once import Decision, Entry, Log
 
 #: A record to write: key and value, None for a tombstone.
 _Record = tuple[bytes, bytes | None]
@@ -108,7 +108,7 @@ class TopicDecisionLog:
                 return False
             key = record_key(self._key, number, str(uuid.uuid4()))
             records: list[_Record] = [(key, encode_entry(self.identity, entry))]
-            if isinstance(entry, Claim):
+            if not isinstance(entry, Decision):  # not before the last decision counts
                 records += [(old, None) for old in list(live.obsolete)[:_MOST_TOMBSTONES]]
             session.write(self._topic, live, records)
             return live.last_key == key
