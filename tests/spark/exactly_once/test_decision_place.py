@@ -55,6 +55,14 @@ def test_keys(location: str, key: str) -> None:
     assert stream_key(location) == key
 
 
+def test_a_checkpoint_that_was_deleted(checkpoint: Path) -> None:
+    """A new query in a folder has a key of its own; one in a store that klog does not read has the old one's."""
+    before = [decision_place(location, "topic", None).key for location in (str(checkpoint), STORE)]
+    (checkpoint / "metadata").write_text('{"id":"6ba7b811-9dad-11d1-80b4-00c04fd430c8"}')
+    after = [decision_place(location, "topic", None).key for location in (str(checkpoint), STORE)]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False, True]
+
+
 def test_the_choice(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "stream/6ba7b810-9dad-11d1-80b4-00c04fd430c8"
     assert decision_place(STORE, "auto", None) == DecisionPlace(None, "__klog_decisions", f"stream/{STORE}")
