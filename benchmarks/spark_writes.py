@@ -222,9 +222,9 @@ WRITE_GUARANTEES = Work(
     "write-guarantees",
     _write_guarantees,
     (
-        "What exactly once costs: streams that read one Parquet file a micro-batch with AvailableNow, in one session in "
-        "local[2], and write to a new topic of 4 partitions on Kafka 3.9.1; transaction markers are part of what they "
-        "write.",
+        "What exactly once costs: streams that read one Parquet file a micro-batch with AvailableNow, in one session "
+        "in local[2], and write to a new topic of 4 partitions on Kafka 3.9.1; transaction markers are part of what "
+        "they write.",
         "Wanted: exactly once, and `write_updates`, 0.9 of at least once.",
     ),
 )
