@@ -92,7 +92,7 @@ WRONG: list[tuple[Change, type[Exception], str]] = [
     (
         lambda admin: admin.list_transactions(states=["open"]),
         ConfigError,
-        "a state is 'open': set one of Empty, Ongoing",
+        "^state is 'open': set one of Empty, Ongoing",
     ),
 ]
 

@@ -159,7 +159,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         3.8) only transactions that are open for longer. ListTransactions (Kafka 3.0).
         """
         request: Message = {
-            "state_filters": [one_of("a state", name, _STATES) for name in names_of("states", states)],
+            "state_filters": [one_of("state", name, _STATES) for name in names_of("states", states)],
             "producer_id_filters": [number_of("a producer id", one) for one in items_of("producer_ids", producer_ids)],
         }
         if longer_than_ms is not None:
