@@ -129,6 +129,12 @@ class RecordsCommand(_HintingCommand):
     hints = _HINTS
 
 
+class TransactionsCommand(_HintingCommand):
+    """A command of kafka-transactions."""
+
+    hints: ClassVar[Mapping[str, str]] = {"--broker-id": "the leader of the partition is asked; leave the option out"}
+
+
 class CommandGroup(click.Group):
     """A group of commands that are options of Kafka's tools: `kafka-topics --list` is `klog topics list`."""
 

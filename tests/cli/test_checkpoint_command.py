@@ -42,9 +42,11 @@ def _show(*arguments: str | Path) -> Result:
 
 
 def test_text(tmp_path: Path) -> None:
-    done = _show(f"file://{_checkpoint(tmp_path / 'c%20', KAFKAS, '-', state=True)}")
+    address = f"file://{_checkpoint(tmp_path / 'c%20', KAFKAS, '-', state=True)}"
+    done = _show(address)
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.output.splitlines()]
+    told = json.loads(_show(address, "--json").output)["noDecisions"]
     assert lines == [
         ["query", f"{QUERY},", "stateful"],
         ["last", "micro-batch:", "3,", "done"],
@@ -54,6 +56,7 @@ def test_text(tmp_path: Path) -> None:
         ["1", "(reads", "no", "topics)", "-", "-"],
         ["to", 'format("klog"):', "safe"],
         ["to", 'format("kafka"):', "safe"],
+        ["exactly", "once:", *told.split()],
     ]
 
 

@@ -320,6 +320,7 @@ def test_refusals(tmp_path: Path) -> None:
         (("hanging", "--partition", "0"), "--partition needs --topic"),
         (("list", "--transactional-id-pattern", "("), "--transactional-id-pattern '('"),
         (("find-hanging",), "use klog transactions hanging"),
+        (("describe-producers", "--broker-id", "1"), "No such option '--broker-id': the leader of the partition is"),
     ]:
         done = klog("transactions", *words, *nobody)
         assert (done.returncode, told in done.stderr) == (2, True), done.stderr

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from spark_klog.base.addresses import without_user
 from spark_klog.base.extras import is_usable
 from spark_klog.base.names import DECISION_TOPIC
 from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 _NOT_SAFE = 2
 _ONGOING = "Ongoing"
 _Line = dict[str, Any]
+_NOTHING: _Line = {"decisions": None, "updates": [], "noDecisions": None}
 #: What changes with format("klog") and no checkpoint shows.
 _CHANGES_TO_KLOG = (
     "a static DataFrame that the stream joins keeps the offsets of its first use: load() it within foreachBatch",
@@ -65,7 +68,8 @@ def show(
 
     If the query writes exactly once, also where its decisions are, the last decided micro-batch, and what the next run
     will do; with a cluster (-b, --cluster, --command-config), the sink's, which transactions are open there. Decisions
-    in a topic need it. Of a checkpoint in an object store copy the files here, and give its --location.
+    in a topic need it, and those of each call of write_updates are there. Of a checkpoint in an object store copy the
+    files here, and give its --location.
 
     With --to klog also what else changes, which no checkpoint shows.
 
@@ -82,13 +86,13 @@ def show(
             "sources": [None if source.offsets is None else to_json(source.offsets) for source in found.sources],
             "to_klog": found.to_klog,
             "to_kafka": found.to_kafka,
-            "decisions": decisions,
+            **(decisions or _NOTHING),
         }
         click.echo(json.dumps(line))
     else:
         _print(found)
         if decisions is not None:
-            _print_decisions(decisions)
+            _print_all_decisions(decisions)
         if to == "klog":
             click.echo("what else changes (docs/recipes/switch.md):")
             for change in _CHANGES_TO_KLOG:
@@ -100,32 +104,49 @@ def show(
 def _decisions(
     directory: str, found: CheckpointState, cluster: ChosenCluster, location: str | None, topic: str
 ) -> _Line | None:
-    """What the decision log of the query says; None if it has none. `open` is None without a cluster."""
+    """What the decision logs of the query say, and where none was found; None if nobody can read them."""
     if not is_usable("pyarrow"):
         return None
-    from spark_klog.spark.write.decisions.log_states import log_of_checkpoint, restart
+    from spark_klog.spark.write.decisions.log_states import logs_of_checkpoint
 
-    still_open = None
+    read = partial(logs_of_checkpoint, location or directory, topic=topic, folder=found.folder)
     if cluster == ChosenCluster():
-        state = log_of_checkpoint(location or directory, None, topic, found.folder)
+        logs, missing = read(cluster=None), ["-b HOST:PORT of the sink's cluster"]
+        lines = [_log_line(found, state, None) for state in logs.all]
     else:
         with cluster.connect() as admin:
             with admin.exclusive() as connected:
-                state = log_of_checkpoint(location or directory, connected, topic, found.folder)
-            if state is not None:
-                still_open = _open_transactions(admin, state)
-    if state is None:
-        return None
-    decision = state.decision
+                logs, missing = read(cluster=connected), []
+            lines = [_log_line(found, state, admin) for state in logs.all]
+    if location is None:
+        missing.append(f"--location, if {without_user(directory)} is a copy")
+    give = f": give {', and '.join(missing)}" if missing else ": check --location and --decision-topic"
+    told = f"no decisions {logs.searched}; if the query writes exactly once{give}"
     return {
+        "decisions": lines[0] if logs.sink is not None else None,
+        "updates": lines[1:] if logs.sink is not None else lines,
+        "noDecisions": None if lines else told,
+    }
+
+
+def _log_line(found: CheckpointState, state: LogState, admin: Admin | None) -> _Line:
+    """What a decision log says; `open` is None without a cluster."""
+    from spark_klog.spark.write.decisions.log_states import Lost, restart
+
+    lost = None
+    if admin is not None and state.to_commit:
+        lost = Lost.of(state.to_commit, admin.describe_transactions([one.transactional_id for one in state.to_commit]))
+    return {
+        **({"name": state.name} if state.name else {}),
         "place": state.place,
         "isKnown": state.is_known,
         "transactionalIdPrefix": None if state.identity is None else state.identity.id_prefix,
-        "decided": None if decision is None else decision.batch,
-        "transactions": 0 if decision is None else len(decision.transactions),
-        "isEnded": state.is_ended,
-        "open": still_open,
-        "nextRun": restart(state, found),
+        "decided": None if state.decided < 0 else state.decided,
+        "transactions": 0 if state.decision is None else len(state.decision.transactions),
+        "isEnded": not state.to_commit,
+        "lostTasks": None if lost is None else [*lost.aborted, *lost.forgotten],
+        "open": None if admin is None else _open_transactions(admin, state),
+        "nextRun": restart(state, found, lost),
     }
 
 
@@ -145,14 +166,20 @@ def _open_transactions(admin: Admin, state: LogState) -> list[_Line]:
     ]
 
 
-def _print_decisions(decisions: _Line) -> None:
-    click.echo(f"exactly once: decisions are in {escaped(decisions['place'])}")
+def _print_all_decisions(found: _Line) -> None:
+    if found["noDecisions"] is not None:
+        click.echo(f"exactly once: {escaped(found['noDecisions'])}")
+    if found["decisions"] is not None:
+        _print_decisions("exactly once", found["decisions"])
+    for call in found["updates"]:
+        _print_decisions(f"write_updates {escaped(call['name'])}", call)
+
+
+def _print_decisions(whose: str, decisions: _Line) -> None:
+    click.echo(f"{whose}: decisions are in {escaped(decisions['place'])}")
     if decisions["transactionalIdPrefix"] is not None:
         click.echo(f"transactional ids begin with {escaped(decisions['transactionalIdPrefix'])}")
-    if decisions["decided"] is not None:
-        ended = "all committed" if decisions["isEnded"] else "to be committed"
-        of_it = f"{decisions['transactions']} transactions, {ended}"
-        click.echo(f"last decided micro-batch: {decisions['decided']}, {of_it}")
+        click.echo(f"last decided micro-batch: {_last(decisions)}")
     for one in decisions["open"] or ():
         of_task = f"decided, task {one['task']}" if one["isDecided"] else "not decided"
         click.echo(f"open: {escaped(one['transactionalId'])}, {of_task}")
@@ -163,6 +190,18 @@ def _print_decisions(decisions: _Line) -> None:
         click.echo("the next run")
     for step in decisions["nextRun"]:
         click.echo(f"  {step}")
+
+
+def _last(decisions: _Line) -> str:
+    """The last decided micro-batch with what is left to do; there is none before the first, or `continue_at(…, 0)`."""
+    if decisions["decided"] is None:
+        return "none"
+    count = decisions["transactions"]
+    if not count:
+        return f"{decisions['decided']}, no transactions to commit"
+    lost = decisions["lostTasks"]
+    ended = "all committed" if decisions["isEnded"] else f"{len(lost)} of them lost" if lost else "to be committed"
+    return f"{decisions['decided']}, {count} transactions, {ended}"
 
 
 def _print(found: CheckpointState) -> None:

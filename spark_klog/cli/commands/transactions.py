@@ -15,13 +15,13 @@ from spark_klog.base.clock import system_ms
 from spark_klog.base.extras import is_usable
 from spark_klog.base.names import DECISION_TOPIC, TopicPartition
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
-from spark_klog.cli.foreign import CommandGroup
+from spark_klog.cli.foreign import CommandGroup, TransactionsCommand
 from spark_klog.cli.output import duration_text, escaped, print_lines, say
 from spark_klog.client import Admin
 from spark_klog.client.admin.admin import ProducerState, TransactionDescription
 from spark_klog.client.offsets import numbers_by_topic
 from spark_klog.client.producer.transactions import PreparedTransaction
-from spark_klog.errors import ConfigError, KlogError, ProtocolError
+from spark_klog.errors import ConfigError, KlogError, ProtocolError, UnsupportedVersionError
 
 if TYPE_CHECKING:
     from spark_klog.spark.write.decisions.log_states import Holder, LogState
@@ -40,7 +40,7 @@ _Command = Callable[..., Any]
 class _Group(CommandGroup):
     """The topic and the partition are options here, as they are of kafka-transactions."""
 
-    command_class = click.Command
+    command_class = TransactionsCommand
 
 
 @click.group(cls=_Group)
@@ -55,7 +55,8 @@ def _sink_options(function: _Command) -> _Command:
         "checkpoints",
         multiple=True,
         metavar="DIRECTORY",
-        help="The checkpointLocation of an exactly-once query of this package, with its decision log; repeatable.",
+        help="The checkpointLocation of an exactly-once query of this package, with its decision log; repeatable. "
+        "Decisions in the topic are found without it.",
     )
     topic = click.option(
         "--decision-topic",
@@ -93,8 +94,8 @@ def list_(
 ) -> None:
     """List transactional ids, and since when their transactions are open.
 
-    Of an exactly-once sink of this package also the query and the micro-batch that hold the transaction, and the task
-    if the micro-batch is decided; before that nobody knows it.
+    Of an exactly-once sink of this package also the query and the micro-batch that hold the transaction, of a call of
+    write_updates its name, and the task if the micro-batch is decided; before that nobody knows it.
     """
     matches = _compiled(pattern)
     with cluster.connect() as admin:
@@ -122,6 +123,7 @@ def list_(
         "state": "state",
         "open for": "durationMs",
         "query": "query",
+        "name": "name",
         "micro-batch": "batch",
         "task": "task",
         "decided": "isDecided",
@@ -161,15 +163,18 @@ def _log_states(
     ids = [one.transactional_id for one in wanted if one.state in _OPEN and _OF_SINK.fullmatch(one.transactional_id)]
     if not checkpoints and not (ids and is_usable("pyarrow")):
         return []
-    from spark_klog.spark.write.decisions.log_states import log_of_checkpoint, logs_in_topic, owning_one_of
+    from spark_klog.spark.write.decisions.log_states import logs_in_topic, logs_of_checkpoint, owning_one_of
 
-    states = []
+    states: list[LogState] = []
     with admin.exclusive() as cluster:
         for location in checkpoints:
-            state = log_of_checkpoint(location, cluster, topic)
-            if state is None:
-                raise ConfigError(f"--checkpoint {without_user(location)} has no decisions: is its query exactly once?")
-            states.append(state)
+            found = logs_of_checkpoint(location, cluster, topic)
+            if not found.all:
+                raise ConfigError(
+                    f"--checkpoint {without_user(location)} has no decisions {found.searched}: is its query exactly "
+                    "once? Those of write_updates are found without --checkpoint, by --decision-topic"
+                )
+            states += found.all
         try:
             states += logs_in_topic(cluster, topic, owning_one_of(ids)) if ids else []
         except ProtocolError as error:
@@ -184,9 +189,10 @@ def _holder(states: Iterable[LogState], now: TransactionDescription) -> Holder |
 
 def _held(holder: Holder | None) -> _Line:
     if holder is None:
-        return dict.fromkeys(("query", "decisionLog", "batch", "task", "isDecided"))
+        return dict.fromkeys(("query", "name", "decisionLog", "batch", "task", "isDecided"))
     return {
         "query": holder.query,
+        "name": holder.name or None,
         "decisionLog": holder.place,
         "batch": holder.batch,
         "task": holder.task,
@@ -407,14 +413,24 @@ def abort(
             state = _open_at(admin, key, start_offset)
             producer_id, producer_epoch = state.producer_id, state.producer_epoch
             coordinator_epoch = state.coordinator_epoch
-            if not force:
-                _check_hangs(admin, key, state)
         if producer_id is None or producer_epoch is None or coordinator_epoch is None:
             raise click.UsageError("--producer-id, --producer-epoch and --coordinator-epoch need each other")
+
+        def check(producer: int) -> None:
+            try:
+                if not force:
+                    _check_hangs(admin, key, producer)
+            except UnsupportedVersionError:  # Kafka before 3.0, which the form with the producer is for
+                if start_offset is not None:
+                    raise
+
+        check(producer_id)
         if not yes:
             _confirm(f"Abort the transaction of producer {producer_id} in {topic}-{partition}?")
+            # its producer may be in a later transaction by now
             if start_offset is not None:
-                _open_at(admin, key, start_offset)  # its producer may be in a later transaction by now
+                _open_at(admin, key, start_offset)
+            check(producer_id)
         admin.abort_transaction(key, producer_id, producer_epoch, coordinator_epoch)
     line = {"topic": topic, "partition": partition, "producerId": producer_id, "aborted": True}
     say(as_json, line, f"transaction of producer {producer_id} in {topic}-{partition} aborted")
@@ -448,14 +464,17 @@ def _open_at(admin: Admin, key: TopicPartition, start_offset: int) -> ProducerSt
     raise ConfigError(f"{key[0]}-{key[1]} has no open transaction that begins at offset {start_offset}{hint}")
 
 
-def _check_hangs(admin: Admin, key: TopicPartition, state: ProducerState) -> None:
-    """Raise `ConfigError` if a coordinator will end the transaction."""
-    if any(one.producer_id == state.producer_id for one in admin.hanging_transactions([key]).check()[key]):
+def _check_hangs(admin: Admin, key: TopicPartition, producer_id: int) -> None:
+    """Raise `ConfigError` if a producer has no open transaction in a partition, or if a coordinator will end it."""
+    states = admin.describe_producers([key]).check()[key]
+    if not any(one.producer_id == producer_id and one.transaction_start is not None for one in states):
+        raise ConfigError(f"producer {producer_id} has no open transaction in {key[0]}-{key[1]}")
+    if any(one.producer_id == producer_id for one in admin.hanging_transactions([key]).check()[key]):
         return
-    names = [one.transactional_id for one in admin.list_transactions(producer_ids=[state.producer_id])]
+    names = [one.transactional_id for one in admin.list_transactions(producer_ids=[producer_id])]
     known = f"--transactional-id {names[0]}" if names else "its id"
     raise ConfigError(
-        f"the transaction of producer {state.producer_id} in {key[0]}-{key[1]} does not hang: its coordinator ends it, "
+        f"the transaction of producer {producer_id} in {key[0]}-{key[1]} does not hang: its coordinator ends it, "
         f"after its timeout at the latest. Abort it by {known}; or here with --force, which leaves other partitions "
         "of it open"
     )

@@ -6,22 +6,24 @@ Reads only: unlike `DecisionLog.read`, nothing is removed, created or claimed, s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spark_klog.base.addresses import local_path, without_user
+from spark_klog.client.admin.admin import TransactionDescription
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.decoding import RecordDecoder
 from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import offset_range
-from spark_klog.errors import DecodeError
+from spark_klog.errors import DecodeError, ErrorCode, KlogError, ProtocolError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.spark.write.decisions.decision_log import Identity, decode_entry
 from spark_klog.spark.write.decisions.decision_place import query_key, stream_key
-from spark_klog.spark.write.decisions.hard_link_log import FOLDER, HardLinkLog, planned, read_back
+from spark_klog.spark.write.decisions.hard_link_log import FOLDER, HardLinkLog, is_checkpoint, planned, read_back
 from spark_klog.spark.write.decisions.live_entries import LiveEntries
-from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log
+from spark_klog.spark.write.exactly_once import Decision, Ended, Entry, Log, Transaction
 from spark_klog.trees.checkpoint import CheckpointState
 
 _log = logging.getLogger(__name__)
@@ -31,6 +33,11 @@ _UUID_LENGTH = 36
 _EMPTY = Log()
 #: How the keys of logs in a topic begin: of a stream, and of writes that have a name.
 _STREAM, _WRITE = "stream/", "write/"
+#: The key of a log of `write_updates`: Spark's id of the query, and the name of the call.
+_UPDATES = re.compile(f"{_WRITE}([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/(.+)", re.DOTALL)
+#: How `planned` of a decision of `write_updates` begins.
+_PLAN = "plan "
+_COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Holder:
 
     `batch` is the micro-batch, or the version of a write that has a name; None if it is the first one. `task` is None
     unless it is decided: a transactional id belongs to a worker process, and only the decision says which task wrote.
+    `name` is that of a call of `write_updates`, empty for a sink and for a write of its own.
     """
 
     query: str
@@ -46,11 +54,13 @@ class Holder:
     batch: int | None
     task: int | None
     is_decided: bool
+    name: str = ""
 
     def __str__(self) -> str:
         kind, unit = ("write", "version") if self.query.startswith(_WRITE) else ("query", "micro-batch")
         batch = f"its first {unit}" if self.batch is None else f"{unit} {self.batch}"
-        held = f"{kind} {self.query.removeprefix(_WRITE)}, {batch}"
+        call = f", write_updates {self.name}" if self.name else ""
+        held = f"{kind} {self.query.removeprefix(_WRITE)}{call}, {batch}"
         if self.is_decided:
             return f"{held}, task {self.task}: decided; the {kind} commits it when it runs again"
         return f"{held} or an earlier attempt: not decided; the {kind}'s next run aborts it"
@@ -60,11 +70,13 @@ class Holder:
 class LogState:
     """A decision log: `query` is a checkpoint, Spark's id of a query or a write's name, `place` where the log is.
 
-    `identity` is None if it has no entry. `is_known` is False if it is in a topic, and there is no cluster to read it.
+    `name` is that of a call of `write_updates`. `identity` is None if the log has no entry. `is_known` is False if it
+    is in a topic, and there is no cluster to read it.
     """
 
     query: str
     place: str
+    name: str = ""
     identity: Identity | None = None
     log: Log = _EMPTY
     is_in_topic: bool = False
@@ -77,14 +89,14 @@ class LogState:
         return first if isinstance(first, Decision) else None
 
     @property
-    def is_ended(self) -> bool:
-        """Whether all transactions of the last decision are committed; True if there is none."""
-        return self.decision is None or Ended() in self.log.entries
+    def decided(self) -> int:
+        """The last decided micro-batch; -1 if there is none."""
+        return -1 if self.decision is None else self.decision.batch
 
     @property
-    def claims(self) -> int:
-        """How many runs or micro-batches have begun since the last decision."""
-        return sum(isinstance(entry, Claim) for entry in self.log.entries)
+    def to_commit(self) -> tuple[Transaction, ...]:
+        """The transactions of the last decision, unless all are committed."""
+        return () if self.decision is None or Ended() in self.log.entries else self.decision.transactions
 
     def owns(self, transactional_id: str) -> bool:
         return self.identity is not None and transactional_id.startswith(self.identity.id_prefix)
@@ -93,42 +105,71 @@ class LogState:
         """What holds an open transaction; None if it is of another log."""
         if not self.owns(transactional_id):
             return None
-        decision = self.decision
-        if decision is None:
-            return Holder(self.query, self.place, None, None, False)
-        if not self.is_ended:
-            for one in decision.transactions:
-                if (one.transactional_id, one.producer_id, one.epoch) == (transactional_id, producer_id, epoch):
-                    return Holder(self.query, self.place, decision.batch, one.task, True)
-        return Holder(self.query, self.place, decision.batch + 1, None, False)
+        for one in self.to_commit:
+            if (one.transactional_id, one.producer_id, one.epoch) == (transactional_id, producer_id, epoch):
+                return Holder(self.query, self.place, self.decided, one.task, True, self.name)
+        following = None if self.decision is None else self.decided + 1
+        return Holder(self.query, self.place, following, None, False, self.name)
 
 
-def log_of_checkpoint(
-    location: str, cluster: Cluster | None, topic: str, folder: Path | None = None
-) -> LogState | None:
-    """The log of a query by its option checkpointLocation; None if it has none.
+@dataclass(frozen=True)
+class QueryLogs:
+    """The logs of a query: its sink's, and those of its calls of `write_updates`; `searched` is where, for messages."""
 
-    It is in files of the checkpoint or, if they say so or there are none, in a topic of `cluster`: in the one that the
-    files name, or in `topic`. `folder` is where the checkpoint's files are, if not at the location. `DecodeError` if a
-    file is damaged; otherwise raises what `logs_in_topic` does.
+    sink: LogState | None
+    updates: tuple[LogState, ...]
+    searched: str
+
+    @property
+    def all(self) -> tuple[LogState, ...]:
+        return self.updates if self.sink is None else (self.sink, *self.updates)
+
+
+def logs_of_checkpoint(location: str, cluster: Cluster | None, topic: str, folder: Path | None = None) -> QueryLogs:
+    """The logs of a query by its option checkpointLocation.
+
+    The sink's is in files of the checkpoint or, if they say so or there are none, in a topic of `cluster`: in the one
+    that the files name, or in `topic`. Those of `write_updates` are in `topic`, by Spark's id of the query, which the
+    files have. `folder` is where the checkpoint's files are, if not at the location. `DecodeError` if a file is
+    damaged; otherwise raises what `logs_in_topic` does.
     """
     local = local_path(location)
     if folder is None and local is not None:
         folder = Path(local)
     name = without_user(location)
-    key = ("" if local is None else query_key(Path(local))) or stream_key(location)
+    by_id = query_key(folder) if folder is not None and is_checkpoint(folder) else ""
+    key, of_sink, sink = (by_id if local is not None and by_id else stream_key(location)), topic, None
     if folder is not None and (folder / FOLDER).is_dir():
         moved = HardLinkLog(folder, Identity(), is_any=True).moved()
         if moved is None:
-            return _log_in(name, folder / FOLDER)
-        topic, key = moved.topic, moved.key
-    elif cluster is None:
-        return None
-    found = LogState(name, _place(topic, key), is_in_topic=True, is_known=cluster is not None)
-    if cluster is not None:
-        found = next(iter(logs_in_topic(cluster, topic, lambda name, _: name == key)), found)
-    is_there = found.identity is not None or (folder is not None and (folder / FOLDER).is_dir())
-    return replace(found, query=name) if is_there else None
+            sink = _log_in(name, folder / FOLDER)
+        else:
+            of_sink, key = moved.topic, moved.key
+            sink = LogState(name, _place(of_sink, key), is_in_topic=True, is_known=cluster is not None)
+    if cluster is None:
+        return QueryLogs(sink, (), "in its files")
+    is_local = sink is not None and not sink.is_in_topic
+    calls = f"{_WRITE}{by_id.removeprefix(_STREAM)}/" if by_id else ""
+
+    def is_wanted(one: str, _: bytes) -> bool:
+        return (one == key and not is_local) or (calls != "" and one.startswith(calls))
+
+    found: list[LogState] = []
+    for where in dict.fromkeys([of_sink, topic]):
+        try:
+            found += (replace(one, query=name) for one in logs_in_topic(cluster, where, is_wanted))
+        except ProtocolError as error:
+            if not is_local:
+                raise
+            _log.warning("what write_updates has decided in topic %s is left out: %s", where, error)
+    sink = next((one for one in found if one.place == _place(of_sink, key)), sink)
+    updates = tuple(one for one in found if one.name)
+    return QueryLogs(sink, updates, _searched(cluster, topic, [key, f"{calls}NAME"] if calls else [key]))
+
+
+def _searched(cluster: Cluster, topic: str, keys: list[str]) -> str:
+    there = f"in its files or in topic {topic} ({' or '.join(keys)})"
+    return there if _exists(cluster, topic) else f"{there}, which does not exist"
 
 
 def _place(topic: str, key: str) -> str:
@@ -145,7 +186,7 @@ def _log_in(query: str, folder: Path) -> LogState:
         return entry
 
     log = read_back(LocalFolder(folder), entry_of)
-    return LogState(query, str(folder), identity if log.entries else None, log)
+    return LogState(query, str(folder), identity=identity if log.entries else None, log=log)
 
 
 def owning_one_of(transactional_ids: Iterable[str]) -> Callable[[str, bytes], bool]:
@@ -170,7 +211,7 @@ def logs_in_topic(cluster: Cluster, topic: str, is_wanted: Callable[[str, bytes]
 
     Raises what `fetch_range` and `list_offsets` raise.
     """
-    if topic not in cluster.attempt(lambda: cluster.partitions([topic], missing_ok=True)):
+    if not _exists(cluster, topic):
         return []
     start, end = offset_range(cluster, topic, 0)
     live: dict[str, LiveEntries] = {}
@@ -191,10 +232,9 @@ def logs_in_topic(cluster: Cluster, topic: str, is_wanted: Callable[[str, bytes]
                     _log.warning("%s", error)
     return [
         LogState(
-            name.removeprefix(_STREAM),
-            _place(topic, name),
-            one.identity,
-            Log(tuple(one.entries), one.last + 1 - len(one.entries)),
+            *_whose(name, topic),
+            identity=one.identity,
+            log=Log(tuple(one.entries), one.last + 1 - len(one.entries)),
             is_in_topic=True,
         )
         for name, one in sorted(live.items())
@@ -202,38 +242,105 @@ def logs_in_topic(cluster: Cluster, topic: str, is_wanted: Callable[[str, bytes]
     ]
 
 
-def restart(state: LogState, spark: CheckpointState) -> list[str]:
+def _exists(cluster: Cluster, topic: str) -> bool:
+    return topic in cluster.attempt(lambda: cluster.partitions([topic], missing_ok=True))
+
+
+def _whose(key: str, topic: str) -> tuple[str, str, str]:
+    """The query, the place and the name of `write_updates` of a log's key."""
+    match = _UPDATES.fullmatch(key)
+    query, name = (match[1], match[2]) if match else (key.removeprefix(_STREAM), "")
+    return query, _place(topic, key), name
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The tasks of a decision whose transactions can't be committed any more.
+
+    Brokers have `aborted` them, or `forgotten` them: then nobody knows whether they were committed.
+    """
+
+    aborted: tuple[int, ...] = ()
+    forgotten: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls, transactions: Iterable[Transaction], described: Mapping[str, TransactionDescription | KlogError]
+    ) -> Lost | None:
+        """What the coordinators say of transactions; None if one does not answer."""
+        aborted, forgotten = [], []
+        for one in transactions:
+            now = described[one.transactional_id]
+            if isinstance(now, TransactionDescription):
+                if not _can_commit(one, now):
+                    aborted.append(one.task)
+            elif isinstance(now, ProtocolError) and now.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                forgotten.append(one.task)
+            else:
+                return None
+        return cls(tuple(aborted), tuple(forgotten))
+
+
+def _can_commit(one: Transaction, now: TransactionDescription) -> bool:
+    """Whether EndTxn would commit a transaction, or has: that adds 1 to the epoch (KIP-890)."""
+    if now.state in _COMMITTED:
+        return now.producer_epoch in (one.epoch, one.epoch + 1)
+    return (now.state, now.producer_id, now.producer_epoch) == ("Ongoing", one.producer_id, one.epoch)
+
+
+def restart(state: LogState, spark: CheckpointState, lost: Lost | None = None) -> list[str]:
     """What the next run of a query will do, a line for each step; `spark` is Spark's part of the checkpoint.
 
-    Nothing is known of a log that is not.
+    `lost` is what the cluster says of `state.to_commit`, None without one. Nothing is known of a log that is not.
     """
     if not state.is_known:
         return []
-    decision, steps = state.decision, []
-    if decision is not None and decision.transactions and not state.is_ended:
-        steps.append(
-            f"commits the {len(decision.transactions)} transactions of micro-batch {decision.batch}; if one has timed "
-            "out: DecidedButAborted"
-        )
-    steps.append("aborts all other open transactions of the query")
     following = spark.planned + 1 if spark.done >= spark.planned else spark.planned
-    decided = -1 if decision is None else decision.batch
-    if decision is None and state.is_in_topic and following > 0:
-        steps.append(f"fails with CheckpointMismatch: Spark runs micro-batch {following}, and no decision is there")
-    elif decision is not None and following not in (decided, decided + 1):
-        steps.append(
-            f"fails with CheckpointMismatch: Spark runs micro-batch {following}, but the last decision is of {decided}"
-        )
-    elif decision is not None and following == decided:
-        now = planned(spark.folder, decided)
-        if decision.planned and now and now != decision.planned:
-            steps.append(
-                f"fails with CheckpointMismatch: micro-batch {decided} is decided, and has other offsets in the "
-                "checkpoint now"
-            )
-        else:
-            steps.append(f"runs micro-batch {following} without writing: it is decided")
+    decided, is_replanned = state.decided, following == state.decided and _is_replanned(state, spark.folder)
+    replanned = f"micro-batch {decided} is decided, and has other offsets in the checkpoint now"
+    if state.name and following < decided:
+        return [f"fails with EarlierWrite: Spark runs micro-batch {following}, but the last decision is of {decided}"]
+    if state.name and is_replanned:
+        return [f"fails with ReplannedWrite: {replanned}"]
+    steps = [_commits(state, lost)] if state.to_commit else []
+    if lost is not None and (lost.aborted or lost.forgotten):
+        return steps
+    steps.append(f"aborts all other open transactions of {'the call' if state.name else 'the query'}")
+    # as `ExactlyOnceWriter.write` has it: who empties klog_sink goes on
+    follows = following in (decided, decided + 1) or (decided < 0 and not state.is_in_topic)
+    if not follows and not state.name:
+        last = f"the last decision is of {decided}" if decided >= 0 else "no decision is there"
+        steps.append(f"fails with CheckpointMismatch: Spark runs micro-batch {following}, but {last}")
+    elif is_replanned:
+        steps.append(f"fails with CheckpointMismatch: {replanned}")
+    elif following == decided:
+        steps.append(f"runs micro-batch {following} without writing: it is decided")
     else:
         again = "again " if following == spark.planned else ""
         steps.append(f"runs and writes micro-batch {following} {again}".rstrip())
     return steps
+
+
+def _is_replanned(state: LogState, checkpoint: Path) -> bool:
+    """Whether the last decided micro-batch has other offsets in the checkpoint now than when it was decided."""
+    was = "" if state.decision is None else state.decision.planned
+    if state.name:  # without the plan it is the topic
+        was = was.removeprefix(_PLAN) if was.startswith(_PLAN) else ""
+    now = planned(checkpoint, state.decided)
+    return bool(was and now and was != now)
+
+
+def _commits(state: LogState, lost: Lost | None) -> str:
+    """How a run ends the last decision, whose transactions are not all committed."""
+    count, error = len(state.to_commit), "PartlyWritten" if state.name else "DecidedButAborted"
+    of_it = f"{count} transactions of micro-batch {state.decided}"
+    if lost is None:
+        return f"commits the {of_it}; if one has timed out: {error}"
+    rest = count - len(lost.forgotten) - len(lost.aborted)
+    tasks = ", ".join(map(str, lost.forgotten or lost.aborted))
+    if lost.forgotten:
+        why = f"fails: the brokers have forgotten those of task {tasks} (transactional.id.expiration.ms)"
+        return f"commits {rest} of the {of_it}, and {why}"
+    if lost.aborted:
+        return f"commits {rest} of the {of_it}, and fails with {error}: the brokers have aborted those of task {tasks}"
+    return f"commits the {of_it}"
