@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from spark_klog.cli.main import main
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import KlogError, UnsupportedVersionError
+from spark_klog.errors import ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
 from spark_klog.spark.decisions import continue_at
+from spark_klog.spark.write.decisions import log_states
 from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place
 from spark_klog.spark.write.decisions.hard_link_log import FOLDER, planned
 from spark_klog.spark.write.exactly_once import DecidedButAborted, Decision, Ended, Transaction
@@ -161,6 +162,23 @@ def test_no_decisions_are_found(servers: str, topic: str, tmp_path: Path) -> Non
     assert shown["noDecisions"].endswith(copied)
     refusal = klog_refusal("transactions", "list", *where, "--checkpoint", f"{location}x")
     assert f"has no decisions in its files or in topic {decisions} (stream/{location}x): is its query " in refusal
+
+
+@pytest.mark.usefixtures("logging_kept")
+def test_decisions_in_a_checkpoint_need_no_topic(servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who may not read the topic."""
+    _checkpoint(tmp_path, 0, 0)
+    (tmp_path / FOLDER).mkdir()
+    _Run.begin(servers, decision_place(str(tmp_path), "checkpoint", None)).decide(0)
+
+    def refuse(_: object, topic: str) -> bool:
+        raise ProtocolError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"topic {topic}")
+
+    monkeypatch.setattr(log_states, "_exists", refuse)
+    done = CliRunner().invoke(main, ["checkpoint", "show", str(tmp_path), "-b", servers])
+    assert done.exit_code == 0, done.output
+    assert "last decided micro-batch: 0" in done.output
+    assert "in topic __klog_decisions is left out: topic __klog_decisions: TOPIC_AUTHORIZATION_FAILED" in done.output
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "topic"])

@@ -114,7 +114,10 @@ class LogState:
 
 @dataclass(frozen=True)
 class QueryLogs:
-    """The logs of a query: its sink's, and those of its calls of `write_updates`; `searched` is where, for messages."""
+    """The logs of a query: its sink's, and those of its calls of `write_updates`.
+
+    If there are none, `searched` says in a message where they are not.
+    """
 
     sink: LogState | None
     updates: tuple[LogState, ...]
@@ -164,7 +167,9 @@ def logs_of_checkpoint(location: str, cluster: Cluster | None, topic: str, folde
             _log.warning("what write_updates has decided in topic %s is left out: %s", where, error)
     sink = next((one for one in found if one.place == _place(of_sink, key)), sink)
     updates = tuple(one for one in found if one.name)
-    return QueryLogs(sink, updates, _searched(cluster, topic, [key, f"{calls}NAME"] if calls else [key]))
+    if sink is not None or updates:
+        return QueryLogs(sink, updates, "")
+    return QueryLogs(None, (), _searched(cluster, topic, [key, f"{calls}NAME"] if calls else [key]))
 
 
 def _searched(cluster: Cluster, topic: str, keys: list[str]) -> str:
