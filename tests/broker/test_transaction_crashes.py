@@ -315,20 +315,18 @@ def test_kafkas_tool_reads_the_transactions(broker: KlogBroker, topic: str) -> N
     _create(broker.bootstrap_servers, topic, 2)
     _transaction(broker.bootstrap_servers, "commit", topic)
     broker.stop()
-    output = dump_files("4.1.0", [_log_file(broker, "__transaction_state-0")], "--transaction-log-decoder")
+    output = dump_files(NEWEST, [_log_file(broker, "__transaction_state-0")], "--transaction-log-decoder")
     found = re.findall(r'key: .*"transactionalId":"cut".* payload: (\{.*\})$', output, re.MULTILINE)
     values = [json.loads(value)["data"] for value in found]
-    empty, ongoing, prepare_commit, complete_commit = 0, 1, 2, 4
-    assert [value["transactionStatus"] for value in values] == [
-        empty, ongoing, ongoing, prepare_commit, complete_commit
-    ]  # fmt: skip
+    states = ["Empty", "Ongoing", "Ongoing", "PrepareCommit", "CompleteCommit"]
+    assert [value["transactionStatus"] for value in values] == states
     partitions = [
         [(entry["topic"], sorted(entry["partitionIds"])) for entry in value["transactionPartitions"] or ()]
         for value in values
     ]
     both = [(topic, [0, 1])]
     assert partitions == [[], [(topic, [0])], both, both, []]
-    markers = dump_files("4.1.0", [_log_file(broker, f"{topic}-0")], "--deep-iteration", "--print-data-log")
+    markers = dump_files(NEWEST, [_log_file(broker, f"{topic}-0")], "--deep-iteration", "--print-data-log")
     assert "endTxnMarker: COMMIT coordinatorEpoch: 0" in markers
 
 
