@@ -475,6 +475,7 @@ def test_kafka_python(broker: SecureBroker) -> None:
 
 
 @pytest.mark.peer
+@pytest.mark.test_all("client")  # the requests are those of the other tests
 def test_java_tools(broker: SecureBroker, tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text(broker.java("SASL_PLAINTEXT", "SCRAM-SHA-256"))
