@@ -72,7 +72,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, si
     whole = expected(topic, {0: 60, 1: 60})
     number, died, size = 0, True, 40 if kills() or side < 0 else 60
     while died:
-        number += 1 if kills() else 4 if side < 0 else 5
+        number += 1 if kills() else 4 if side < 0 else 8
         uri = bucket(s3, f"b{number}{'ab'[side > 0]}")
         try:
             with failing(ArrowFolder, side * number, die):
