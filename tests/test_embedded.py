@@ -77,6 +77,7 @@ def test_what_can_not_start(tmp_path: Path) -> None:
             EmbeddedCluster(data_dir=tmp_path / "z", zookeeper=True, zookeeper_port=int(address[10:])).start()
 
 
+@pytest.mark.test_all("long")
 def test_a_zookeeper_that_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts connections long before it opens sessions; the brokers are started after that."""
     java = shutil.which("java")

@@ -69,7 +69,7 @@ def _runnable(page: str) -> list[Snippet]:
     return [one for one in papers.snippets(page) if one.language in _LANGUAGES]
 
 
-#: Pages that take long; README and the tutorial have streams, and other tests what these pages do.
+#: Pages that take long; README has streams, and other tests what these pages do.
 _LONG = {
     "docs/recipes/schemas.md",
     "docs/recipes/cdc.md",
@@ -86,6 +86,7 @@ _LONG = {
     "docs/recipes/zookeeper-to-kafka.md",
     "docs/reference/consumer.md",
     "docs/reference/producer.md",
+    "docs/tutorial.md",
 }
 _PAGES = [
     pytest.param(page, marks=pytest.mark.test_all("long") if page in _LONG else ())
