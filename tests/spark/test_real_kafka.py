@@ -43,7 +43,7 @@ from .support import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.peer]
+pytestmark = [pytest.mark.peer, pytest.mark.usefixtures("one_attempt")]
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 SECONDS = 60
