@@ -115,6 +115,7 @@ CURES = {
     "RegistryError": "The text has the registry's words: check subject, credentials and compatibility level.",
     "RequestTimedOut": "Check that the brokers run and lead the partition; raise `request.timeout.ms`.",
     "SaslError": "Check mechanism, user and password, and what the broker's listener offers.",
+    "ReplannedWrite": "Restore a newer checkpoint, or stop one of two runs.",
     "SchemaChanged": "Restart the query; the option schemaEvolution chooses what happens.",
     "SchemaError": "The text names the field: change the schema, the column's type, or the reader's schema.",
     "SchemaTimedOut": "Try again when the machine is less busy; look at a schema that takes this long everywhere.",

@@ -92,6 +92,7 @@ SINK = (
     "decisionTopic",
     "writeId",
     "writeVersion",
+    "writePlan",
     *SUBJECTS,
 )
 #: Options of rows instead of bytes, of reads and writes.

@@ -45,7 +45,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Decision:
-    """The transactions that make up a micro-batch; `planned`: see `decision_log.planned`."""
+    """The transactions that make up a micro-batch; `planned` tells others of its number apart."""
 
     batch: int
     transactions: tuple[Transaction, ...]

@@ -2,7 +2,8 @@
 
 The protocol and its steps are those of streams: `exactly_once.py`, `exactly_once_driver.py`. The decision log is always
 that of a topic, with the `writeId` in its key. A write without a `writeVersion` is the only one of its log, number 0.
-`spark_klog.write_updates` gives each micro-batch as a version.
+`spark_klog.write_updates` gives each micro-batch as a version, with a hash of the offsets that Spark has planned for
+it: in a checkpoint that is restored, or a copy, those of the micro-batch that was decided last may be others.
 
 Spark makes the writer once, in a Python process, and pickles it twice: for the tasks, and for `commit` or `abort`,
 which run in other processes. The data source claims the log before it returns the writer. (Spark would show an error
@@ -52,6 +53,8 @@ from spark_klog.spark.write.sink import BatchQueryWriter, Written, log_progress
 from spark_klog.spark.write.sink_options import NamedWrite, SinkOptions
 
 _log = logging.getLogger(__name__)
+#: How `planned` of a decision begins that has a plan; others have the topic.
+_PLAN = "plan "
 
 
 class OtherRunOfWrite(ErrorWithFields):
@@ -75,6 +78,19 @@ class EarlierWrite(ErrorWithFields):
             "of write_updates is a micro-batch: its query's checkpoint is older than what is written (restored, or a "
             "copy that runs elsewhere), or another run uses it. Restore a newer checkpoint, or stop one of two runs. "
             "To write the rows again, give the write another name"
+        )
+
+
+class ReplannedWrite(ErrorWithFields):
+    """A version of a write was decided with another plan (option writePlan). Nothing of it is written."""
+
+    def __init__(self, write: str) -> None:
+        self.write = write
+        super().__init__(
+            f"{write}: this version was written before, made of other offsets than it has now; nothing of it is "
+            "written. A version of write_updates is a micro-batch: its query's checkpoint is older than what is "
+            "written (restored, lost its last file in offsets, or a copy that runs elsewhere), or another run uses it. "
+            "Restore a newer checkpoint, or stop one of two runs. To write the rows again, give the write another name"
         )
 
 
@@ -104,14 +120,16 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         super().__init__(options, schema)
         self._write, self._number = write, write.version or 0
         self._target = "column topic" if options.topic is None else f"topic {options.topic}"
+        #: What the decision keeps.
+        self._planned = self._target if write.plan is None else f"{_PLAN}{write.plan}"
         self._place = DecisionPlace(None, options.decision_topic or DECISION_TOPIC, f"write/{write.id}")
         self._claimed: Claimed | None = None
 
     def claim(self) -> None:
         """Begin the write, for the tasks that this writer is pickled for, and finish what an earlier run has decided.
 
-        Raises `EarlierWrite`, `OtherRunOfWrite`, `PartlyWritten`; `ConfigError` if the write went to another topic;
-        and what `begin`, the decision log and the brokers' answers raise.
+        Raises `EarlierWrite`, `ReplannedWrite`, `OtherRunOfWrite`, `PartlyWritten`; `ConfigError` if the write went to
+        another topic; and what `begin`, the decision log and the brokers' answers raise.
         """
         log = self._log(Identity(self._options.id_prefix))
         # a write that is refused does not stop another one
@@ -126,12 +144,16 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         if self._is_decided(self._claimed):
             _log.warning("%s was written before: this run writes nothing", self._write)
 
-    def _check(self, decided: int, target: str) -> None:
+    def _check(self, decided: int, planned: str) -> None:
         if self._number < decided:
             raise EarlierWrite(str(self._write), self._number, decided)
-        if self._write.version is None and decided == self._number and target != self._target:
+        if decided != self._number or planned == self._planned:
+            return
+        if planned.startswith(_PLAN) and self._planned.startswith(_PLAN):
+            raise ReplannedWrite(str(self._write))
+        if self._write.version is None:
             raise ConfigError(
-                f"{self._write} was written to the {target} before, and this one is for the {self._target}: give it a "
+                f"{self._write} was written to the {planned} before, and this one is for the {self._target}: give it a "
                 "writeId of its own"
             )
 
@@ -173,7 +195,7 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
                 if self._is_superseded(log, claimed):
                     raise Superseded from None
                 raise
-            run_program(finish(claimed.begun, self._number, transactions, self._target), log, admin)
+            run_program(finish(claimed.begun, self._number, transactions, self._planned), log, admin)
         log_progress(messages, self._write.version)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -31,8 +31,8 @@ _SPARKS = frozenset({_CHECKPOINT, "queryname"})
 _TRANSACTION_MS = 900_000
 #: How the transactional ids of exactly-once writes begin, without the option transactionalIdPrefix.
 DEFAULT_ID_PREFIX = "klog-"
-#: Of a writeId or transactionalIdPrefix, in characters, far below Kafka's 32,767 bytes: a decision has the prefix once
-#: for each task.
+#: Of a writeId, writePlan or transactionalIdPrefix, in characters, far below Kafka's 32,767 bytes: a decision has the
+#: prefix once for each task.
 _LONGEST_NAME = 249
 #: The number of partitions in CreateTopics is an int32.
 _MOST_PARTITIONS = 0x7FFFFFFF
@@ -40,10 +40,14 @@ _MOST_PARTITIONS = 0x7FFFFFFF
 
 @dataclass(frozen=True)
 class NamedWrite:
-    """What distinguishes an exactly-once batch write from others: writeId, and writeVersion if it has one."""
+    """What distinguishes an exactly-once batch write from others: writeId, and writeVersion if it has one.
+
+    `plan` is what the version is made of (writePlan): a repeated version has the same.
+    """
 
     id: str
     version: int | None
+    plan: str | None = None
 
     def __str__(self) -> str:
         return f"writeId={self.id}" if self.version is None else f"writeId={self.id} writeVersion={self.version}"
@@ -148,7 +152,7 @@ def _checked_name(option: str, text: str) -> str:
 def _named_write(own: dict[str, str], is_exact: bool, streaming: bool) -> NamedWrite | None:
     """The name of an exactly-once batch write."""
     version = count(own, "writeVersion", 0)
-    given = next((name for name in ("writeId", "writeVersion") if name in own), None)
+    given = next((name for name in ("writeId", "writeVersion", "writePlan") if name in own), None)
     if streaming:
         if given is not None:
             raise ConfigError(f"option {given} is for batch writes: the checkpoint of a stream says what is written")
@@ -164,7 +168,11 @@ def _named_write(own: dict[str, str], is_exact: bool, streaming: bool) -> NamedW
         )
     if own.get("decisionLog", "topic").strip().lower() == "checkpoint":
         raise ConfigError("option decisionLog=checkpoint is for streams: the decisions of batch writes are in a topic")
-    return NamedWrite(_checked_name("writeId", own["writeId"]), version)
+    plan = own.get("writePlan")
+    if plan is not None and version is None:
+        raise ConfigError("option writePlan needs writeVersion: it says what a version is made of")
+    checked = None if plan is None else _checked_name("writePlan", plan)
+    return NamedWrite(_checked_name("writeId", own["writeId"]), version, checked)
 
 
 def _decisions(own: dict[str, str], is_exact: bool) -> tuple[str, str | None]:

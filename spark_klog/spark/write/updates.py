@@ -11,6 +11,7 @@
 It is a batch write (`exactly_once_batch.py`) whose `writeId` is QUERY/NAME, and whose `writeVersion` is the
 micro-batch. QUERY is the id that Spark keeps in the query's checkpoint. Spark tells it, as a local property, to the
 thread that calls the function of `foreachBatch`, and not to threads that the function starts, nor to Spark Connect.
+What `RunningQuery` finds of its plan is the `writePlan`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from spark_klog.base.extras import require
 
 require("spark_klog.write_updates", "pyarrow", "pyspark")
 
-from pyspark.sql import Column, DataFrame, SparkSession, functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from spark_klog.errors import ConfigError
+from spark_klog.spark.write.running_query import RunningQuery
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 #: Local properties of the thread of a streaming query: the query's id, its run, the micro-batch.
 _QUERY, _RUN, _BATCH = "sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId"
 #: Options that are parameters of `write_updates`.
-_OWN = ("topic", "deliveryguarantee", "writeid", "writeversion", "path")
+_OWN = ("topic", "deliveryguarantee", "writeid", "writeversion", "writeplan", "path")
 #: Time zone and missing fields do not depend on the session: a key has to be the same in each micro-batch.
 _JSON = {"timeZone": "UTC", "ignoreNullFields": "false"}
 _LONGEST_NAME = 200
@@ -73,7 +75,7 @@ def write_updates(
     `tombstones` is a condition: rows for which it holds delete their key, as their value is null.
 
     `query_id` is needed in threads that the function starts, and with Spark Connect: a text that no other query uses,
-    and that stays the same when the query restarts.
+    without '/', and that stays the same when the query restarts.
 
     Raises `ConfigError` for two calls with one name for a micro-batch, and what `save()` raises.
     """
@@ -87,6 +89,8 @@ def write_updates(
     writer = rows.write.format("klog").options(**options)
     if topic is not None:
         writer = writer.option("topic", topic)
+    if calls.plan:
+        writer = writer.option("writePlan", calls.plan)
     writer = writer.option("deliveryGuarantee", "exactly-once")
     writer = writer.option("writeId", f"{calls.query}/{name}").option("writeVersion", batch_id).mode("append")
     calls.begin(name)
@@ -177,14 +181,14 @@ def _as_text(column: Column, kind: DataType) -> Column:
 class _MicroBatch:
     """The calls for a micro-batch of a query.
 
-    Spark may run a micro-batch again in this process, after the query has failed and was started again. That is another
-    session, as each run has a clone of the query's, and another job group; a function may set a job group of its own.
+    Spark may run a micro-batch again in this process, after the query has failed and was started again. `runs` has the
+    calling run: another one has none of it, as that is over. `plan` is a hash of the offsets that it reads, or empty.
     """
 
     query: str
     batch: int
-    session: SparkSession
-    group: str | None
+    runs: frozenset[str]
+    plan: str = ""
     names: set[str] = field(default_factory=set)
 
     @classmethod
@@ -197,20 +201,25 @@ class _MicroBatch:
         session = df.sparkSession
         # Spark Connect raises an AttributeError
         context: SparkContext | None = getattr(session, "sparkContext", None)
-        query, group, batch = (context.getLocalProperty(one) if context else None for one in (_QUERY, _RUN, _BATCH))
+        own, group, batch = (context.getLocalProperty(one) if context else None for one in (_QUERY, _RUN, _BATCH))
         if batch is not None and int(batch) != batch_id:
             raise ConfigError(f"batch_id={batch_id} must be the number that foreachBatch passes, {batch}")
-        query = query_id or query
+        query = query_id or own
         if not query:
             raise ConfigError(
                 "the query of this micro-batch is unknown: Spark tells it in foreachBatch only, to the thread that "
                 "calls the function, and not with Spark Connect. Set query_id to a text that no other query uses, and "
                 "that stays the same when the query restarts"
             )
+        if "/" in query:
+            raise ConfigError(f"query_id={query!r} must be without '/': that separates it from name= in the writeId")
+        running = RunningQuery.find(session, (own, query_id), batch_id)
+        runs = running.runs or frozenset({group or ""})
         with _lock:
             found = _batches.pop(query, None)
-            if found is None or (found.batch, found.group) != (batch_id, group) or found.session is not session:
-                found = cls(query, batch_id, session, group)
+            if found is None or found.batch != batch_id or not (found.runs <= runs or runs <= found.runs):
+                found = cls(query, batch_id, runs)
+            found.runs, found.plan = found.runs & runs, running.plan or found.plan
             _batches[query] = found
             while len(_batches) > _MOST_QUERIES:
                 del _batches[next(iter(_batches))]

@@ -23,6 +23,7 @@ from spark_klog.spark.write.exactly_once_batch import (
     ExactlyOnceBatchWriter,
     OtherRunOfWrite,
     PartlyWritten,
+    ReplannedWrite,
     WrittenInBatch,
 )
 from spark_klog.spark.write.exactly_once_driver import NotDecided
@@ -185,6 +186,30 @@ def test_versions(write: Write) -> None:
         write.begin(writeVersion="8")
     running.commit([task])  # which the one that was refused has not stopped
     write.becomes("3", "4", "9", "10")
+
+
+def test_a_version_with_another_plan(write: Write) -> None:
+    """A micro-batch with other offsets than the decided one of its number, as in a checkpoint that was restored."""
+    for plan in ("1..2", "1..2"):
+        writer = write.begin(writeVersion="1", writePlan=plan)
+        if writer._own_claim().begun.decided < 1:
+            writer.commit([write.task(writer, 0, "1")])
+    running = write.begin(writeVersion="2", writePlan="2..3")
+    task = write.task(running, 0, "2")
+    with pytest.raises(
+        ReplannedWrite, match=f"day/{write.topic} writeVersion=1: this version was written before, made"
+    ):
+        write.begin(writeVersion="1", writePlan="1..3")
+    running.commit([task])  # which the one that was refused has not stopped
+    write.begin(writeVersion="2")  # whose plan is not known
+    write.becomes("1", "2")
+
+
+def test_a_version_that_was_decided_without_a_plan(write: Write) -> None:
+    first = write.begin(writeVersion="1")
+    first.commit([write.task(first, 0, "1")])
+    again = write.begin(writeVersion="1", writePlan="1..2")
+    assert again._own_claim().begun.decided == 1
 
 
 def test_a_write_that_takes_too_long(write: Write) -> None:

@@ -122,6 +122,7 @@ def test_batch_writes_without_a_name(spark: SparkSession) -> None:
         ({"writeId": "a", "deliveryGuarantee": "at-least-once"}, False, "option writeId needs delivery"),
         ({"writeVersion": "1", "deliveryGuarantee": "at-least-once"}, False, "option writeVersion needs delivery"),
         ({"writeVersion": "1"}, False, "needs the option writeId"),
+        ({"writeId": "a", "writePlan": "b"}, False, "option writePlan needs writeVersion"),
         ({"writeId": "a", "writeVersion": "-1"}, False, "writeVersion=-1 must be an integer of at least 0"),
         ({"writeId": " a"}, False, "writeId=' a' must be 1 to 249 printable characters"),
         ({"writeId": "a", "kafka.acks": "1"}, False, "deliveryGuarantee=exactly-once needs kafka.acks=all"),

@@ -17,6 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_klog
 from spark_klog.errors import ConfigError
+from spark_klog.spark.write.decisions.hard_link_log import planned
+from spark_klog.spark.write.running_query import RunningQuery
 from tests.spark.support import Sent, consume, create_topic, error_of, produce
 
 from .support import once, read
@@ -87,9 +89,11 @@ def test_a_windowed_aggregation_and_a_second_topic(
     options = {"kafka.bootstrap.servers": servers}
     checkpoint = tmp_path / "checkpoint"
     calls: list[int] = []
+    plans: list[tuple[str, str]] = []
 
     def process(df: DataFrame, batch_id: int) -> None:
         calls.append(batch_id)
+        plans.append((planned(checkpoint, batch_id), RunningQuery.find(df.sparkSession, (), batch_id).plan))
         df = df.withColumn("batch", F.lit(batch_id))
         columns = ["count", "batch"]
         spark_klog.write_updates(
@@ -105,6 +109,7 @@ def test_a_windowed_aggregation_and_a_second_topic(
     _send(servers, topic, 12, 20)
     _run(_counts(spark, servers, topic, rows=10)[1], process, checkpoint)
     assert calls.count(repeated) == 2
+    assert all(in_file == found != "" for in_file, found in plans)
     found = _updates(servers, topic)
     for updates in found.values():
         batches, counts = [one["batch"] for one in updates], [one["count"] for one in updates]
@@ -164,11 +169,17 @@ def test_what_is_refused(spark: SparkSession, servers: str, topic: str, tmp_path
         spark_klog.write_updates(df, batch_id, name="a", **options)
 
     _run(clicks, well, checkpoint)
-    _send(servers, topic, 4, 8)
+    shutil.copytree(checkpoint, tmp_path / "restored")
+    _send(servers, topic, 4, 6)
+    _run(clicks, well, checkpoint)
+    _send(servers, topic, 6, 8)
+    error = _refusal(clicks, well, tmp_path / "restored")  # which plans micro-batch 1 with what was sent since, too
+    assert "writeVersion=1: this version was written before, made of other offsets than it has now" in error
+    assert read(servers, topic) == once(6)
     _run(clicks, well, checkpoint)
     assert read(servers, topic) == once(8)
     error = _refusal(clicks, well, tmp_path / "copy")  # which is at micro-batch 0
-    assert "version 0 can't be written after version 1, nothing of it is written" in error
+    assert "version 0 can't be written after version 2, nothing of it is written" in error
     assert read(servers, topic) == once(8)
 
 

@@ -95,16 +95,21 @@ def has_hard_links(folder: Path) -> bool:
 
 
 def planned(checkpoint: Path | None, batch: int) -> str:
-    """A hash of what Spark's file offsets/BATCH says a micro-batch reads; empty if the file is missing or unreadable.
-
-    Its first two lines are a version, and the time and watermark of the plan.
-    """
+    """`hash_of_plan` of Spark's file offsets/BATCH; empty if the file is missing or unreadable."""
     if checkpoint is None:
         return ""
     try:
-        lines = (checkpoint / "offsets" / str(batch)).read_bytes().splitlines()
+        return hash_of_plan((checkpoint / "offsets" / str(batch)).read_bytes())
     except OSError:
         return ""
+
+
+def hash_of_plan(data: bytes) -> str:
+    """A hash of what a micro-batch reads, as Spark writes it into `offsets`; empty if it reads nothing.
+
+    The first two lines are a version, and the time and watermark of the plan.
+    """
+    lines = data.splitlines()
     return hashlib.sha256(b"\n".join(lines[2:])).hexdigest() if len(lines) > 2 else ""
 
 
