@@ -190,6 +190,20 @@ def test_delivery_timeout_without_a_call() -> None:
         assert isinstance(error, RequestTimedOut)
 
 
+def test_a_flush_with_a_timeout() -> None:
+    """What it leaves stays under way."""
+    with ModelCluster(1, {"t": 1}) as brokers, producing(brokers.servers, linger_ms="600000") as producer:
+        producer.partitions("t")
+        brokers.leaders[A] = -1
+        sent = producer.send("t", b"a")
+        producer.flush(0.2)
+        assert not sent.done()
+        brokers.leaders[A] = 0
+        producer.flush(SECONDS)
+        assert sent.result(0).offset == 0
+        assert brokers.log[A] == [b"a"]
+
+
 def test_callbacks_may_send_and_their_errors_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with ModelCluster(1, {"t": 1}) as brokers, producing(brokers.servers) as producer:
         second: list[Delivery] = []

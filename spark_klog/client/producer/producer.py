@@ -416,19 +416,22 @@ class Producer:
         for key in list(self._gathering):
             self._finish(key, until)
 
-    def flush(self) -> None:
-        """Send all records and wait until they are confirmed, and `on_delivery` was called for them."""
+    def flush(self, timeout: float | None = None) -> None:
+        """Send all records and wait until they are confirmed, and `on_delivery` was called for them.
+
+        With `timeout`, return after so many seconds: what is not confirmed by then stays under way.
+        """
         try:
             with self._turns, self._turns.section:
-                self._flush()
+                self._flush(math.inf if timeout is None else time.monotonic() + timeout)
         finally:
             self._sender.receipts.call_back()
 
-    def _flush(self) -> None:
+    def _flush(self, until: float = math.inf) -> None:
         self._check_open("flush")
         if self._gathering:
-            self._finish_all()
-        self._sender.flush()
+            self._finish_all(until)
+        self._sender.flush(until)
 
     def refresh(self) -> bool:
         """Fetch partitions and leaders of the topics used since the last call; call `flush` first.
