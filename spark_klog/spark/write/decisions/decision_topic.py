@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
@@ -12,7 +13,7 @@ _log = logging.getLogger(__name__)
 _MOST_REPLICAS = 3
 #: Of a batch, compressed: the decision of about 100,000 tasks.
 _LARGEST_BYTES = 4 * 1024 * 1024
-_POLICY = "cleanup.policy"
+_POLICY, _UNCLEAN, _IN_SYNC = "cleanup.policy", "unclean.leader.election.enable", "min.insync.replicas"
 _REFUSED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED})
 
 
@@ -20,29 +21,28 @@ def settings_of_topic(replicas: int | None) -> dict[str, str]:
     """The topic's settings. Segments are small, as brokers do not compact the last one, which each start reads."""
     settings = {
         _POLICY: "compact",
-        "unclean.leader.election.enable": "false",
+        _UNCLEAN: "false",
         "segment.bytes": str(_LARGEST_BYTES),
         "max.message.bytes": str(_LARGEST_BYTES),
         "min.cleanable.dirty.ratio": "0.1",
     }
     if replicas is not None:
-        settings["min.insync.replicas"] = str(max(1, replicas - 1))
+        settings[_IN_SYNC] = str(max(1, replicas - 1))
     return settings
 
 
 def prepare_topic(cluster: Cluster, topic: str) -> None:
     """Create the topic if it is missing, or check the one that is there.
 
-    It gets three replicas, or one for each broker if there are fewer, and min.insync.replicas one below. Raises
-    `ConfigError` if it is there and not compacted, or has several partitions; `ProtocolError` if ACLs forbid it.
+    It gets three replicas, or one for each broker if there are fewer, and min.insync.replicas one below; a warning says
+    so if one that is there has less. Of its partitions only the first one is used. Raises `ConfigError` if it is there
+    and not compacted; `ProtocolError` if ACLs forbid it.
     """
-    found = cluster.attempt(lambda: cluster.partitions([topic], missing_ok=True))
     admin = Admin(cluster)
-    if topic not in found:
+    is_there = topic in cluster.attempt(lambda: cluster.partitions([topic], missing_ok=True))
+    if not is_there:
         _create(admin, topic)
-        found = cluster.attempt(lambda: cluster.partitions([topic]))
-    if len(found[topic]) != 1:
-        raise ConfigError(f"topic {topic} has {len(found[topic])} partitions: set decisionTopic to one that has one")
+        cluster.attempt(lambda: cluster.partitions([topic]))
     try:
         (settings,) = admin.describe_configs([("topic", topic)]).check().values()
     except ProtocolError as error:
@@ -56,10 +56,37 @@ def prepare_topic(cluster: Cluster, topic: str) -> None:
             f"topic {topic} has cleanup.policy={policy}, which would lose decisions: set it to compact "
             f"(klog topics alter {topic} --config cleanup.policy=compact)"
         )
+    if is_there:
+        replicas = len(admin.describe_topic(topic).partitions[0].replicas)
+        if risks := _risks(replicas, {name: entry.value for name, entry in settings.items()}, _replicas(admin)):
+            _log.warning(
+                "topic %s, which keeps decisions of exactly-once writes, may lose some when brokers fail: it has %s. "
+                "Rows may be written twice then, see docs/recipes/exactly-once.md",
+                topic,
+                ", ".join(risks),
+            )
+
+
+def _risks(replicas: int, settings: Mapping[str, str | None], possible: int) -> list[str]:
+    """What a topic has that does not keep decisions safe, if it could have this many `possible` replicas."""
+    unclean, in_sync = settings.get(_UNCLEAN), settings.get(_IN_SYNC)
+    risks = []
+    if replicas < possible:
+        risks.append(f"{replicas} of {possible} replicas")
+    if replicas > 1 and unclean == "true":
+        risks.append(f"{_UNCLEAN}=true")
+    if replicas >= _MOST_REPLICAS and in_sync == "1":
+        risks.append(f"{_IN_SYNC}=1")
+    return risks
+
+
+def _replicas(admin: Admin) -> int:
+    """How many replicas the topic should have."""
+    return max(1, min(_MOST_REPLICAS, len(admin.cluster.nodes)))
 
 
 def _create(admin: Admin, topic: str) -> None:
-    replicas: int | None = max(1, min(_MOST_REPLICAS, len(admin.cluster.nodes)))
+    replicas: int | None = _replicas(admin)
     while True:
         try:
             admin.create_topic(topic, 1, replication_factor=replicas, configs=settings_of_topic(replicas))
