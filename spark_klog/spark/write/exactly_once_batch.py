@@ -14,10 +14,12 @@ the job or `commit` fails, Spark calls `abort`, with None for each task that has
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -45,6 +47,7 @@ from spark_klog.spark.write.exactly_once_driver import (
     WrittenInTransaction,
     check_still_open,
     check_time_left,
+    last_time_to_decide,
     run_program,
     step_admin,
     write_in_transaction,
@@ -160,8 +163,8 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
     def _is_decided(self, claimed: Claimed) -> bool:
         return self._number <= claimed.begun.decided
 
-    def _log(self, identity: Identity, *, is_claimed: bool = False) -> DecisionLog:
-        return self._place.open(self._options.client, identity, is_claimed=is_claimed)
+    def _log(self, identity: Identity, **more: Any) -> DecisionLog:
+        return self._place.open(self._options.client, identity, **more)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         prepare_worker()
@@ -186,15 +189,18 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         written = _written(messages)
         transactions = _transactions(written)
         with self._errors(), step_admin(self._options.client) as admin:
+            decide_by = math.inf
             try:
                 opened = [one.opened_at for one in written if one.transaction is not None]
                 if opened:  # else nothing can time out
                     check_time_left(self._options.client, min(opened), str(self._write))
+                    decide_by = last_time_to_decide(self._options.client, min(opened))
                 check_still_open(admin, str(self._write), transactions)
             except NotDecided:
                 if self._is_superseded(log, claimed):
                     raise Superseded from None
                 raise
+            log = self._log(claimed.identity, is_claimed=True, decide_by=decide_by)
             run_program(finish(claimed.begun, self._number, transactions, self._planned), log, admin)
         log_progress(messages, self._write.version)
 

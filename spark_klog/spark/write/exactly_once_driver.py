@@ -11,6 +11,7 @@ Each step (`claim`, `decide`, `settle`) runs a program of `exactly_once.py`.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -121,7 +122,8 @@ def claim(settings: Mapping[str, str], place: DecisionPlace, prefix: str) -> Cla
 def decide(settings: Mapping[str, str], claimed: Claimed, batch: int, transactions: Sequence[Transaction]) -> None:
     """Commit a micro-batch. Raises `NotDecided`, and what `finish` and the brokers' answers raise."""
     place = claimed.place
-    log = place.open(settings, claimed.identity, is_claimed=True)
+    decide_by = last_time_to_decide(settings, claimed.at) if transactions else math.inf
+    log = place.open(settings, claimed.identity, is_claimed=True, decide_by=decide_by)
     with step_admin(settings) as admin:
         if transactions and batch > claimed.begun.decided:
             check_time_left(settings, claimed.at, f"micro-batch {batch}")
@@ -201,6 +203,14 @@ def check_time_left(settings: Mapping[str, str], begin_at: float, what: str) -> 
             "it higher, up to the brokers' transaction.max.timeout.ms, or write less at a time"
         )
     warn_if_late(took, timeout_ms, what)
+
+
+def last_time_to_decide(settings: Mapping[str, str], begin_at: float) -> float:
+    """When a decision must be confirmed: a quarter of the transactions' time since `begin_at` is left for commits.
+
+    Both are seconds since 1970.
+    """
+    return begin_at + client_config(settings, PREFIX).transaction_timeout_ms * 0.75 / 1000
 
 
 def check_still_open(admin: Admin, what: str, transactions: Sequence[Transaction]) -> None:

@@ -6,15 +6,20 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from spark_klog.errors import ConfigError
+from spark_klog.broker.faults import Delay, Fault
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError, RequestTimedOut
 from spark_klog.spark.decisions import continue_at
+from spark_klog.spark.write import exactly_once_driver
 from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place
 from spark_klog.spark.write.exactly_once import Superseded
+from spark_klog.spark.write.exactly_once_driver import last_time_to_decide
 from tests.support.shared_kafka import SharedKafkas
 
 from .support import OURS_AND_KAFKA, brokers_of
@@ -138,6 +143,24 @@ def test_a_move_that_is_interrupted(local: Query, tmp_path: Path, monkeypatch: p
     for _ in range(2):
         assert local.claim().begun.decided == 0
     local.read_until("a")
+
+
+def test_a_decision_that_is_confirmed_late(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the brokers may have aborted its transactions: it is void, and the next run writes."""
+    with EmbeddedCluster(data_dir=tmp_path, faults=[]) as cluster:
+        query = Query(cluster.bootstrap_servers, topic, decision_place(remote(topic), "auto", None))
+        claimed = query.claim()
+        assert last_time_to_decide(query.settings, claimed.at) == claimed.at + 45
+        written = query.task(claimed, 0, b"late")
+        monkeypatch.setattr(exactly_once_driver, "last_time_to_decide", lambda *_: time.time() + 0.5)
+        cluster.inject(Fault(Delay(2000), api="Produce", topic="__klog_decisions", count=1))
+        with pytest.raises(RequestTimedOut, match=r"three quarters of kafka\.transaction\.timeout\.ms are over"):
+            query.decide(claimed, 0, written)
+        query.settle(claimed)
+        assert query.state(written) in ABORTED
+        time.sleep(2)  # it lands meanwhile
+        assert query.claim().begun.decided == -1
+        query.close()
 
 
 def test_a_topic_of_a_local_checkpoint(local: Query, tmp_path: Path) -> None:

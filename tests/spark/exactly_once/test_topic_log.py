@@ -6,6 +6,7 @@ Against our broker and Kafka; and the rule alone, by records in any order.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import threading
@@ -21,7 +22,7 @@ from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
 from spark_klog.client.net.connection import Connection
 from spark_klog.errors import ConfigError, DecodeError, KlogError, ProtocolError
 from spark_klog.protocol.schema import Api
-from spark_klog.spark.write.decisions import log_states, topic_log
+from spark_klog.spark.write.decisions import decision_topic, log_states, topic_log
 from spark_klog.spark.write.decisions.decision_log import Identity, encode_entry
 from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
 from spark_klog.spark.write.decisions.topic_log import TopicDecisionLog
@@ -120,15 +121,125 @@ def test_the_topic(servers: str, topic: str) -> None:
         assert settings["cleanup.policy"].value == "compact"
         assert settings["unclean.leader.election.enable"].value == "false"
         assert settings["min.insync.replicas"].value == "1"
-        admin.create_topic(f"{topic}-2", 2)
         admin.create_topic(f"{topic}-deleted", 1)
-    for name, message in (
-        ("2", "has 2 partitions: set decisionTopic"),
-        ("deleted", "has cleanup.policy=delete, which"),
-    ):
-        log = TopicDecisionLog({"bootstrap.servers": servers}, f"{topic}-{name}", KEY, Identity())
-        with pytest.raises(ConfigError, match=message):
-            log.read()
+    log = TopicDecisionLog({"bootstrap.servers": servers}, f"{topic}-deleted", KEY, Identity())
+    with pytest.raises(ConfigError, match=r"has cleanup\.policy=delete, which"):
+        log.read()
+
+
+def test_a_topic_that_gets_partitions(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log stays in the first one."""
+    log = Driver(servers, topic, monkeypatch)
+    assert log.append(0, Claim())
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_partitions({topic: 3}).check()
+    other = Driver(servers, topic, monkeypatch)
+    assert other.read() == log.read() == Log((Claim(),))
+    assert other.append(1, Decision(0, ()))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "settings", "possible", "risks"),
+    [
+        (3, {"unclean.leader.election.enable": "false", "min.insync.replicas": "2"}, 3, []),
+        (1, {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}, 1, []),
+        (2, {"unclean.leader.election.enable": "false", "min.insync.replicas": "1"}, 2, []),
+        (1, {}, 3, ["1 of 3 replicas"]),
+        (
+            3,
+            {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"},
+            3,
+            ["unclean.leader.election.enable=true", "min.insync.replicas=1"],
+        ),
+    ],
+)
+def test_risks(replicas: int, settings: dict[str, str | None], possible: int, risks: list[str]) -> None:
+    assert decision_topic._risks(replicas, settings, possible) == risks
+
+
+def test_a_warning_of_risks(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, decision_topic.__name__)
+    Driver(servers, topic, monkeypatch).read()
+    Driver(servers, topic, monkeypatch).read()
+    assert not caplog.text
+    monkeypatch.setattr(decision_topic, "_replicas", lambda _: 3)
+    Driver(servers, topic, monkeypatch).read()
+    assert f"topic {topic}, which keeps decisions" in caplog.text
+    assert "it has 1 of 3 replicas" in caplog.text
+
+
+def answer_late(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Have the leader tell an end of 1 for so many `times`; return what was told."""
+    told: list[int] = []
+    real = topic_log.list_offsets
+
+    def list_offsets(*arguments: Any) -> dict[tuple[str, int], int]:
+        ends = real(*arguments)
+        if len(told) < times:
+            ends = dict.fromkeys(ends, 1)
+        told.extend(ends.values())
+        return ends
+
+    monkeypatch.setattr(topic_log, "list_offsets", list_offsets)
+    return told
+
+
+def test_a_leader_that_does_not_know_the_end_yet(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Driver(servers, topic, monkeypatch)
+    for number in range(3):
+        assert log.append(number, Claim())
+    told = answer_late(monkeypatch, 2)
+    assert log.read(may_lag=True).end == 3
+    assert told == [1, 1, 3]
+
+
+def test_records_that_are_lost(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end stays before what was read."""
+    log = Driver(servers, topic, monkeypatch)
+    log.log = TopicDecisionLog({"bootstrap.servers": servers, "request.timeout.ms": "1000"}, topic, KEY, Identity())
+    for number in range(3):
+        assert log.append(number, Claim())
+    told = answer_late(monkeypatch, 1000)
+    with pytest.raises(ConfigError, match="deleted and created again while queries used it, or has lost records"):
+        log.read(may_lag=True)
+    assert len(told) > 2
+
+
+def test_a_claimed_log_in_a_topic_that_was_created_again(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process of the run appends nothing, whether another run has begun a log there or not."""
+    old = Driver(servers, topic, monkeypatch)
+    for number in range(3):
+        assert old.append(number, Claim())
+    create_again(servers, topic)
+    claimed = Driver(servers, topic, monkeypatch, is_claimed=True)
+    claimed.log.identity = old.log.identity
+    with pytest.raises(ConfigError, match="deleted and created again"):
+        claimed.append(3, Decision(0, ()))
+    new = Driver(servers, topic, monkeypatch)
+    for number, entry in enumerate((Claim(), Decision(0, ()), Ended())):
+        assert new.append(number, entry)
+    assert not claimed.append(3, Decision(0, ()))
+    assert new.read() == Log((Decision(0, ()), Ended()), 1)
+    with pytest.raises(KlogError, match=r"deleted and created again|UNKNOWN_TOPIC"):  # it has read the first topic
+        old.append(3, Decision(0, ()))
+    assert new.read() == Log((Decision(0, ()), Ended()), 1)
+
+
+def test_a_claim_that_is_read_late(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process of the run looks again if the leader does not tell it the claim."""
+    old = Driver(servers, topic, monkeypatch)
+    for number in range(3):
+        assert old.append(number, Claim())
+    claimed = Driver(servers, topic, monkeypatch, is_claimed=True)
+    claimed.log.identity = old.log.identity
+    with monkeypatch.context() as patch:
+        answer_late(patch, 1)
+        assert claimed.append(3, Decision(0, ()))
+    assert old.read().entries == (Decision(0, ()),)
 
 
 def test_another_prefix(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +319,7 @@ def count_requests(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
 
 
 def test_requests_of_a_micro_batch(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone in the topic, each append is one request, as is the read before it."""
+    """Alone in the topic, each append is one request, as is the read before it; a decision looks at the topic's id."""
     log = TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity())
     assert log.append(0, Claim())
     asked: list[str] = []
@@ -216,7 +327,7 @@ def test_requests_of_a_micro_batch(servers: str, topic: str, monkeypatch: pytest
     number = log.read(may_lag=True).end
     for place, entry in enumerate((Claim(), Decision(0, (ONE,)), Ended())):
         assert log.append(number + place, entry)
-    assert asked == ["ListOffsets", "Produce", "Produce", "Produce"]
+    assert asked == ["ListOffsets", "Produce", "Metadata", "Produce", "Produce"]
     assert TopicDecisionLog({"bootstrap.servers": servers}, topic, "another", Identity()).append(0, Claim())
     asked.clear()
     assert log.append(number + 3, Claim())
@@ -230,10 +341,7 @@ def test_a_large_decision(servers: str, topic: str, monkeypatch: pytest.MonkeyPa
     assert Driver(servers, topic, monkeypatch).read() == Log((Decision(0, tuple(ids)),))
 
 
-def test_a_topic_that_is_created_again(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Driver(servers, topic, monkeypatch)
-    for number in range(3):
-        assert log.append(number, Claim())
+def create_again(servers: str, topic: str) -> None:
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.delete_topic(topic)
 
@@ -245,6 +353,13 @@ def test_a_topic_that_is_created_again(servers: str, topic: str, monkeypatch: py
             return True
 
         wait_until(is_made, "the topic", _SECONDS)
+
+
+def test_a_topic_that_is_created_again(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Driver(servers, topic, monkeypatch)
+    for number in range(3):
+        assert log.append(number, Claim())
+    create_again(servers, topic)
     with pytest.raises(KlogError, match=r"deleted and created again|UNKNOWN_TOPIC"):
         log.append(3, Claim())
     with suppress(DecodeError):  # the topic may have that entry, and none before it
@@ -293,8 +408,8 @@ def test_an_append_whose_answer_is_lost(servers: str, topic: str, monkeypatch: p
     assert log.append(0, Claim())
     real = Producer.flush
 
-    def flush(self: Producer) -> None:
-        real(self)
+    def flush(self: Producer, timeout: float | None = None) -> None:
+        real(self, timeout)
         raise ConnectionResetError
 
     with monkeypatch.context() as patch:

@@ -10,6 +10,7 @@ Of any other checkpoint only the address is known. It is the key of the log in t
 from __future__ import annotations
 
 import json
+import math
 import os
 import posixpath
 import re
@@ -54,10 +55,19 @@ class DecisionPlace:
         """The topic and the key for messages; empty for a checkpoint."""
         return f"topic {self.topic} ({self.key})" if self.topic else ""
 
-    def open(self, settings: Mapping[str, str], identity: Identity, *, is_claimed: bool = False) -> DecisionLog:
-        """The log; raises what `HardLinkLog` and `TopicDecisionLog` raise, of which `settings` are."""
+    def open(
+        self,
+        settings: Mapping[str, str],
+        identity: Identity,
+        *,
+        is_claimed: bool = False,
+        decide_by: float = math.inf,
+    ) -> DecisionLog:
+        """The log; raises what `HardLinkLog` and `TopicDecisionLog` raise, of which `settings` and `decide_by` are."""
         if self.topic:
-            return TopicDecisionLog(settings, self.topic, self.key, identity, is_claimed=is_claimed)
+            return TopicDecisionLog(
+                settings, self.topic, self.key, identity, is_claimed=is_claimed, decide_by=decide_by
+            )
         assert self.folder is not None, "a log without a topic is in a folder"
         return HardLinkLog(self.folder, identity, is_claimed=is_claimed)
 

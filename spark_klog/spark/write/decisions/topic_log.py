@@ -6,6 +6,10 @@ up to date: a leader that was replaced and does not know it may answer reads wit
 record (without unclean elections). So a read that must not lag writes a record without an entry first, and reads up to
 that.
 
+A run that has claimed a log appends only behind the entry before, and to a log of its own identity: somebody may have
+deleted the topic since, and another run may have begun a log in a new one. A process that has read the first topic
+compares the topics' ids before a decision.
+
 If nobody has written since the process has read the topic, the offset of the record says so, and nothing is read back.
 Otherwise compaction may have removed records in between: then the process reads on to the end, where the last decision
 is always found.
@@ -13,6 +17,7 @@ is always found.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -20,14 +25,16 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.decoding import RecordDecoder
 from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.producer.producer import Producer
+from spark_klog.client.retry import Retry
 from spark_klog.client.settings import client_config
-from spark_klog.errors import ConfigError, KlogError, ProtocolError
+from spark_klog.errors import ConfigError, KlogError, ProtocolError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.security.config import Settings
 from spark_klog.spark.options import PREFIX
@@ -54,6 +61,10 @@ _MOST_SESSIONS = 8
 _MOST_LOGS = 100
 #: Then connections and the producer's id are renewed: proxies drop quiet connections, brokers forget ids.
 _IDLE_SECONDS = 60.0
+_NO_TIME = (
+    "three quarters of kafka.transaction.timeout.ms are over, and the brokers might abort transactions before they are "
+    "committed. The next run finds out what is decided"
+)
 #: Reads of the end while the topic is being compacted.
 _MOST_READS = 3
 
@@ -62,11 +73,19 @@ class TopicDecisionLog:
     """A `DecisionLog` in a topic. Threads may use several at a time; calls on one cluster take turns."""
 
     def __init__(
-        self, settings: Mapping[str, str], topic: str, key: str, identity: Identity, *, is_claimed: bool = False
+        self,
+        settings: Mapping[str, str],
+        topic: str,
+        key: str,
+        identity: Identity,
+        *,
+        is_claimed: bool = False,
+        decide_by: float = math.inf,
     ) -> None:
         """`settings` are the client's, without prefix. `key` names the log in the topic; it may be any text.
 
-        `identity` is of the entries that were read before (`is_claimed`), or of a log that is empty. The topic is
+        `identity` is of the entries that were read before (`is_claimed`), or of a log that is empty. A decision is not
+        sent after `decide_by`, in seconds since 1970, and `RequestTimedOut` if it is not confirmed then. The topic is
         created if it is missing, by the first call: see `prepare_topic` for its errors. Each call raises
         `ProtocolError`, `ConnectionFailed` and `RequestTimedOut` within request.timeout.ms or, of an append, within
         delivery.timeout.ms.
@@ -75,7 +94,7 @@ class TopicDecisionLog:
         self._settings.pop("transactional.id", None)
         self._topic, self._key = topic, key
         self.identity = identity
-        self._is_claimed = is_claimed
+        self._is_claimed, self._decide_by = is_claimed, decide_by
 
     def read(self, *, may_lag: bool = False) -> Log:
         """See `DecisionLog.read`."""
@@ -93,25 +112,43 @@ class TopicDecisionLog:
             if may_lag or not live.next_offset:
                 session.read_to_end(self._topic, live)
             if not may_lag:
-                session.write(self._topic, live, [(record_key(self._key, 0, str(uuid.uuid4())), None)])
+                self._catch_up(session, live)
             if live.identity is not None:
                 self.identity.check(live.identity, self._key, f"topic {self._topic}", is_claimed=self._is_claimed)
                 self.identity = live.identity
             yield live
+
+    def _catch_up(self, session: _Session, live: LiveEntries) -> None:
+        """Read all that was written before the call: up to a record without an entry."""
+        session.write(self._topic, live, [(record_key(self._key, 0, str(uuid.uuid4())), None)])
 
     def append(self, number: int, entry: Entry) -> bool:
         """See `DecisionLog.append`."""
         with self._live() as (session, live):
             if not live.next_offset:
                 session.read_to_end(self._topic, live)
+            if self._is_claimed and live.last < number and not self._is_behind_mine(live, number):
+                self._catch_up(session, live)  # the read may have lagged
+                if live.last < number - 1 and live.identity in (None, self.identity):
+                    raise _replaced(self._topic)
+                if not self._is_behind_mine(live, number):
+                    return False
             if number <= live.last:
                 return False
             key = record_key(self._key, number, str(uuid.uuid4()))
             records: list[_Record] = [(key, encode_entry(self.identity, entry))]
             if not isinstance(entry, Decision):  # not before the last decision counts
                 records += [(old, None) for old in list(live.obsolete)[:_MOST_TOMBSTONES]]
-            session.write(self._topic, live, records)
+            decide_by = math.inf
+            if isinstance(entry, Decision):
+                session.check_again(self._topic)
+                decide_by = self._decide_by
+            session.write(self._topic, live, records, decide_by)
             return live.last_key == key
+
+    def _is_behind_mine(self, live: LiveEntries, number: int) -> bool:
+        """Whether `number` follows on the last entry that was read, which is of this log."""
+        return live.last == number - 1 and (number == 0 or live.identity == self.identity)
 
     @contextmanager
     def _live(self) -> Iterator[tuple[_Session, LiveEntries]]:
@@ -122,7 +159,7 @@ class TopicDecisionLog:
                     session.prepare(self._topic)
                     yield session, session.live(self._topic, self._key)
                 except BaseException:
-                    session.forget(self._topic, self._key)
+                    session.forget(self._topic)
                     raise
         except ProtocolError as error:
             raise refused_access(error, self._topic) from None
@@ -136,14 +173,15 @@ class _Session:
     lock: threading.RLock = field(default_factory=threading.RLock)
     used_at: float = field(default_factory=time.monotonic)
     _producer: Producer | None = None
-    _prepared: set[str] = field(default_factory=set)
+    #: Topics that are there, and their ids, None from brokers before 2.8.
+    _prepared: dict[str, UUID | None] = field(default_factory=dict)
     #: By topic and the log's key; the one used last is last.
     _logs: dict[tuple[str, str], LiveEntries] = field(default_factory=dict)
 
     def prepare(self, topic: str) -> None:
         if topic not in self._prepared:
             prepare_topic(self.cluster, topic)
-            self._prepared.add(topic)
+            self._prepared[topic] = self.cluster.topic_ids.get(topic)
 
     def live(self, topic: str, key: str) -> LiveEntries:
         live = self._logs.pop((topic, key), None) or LiveEntries(key)
@@ -152,17 +190,31 @@ class _Session:
             del self._logs[next(iter(self._logs))]
         return live
 
-    def forget(self, topic: str, key: str) -> None:
-        self._logs.pop((topic, key), None)
-        self._prepared.discard(topic)
+    def forget(self, topic: str) -> None:
+        """Forget what was read: the topic may be another one by now."""
+        self._logs = {log: live for log, live in self._logs.items() if log[0] != topic}
+        self._prepared.pop(topic, None)
+
+    def _check(self, topic: str) -> None:
+        """Raise `ConfigError` if the last metadata have another topic of this name."""
+        if self.cluster.topic_ids.get(topic) != self._prepared.get(topic):
+            raise _replaced(topic)
+
+    def check_again(self, topic: str) -> None:
+        """Raise `ConfigError` if the topic was deleted and created again: offsets do not show that if it is longer."""
+        self.cluster.attempt(lambda: self.cluster.partitions([topic]))
+        self._check(topic)
 
     def read_to_end(self, topic: str, live: LiveEntries) -> None:
         """Read the records up to the end that the leader tells."""
         partition = topic, 0
         for _ in range(_MOST_READS):
-            end = list_offsets(self.cluster, {partition: LATEST})[partition]
-            if end < live.next_offset:
-                raise _replaced(topic)
+            retry = Retry(self.cluster.config, self.cluster.deadline())
+            while (end := list_offsets(self.cluster, {partition: LATEST})[partition]) < live.next_offset:
+                # perhaps by a leader that was replaced, or by a new one that does not know yet what is confirmed
+                self._check(topic)
+                retry.pause(_replaced(topic))
+                self.cluster.forget_leader(topic, 0)
             if not live.next_offset:
                 live.next_offset = list_offsets(self.cluster, {partition: EARLIEST})[partition]
             self._read(topic, live, end)
@@ -182,9 +234,10 @@ class _Session:
             live.next_offset = max(live.next_offset, fetched.next_offset)
         return count
 
-    def write(self, topic: str, live: LiveEntries, records: Sequence[_Record]) -> None:
-        """Write records, and read back up to them."""
-        first, end = self._append(topic, records)
+    def write(self, topic: str, live: LiveEntries, records: Sequence[_Record], confirmed_by: float = math.inf) -> None:
+        """Write records, and read back up to them; `RequestTimedOut` if they are not confirmed by a time since 1970."""
+        first, end = self._append(topic, records, confirmed_by)
+        self._check(topic)
         if first < live.next_offset:
             raise _replaced(topic)
         if first == live.next_offset and end == first + len(records):
@@ -196,13 +249,18 @@ class _Session:
             if self._read(topic, live, end) < expected:
                 self.read_to_end(topic, live)
 
-    def _append(self, topic: str, records: Sequence[_Record]) -> tuple[int, int]:
+    def _append(self, topic: str, records: Sequence[_Record], confirmed_by: float) -> tuple[int, int]:
         """Write records; the offset of the first and that after the last."""
         if self._producer is None:
             self._producer = Producer(self.cluster, creates_topics=False)
+        left = confirmed_by - time.time()
+        if left <= 0:
+            raise RequestTimedOut(f"nothing was sent to topic {topic}: {_NO_TIME}")
         try:
             sent = [self._producer.send(topic, value, key, partition=0) for key, value in records]
-            self._producer.flush()
+            self._producer.flush(left)
+            if not all(delivery.done() for delivery in sent):
+                raise RequestTimedOut(f"topic {topic} has not confirmed a decision in time: {_NO_TIME}")
             offsets = [delivery.result(0).offset for delivery in sent]
         except BaseException:  # records may be on their way: that producer writes no more
             self.renew()
@@ -220,8 +278,8 @@ class _Session:
 
 def _replaced(topic: str) -> ConfigError:
     return ConfigError(
-        f"topic {topic} was deleted and created again while queries used it: their decisions are lost. Stop them, see "
-        "docs/recipes/exactly-once.md, and start them again"
+        f"topic {topic} was deleted and created again while queries used it, or has lost records: their decisions are "
+        "lost. Stop them, see docs/recipes/exactly-once.md, and start them again"
     )
 
 
