@@ -72,6 +72,11 @@ class Log:
         """The next free number."""
         return self.first + len(self.entries)
 
+    @property
+    def decided(self) -> int:
+        """The last decided micro-batch, -1 before the first."""
+        return max((entry.batch for entry in self.entries if isinstance(entry, Decision)), default=-1)
+
 
 @dataclass(frozen=True)
 class ReadLog:

@@ -142,10 +142,19 @@ def settle(settings: Mapping[str, str], claimed: Claimed, transactions: Sequence
 
 
 def continue_at(settings: Mapping[str, str], place: DecisionPlace, prefix: str, batch: int) -> None:
-    """Note that micro-batch `batch` is the next one of a stopped query, whatever its decision log says until now."""
+    """Note that micro-batch `batch` is the next one of a stopped query, whatever its decision log says until now.
+
+    A log in the checkpoint is ended if the decisions are to be in a topic: without its last decision, which may be of
+    transactions that can't be committed.
+    """
     if place.topic:
-        in_topic = TopicDecisionLog(settings, place.topic, place.key, Identity(prefix))
-        is_decided = in_topic.append(in_topic.end(), Decision(batch - 1, ()))
+        identity, least = Identity(prefix), 0
+        if place.folder is not None:
+            local = HardLinkLog(place.folder, identity, is_any=True)
+            least = _end_in_checkpoint(local, place, batch - 1)
+            identity = Identity(prefix, local.identity.log)
+        in_topic = TopicDecisionLog(settings, place.topic, place.key, identity)
+        is_decided = in_topic.append(max(in_topic.end(), least), Decision(batch - 1, ()))
     else:
         assert place.folder is not None, "a log without a topic is in a folder"
         log = HardLinkLog(place.folder, Identity(prefix), is_any=True)
@@ -159,7 +168,9 @@ def _leave_checkpoint(
 ) -> None:
     """End the log of hard links in a checkpoint, if there is one, and go on in the topic with its last decision.
 
-    It is ended first, so that nobody can decide there any more; the topic has its decision before another one.
+    It is ended first, so that nobody can decide there any more; the topic has its decision before another one. The
+    topic may have later ones by now, or earlier ones: after a move somebody may have emptied `klog_sink`, and the query
+    has decided there again.
     """
     local = HardLinkLog(folder, Identity(prefix), is_any=True)
     moved = local.moved()
@@ -173,8 +184,25 @@ def _leave_checkpoint(
         _log.warning("the decisions of checkpoint %s are in topic %s from now on", folder, place.topic)
     if moved.batch >= 0:
         log = place.open(settings, local.identity)
-        if log.read(may_lag=True).end <= moved.number:
-            log.append(moved.number, Decision(moved.batch, (), moved.planned))
+        found = log.read(may_lag=True)
+        if found.decided >= moved.batch:
+            return
+        # if it has left a decision open there, the log in the checkpoint has decided that micro-batch again
+        if not log.append(max(found.end, moved.number), Decision(moved.batch, (), moved.planned)):
+            raise Superseded
+
+
+def _end_in_checkpoint(local: HardLinkLog, place: DecisionPlace, decided: int) -> int:
+    """End the log of a checkpoint, if it has entries, with a decision that the topic gets; the number for it there.
+
+    A log that has ended is ended once more if it says that the topic gets a later one.
+    """
+    moved = local.moved()
+    end = local.read().end if moved is None else moved.number + 1
+    is_open = end > 0 if moved is None else moved.batch > decided
+    if is_open and not local.move(Moved(place.topic, place.key, end, decided)):
+        raise Superseded
+    return end
 
 
 def _note_place(place: DecisionPlace, folder: Path, begun: Begun) -> None:
