@@ -229,16 +229,21 @@ def test_a_claimed_log_in_a_topic_that_was_created_again(
     assert new.read() == Log((Decision(0, ()), Ended()), 1)
 
 
-def test_a_claim_that_is_read_late(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process of the run looks again if the leader does not tell it the claim."""
+@pytest.mark.parametrize("lags", [0, 1])
+def test_a_claim_that_is_read_late(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch, lags: int) -> None:
+    """A process that has read less of its run's log looks again, and writes for that only if the leader lags."""
     old = Driver(servers, topic, monkeypatch)
-    for number in range(3):
-        assert old.append(number, Claim())
+    assert old.append(0, Claim())
     claimed = Driver(servers, topic, monkeypatch, is_claimed=True)
     claimed.log.identity = old.log.identity
+    assert claimed.read(may_lag=True).end == 1
+    assert old.append(1, Claim())
+    asked: list[str] = []
     with monkeypatch.context() as patch:
-        answer_late(patch, 1)
-        assert claimed.append(3, Decision(0, ()))
+        count_requests(patch, asked)
+        answer_late(patch, lags)
+        assert claimed.append(2, Decision(0, ()))
+    assert asked.count("Produce") == 1 + lags
     assert old.read().entries == (Decision(0, ()),)
 
 

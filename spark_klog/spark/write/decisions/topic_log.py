@@ -125,13 +125,13 @@ class TopicDecisionLog:
     def append(self, number: int, entry: Entry) -> bool:
         """See `DecisionLog.append`."""
         with self._live() as (session, live):
-            if not live.next_offset:
+            if not live.next_offset or not self._may_append(live, number):
                 session.read_to_end(self._topic, live)
-            if self._is_claimed and live.last < number and not self._is_behind_mine(live, number):
+            if not self._may_append(live, number):
                 self._catch_up(session, live)  # the read may have lagged
                 if live.last < number - 1 and live.identity in (None, self.identity):
                     raise _replaced(self._topic)
-                if not self._is_behind_mine(live, number):
+                if not self._may_append(live, number):
                     return False
             if number <= live.last:
                 return False
@@ -146,8 +146,13 @@ class TopicDecisionLog:
             session.write(self._topic, live, records, decide_by)
             return live.last_key == key
 
-    def _is_behind_mine(self, live: LiveEntries, number: int) -> bool:
-        """Whether `number` follows on the last entry that was read, which is of this log."""
+    def _may_append(self, live: LiveEntries, number: int) -> bool:
+        """Whether `number` follows on the last entry that was read, which is of the claimed log, or is taken.
+
+        An entry of a log that is not claimed may be any.
+        """
+        if not self._is_claimed or number <= live.last:
+            return True
         return live.last == number - 1 and (number == 0 or live.identity == self.identity)
 
     @contextmanager
