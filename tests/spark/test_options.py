@@ -161,6 +161,16 @@ def test_refused_subscriptions(options: dict[str, str], message: str, streaming:
         source_options(SERVERS | options, streaming=streaming)
 
 
+def test_the_pattern_that_leaves_internal_topics_out() -> None:
+    """As docs/recipes/exactly-once.md has it: a query must not read the decisions that it writes."""
+    page = (Path(__file__).parents[2] / "docs" / "recipes" / "exactly-once.md").read_text()
+    found = re.search(r"exclude names that begin with `__`, as in `([^`]+)`", page)
+    assert found is not None
+    subscription = source_options(SERVERS | {"subscribePattern": found[1]}, streaming=True).subscription
+    names = ("clicks", "_a", "a__b", "__klog_decisions", "__consumer_offsets", "__transaction_state")
+    assert [name for name in names if subscription.names(name, 0)] == ["clicks", "_a", "a__b"]
+
+
 def test_client_settings_lose_their_prefix() -> None:
     given = {"kafka.isolation.level": "read_committed", "KAFKA.Fetch.Max.Bytes": "7", "kafka.max.poll.records": "5"}
     expected = {"isolation.level": "read_committed", "fetch.max.bytes": "7", "max.poll.records": "5"}
