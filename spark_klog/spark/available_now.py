@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from spark_klog.client.places import Offsets
+from spark_klog.errors import ConfigError
 from spark_klog.trees.checkpoint import from_json, left_in
 
 if TYPE_CHECKING:
@@ -41,14 +42,19 @@ def run_available_now(start_query: Callable[[], StreamingQuery], timeout: float 
     have ended.
 
     An error of a query is raised as by `awaitTermination`. `timeout` bounds all runs in seconds: after it the running
-    query is stopped, and `TimeoutError` raised; the next call goes on from its checkpoint.
+    query is stopped, and `TimeoutError` raised; the next call goes on from its checkpoint. `ConfigError` if
+    `start_query` is no function, or returns no query.
     """
+    if not callable(start_query):
+        raise ConfigError(f"start_query must be the function that starts the query, not {type(start_query).__name__}")
     until = None if timeout is None else time.monotonic() + timeout
     queries: list[StreamingQuery] = []
     wanted: dict[int, Offsets] | None = None
     reached: dict[int, Offsets] = {}
     while True:
         query = start_query()
+        if not hasattr(query, "awaitTermination"):
+            raise ConfigError(f"start_query must return the query, as .start() does, not {type(query).__name__}")
         queries.append(query)
         _wait(query, until, timeout)
         last = query.lastProgress  # its attributes have the offsets as pyspark prints them
@@ -87,7 +93,10 @@ def _wait(query: StreamingQuery, until: float | None, timeout: float | None) -> 
     # Spark takes no 0
     if not query.awaitTermination(max(0.001, until - time.monotonic())):
         query.stop()
-        raise TimeoutError(f"the query did not end within {timeout:g} s: it is stopped, and goes on with the next run")
+        raise TimeoutError(
+            f"the query did not end within {timeout:g} s: it is stopped, and goes on with the next run. A query "
+            "without .trigger(availableNow=True) never ends"
+        )
 
 
 def _ends(sources: list[dict[str, Any]]) -> dict[int, dict[str, dict[str, int]]]:

@@ -256,9 +256,16 @@ def test_a_query_that_does_not_end() -> None:
             self.is_stopped = True
 
     query = Endless()
-    with pytest.raises(TimeoutError, match="did not end within 7 s"):
+    with pytest.raises(TimeoutError, match=r"did not end within 7 s.*without \.trigger\(availableNow=True\) never"):
         spark_klog.run_available_now(lambda: cast("StreamingQuery", query), 7)
     assert query.is_stopped
+
+
+def test_what_starts_no_query() -> None:
+    with pytest.raises(ConfigError, match=r"must return the query, as \.start\(\) does, not NoneType"):
+        spark_klog.run_available_now(lambda: cast("StreamingQuery", None))
+    with pytest.raises(ConfigError, match="must be the function that starts the query, not SimpleNamespace"):
+        spark_klog.run_available_now(cast("Callable[[], StreamingQuery]", SimpleNamespace(awaitTermination=None)))
 
 
 def test_what_is_left_in_the_checkpoint() -> None:
