@@ -57,7 +57,7 @@ def write_updates(
     key: ColumnOrName | Sequence[ColumnOrName] | None = None,
     value: ColumnOrName | None = None,
     columns: Sequence[ColumnOrName] | None = None,
-    tombstones: ColumnOrName | None = None,
+    tombstones: Column | str | None = None,
     query_id: str | None = None,
     **options: Any,
 ) -> None:
@@ -72,7 +72,8 @@ def write_updates(
     or `value`, and without `topic` the column `topic`. If none of the three is given, a record is made of all columns
     that `df.write.format("klog")` takes.
 
-    `tombstones` is a condition: rows for which it holds delete their key, as their value is null.
+    `tombstones` is a condition: a column, its name, or SQL as in "count > 3". Rows for which it holds delete their key,
+    as their value is null.
 
     `query_id` is needed in threads that the function starts, and with Spark Connect: a text that no other query uses,
     without '/', and that stays the same when the query restarts.
@@ -83,6 +84,8 @@ def write_updates(
     own = next((option for option in options if option.lower() in _OWN), None)
     if own is not None:
         raise ConfigError(f"option {own} can't be given to write_updates, which sets it itself")
+    if "options" in options:
+        raise ConfigError("write_updates takes each option as an argument: write **options, not options=options")
     if not name or name != name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
         raise ConfigError(f"name={name!r} must be 1 to {_LONGEST_NAME} printable characters, no spaces at its ends")
     rows = _Records(df, {option.lower() for option in options}, topic).rows(key, value, columns, tombstones)
@@ -112,7 +115,7 @@ class _Records:
         key: ColumnOrName | Sequence[ColumnOrName] | None,
         value: ColumnOrName | None,
         columns: Sequence[ColumnOrName] | None,
-        tombstones: ColumnOrName | None,
+        tombstones: Column | str | None,
     ) -> DataFrame:
         if value is not None and columns is not None:
             raise ConfigError("set only one of value= and columns=")
@@ -136,10 +139,10 @@ class _Records:
             if self._topic is None and "topic" in there:
                 made.append(F.col("topic"))
             if tombstones is not None:
-                made.append(_column(tombstones).alias(_DELETES))
+                made.append(_condition(tombstones, there).alias(_DELETES))
             rows = rows.select(*made)
         elif tombstones is not None:
-            rows = rows.withColumn(_DELETES, _column(tombstones))
+            rows = rows.withColumn(_DELETES, _condition(tombstones, there))
         if tombstones is None:
             return rows
         # a condition that is null does not hold
@@ -165,6 +168,10 @@ _DELETES = "__klog_deletes"
 
 def _column(source: ColumnOrName) -> Column:
     return F.col(source) if isinstance(source, str) else source
+
+
+def _condition(source: Column | str, columns: Sequence[str]) -> Column:
+    return F.expr(source) if isinstance(source, str) and source not in columns else _column(source)
 
 
 def _as_text(column: Column, kind: DataType) -> Column:

@@ -19,6 +19,7 @@ import spark_klog
 from spark_klog.errors import ConfigError
 from spark_klog.spark.write.decisions.hard_link_log import planned
 from spark_klog.spark.write.running_query import RunningQuery
+from spark_klog.spark.write.updates import _Records
 from tests.spark.support import Sent, consume, create_topic, error_of, produce
 
 from .support import once, read
@@ -183,6 +184,15 @@ def test_what_is_refused(spark: SparkSession, servers: str, topic: str, tmp_path
     assert read(servers, topic) == once(8)
 
 
+def test_arguments(spark: SparkSession) -> None:
+    rows = spark.sql("SELECT * FROM VALUES ('a', 1, false), ('b', 2, true) AS rows (name, n, `is gone`)")
+    for condition in ("is gone", "n > 1", F.col("n") == 2):
+        made = _Records(rows, set(), "t").rows("name", None, ["n"], condition)
+        assert sorted(tuple(row) for row in made.collect()) == [("a", '{"n":1}'), ("b", None)]
+    with pytest.raises(ConfigError, match=r"write \*\*options, not options=options"):
+        spark_klog.write_updates(rows, 0, name="x", key="name", columns=["n"], query_id="q", options={})
+
+
 @pytest.mark.test_all("long")
 def test_tombstones(spark: SparkSession, servers: str, topic: str) -> None:
     create_topic(servers, topic)
@@ -190,7 +200,7 @@ def test_tombstones(spark: SparkSession, servers: str, topic: str) -> None:
     options = {"kafka.bootstrap.servers": servers, "topic": topic, "query_id": topic}
     spark_klog.write_updates(rows, 0, name="x", key="name", columns=["n"], tombstones="gone", **options)
     made = rows.selectExpr("name AS key", "cast(n AS string) AS value")
-    spark_klog.write_updates(made, 0, name="y", tombstones=F.col("key") == "a", **options)
+    spark_klog.write_updates(made, 0, name="y", tombstones="key = 'a'", **options)
     spark_klog.write_updates(
         made, 0, name="y", tombstones=F.col("key") == "a", **(options | {"query_id": f"{topic}-2"})
     )
