@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from spark_klog.base.names import SUBJECT_STRATEGIES, check_topic_name
+from spark_klog.base.names import DECISION_TOPIC, SUBJECT_STRATEGIES, check_topic_name
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError
 from spark_klog.spark.options import (
@@ -24,6 +25,7 @@ from spark_klog.spark.options import (
 if TYPE_CHECKING:
     from spark_klog.schemas.column_writing import Strategy, WriteFormat, WriterSchema
 
+_log = logging.getLogger(__name__)
 #: Spark's own options for a streaming write, which it passes to the sink, too.
 _CHECKPOINT = "checkpointlocation"
 _SPARKS = frozenset({_CHECKPOINT, "queryname"})
@@ -90,11 +92,15 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
     is_exact = guarantee == "exactly-once"
     named = _named_write(own, is_exact, streaming)
     checkpoint = _checkpoint(options) if is_exact and streaming else None
+    if not streaming and any(name.lower() == _CHECKPOINT for name in options):
+        _log.warning("option checkpointLocation has no effect in a batch write%s", ": writeId names it" * is_exact)
     if is_exact:
         _complete_transactions(settings)
     topic = _topic(own)
     formats = _write_formats(settings, own, topic)
     decision_log, decision_topic = _decisions(own, is_exact)
+    if is_exact and topic == (decision_topic or DECISION_TOPIC):
+        raise ConfigError(f"option topic={topic} is the topic of the decisions: set another one, or decisionTopic")
     id_prefix = _id_prefix(own, is_exact)
     return SinkOptions(settings, topic, create, checkpoint, named, id_prefix, decision_log, decision_topic, formats)
 

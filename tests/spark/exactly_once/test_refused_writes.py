@@ -127,11 +127,22 @@ def test_batch_writes_without_a_name(spark: SparkSession) -> None:
         ({"writeId": " a"}, False, "writeId=' a' must be 1 to 249 printable characters"),
         ({"writeId": "a", "kafka.acks": "1"}, False, "deliveryGuarantee=exactly-once needs kafka.acks=all"),
         ({"writeId": "a", "decisionLog": "checkpoint"}, False, "option decisionLog=checkpoint is for streams"),
+        ({"writeId": "a", "decisionTopic": "t"}, False, "option topic=t is the topic of the decisions: set another"),
+        ({"topic": "__klog_decisions"}, True, "option topic=__klog_decisions is the topic of the decisions"),
     ],
 )
 def test_options_of_batch_writes(given: dict[str, str], streaming: bool, told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         sink_options({**OPTIONS, "checkpointLocation": "/a", **given}, streaming=streaming)
+
+
+@pytest.mark.parametrize("given", [{}, {"writeId": "a", "deliveryGuarantee": "exactly-once"}])
+def test_a_checkpoint_of_a_batch_write(given: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    options = {**OPTIONS, "deliveryGuarantee": "at-least-once", **given}
+    sink_options(options)
+    sink_options({**options, "checkpointlocation": "/a"})
+    (record,) = caplog.records
+    assert "option checkpointLocation has no effect in a batch write" in record.message
 
 
 def test_a_micro_batch_that_does_not_follow_the_last_decision() -> None:
