@@ -24,6 +24,8 @@ from pyspark.sql import SparkSession
 
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.spark.write.decisions.decision_place import decision_place
+from spark_klog.spark.write.exactly_once_driver import claim
 from tests.support import papers
 from tests.support.clients.srfake import serving_srfake
 from tests.support.klog import klog, klog_command
@@ -247,7 +249,14 @@ def _start_registry(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -
     reader.ports["127.0.0.1:8081"] = registry.url.removeprefix("http://")
 
 
+def _begin_in_bucket(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -> None:
+    """A run of the query that the page goes on with, by its checkpoint in a bucket."""
+    place = decision_place("s3a://bucket/checkpoints/clean", "auto", None)
+    claim({"bootstrap.servers": cluster.bootstrap_servers}, place, "klog-")
+
+
 _BEFORE: dict[str, Callable[[_Reader, EmbeddedCluster, Path], None]] = {
+    "docs/recipes/exactly-once.md": _begin_in_bucket,
     "docs/recipes/log-directories.md": _copy_log,
     "docs/recipes/named-clusters.md": _name_cluster,
     "docs/recipes/python-clients.md": _start_registry,

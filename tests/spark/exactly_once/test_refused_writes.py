@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_klog.errors import ConfigError
+from spark_klog.spark.decisions import continue_at
 from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.write import exactly_once_driver
 from spark_klog.spark.write.decisions.decision_log import Identity
@@ -143,6 +144,25 @@ def test_a_checkpoint_of_a_batch_write(given: dict[str, str], caplog: pytest.Log
     sink_options({**options, "checkpointlocation": "/a"})
     (record,) = caplog.records
     assert "option checkpointLocation has no effect in a batch write" in record.message
+
+
+@pytest.mark.parametrize(
+    ("options", "batch", "told"),
+    [
+        ({}, "7", "batch='7' must be the number of a micro-batch, an integer of at least 0"),
+        ({}, 7.0, "batch=7.0 must be the number"),
+        ({}, True, "batch=True must be the number"),
+        ({}, -1, "batch=-1 must be the number"),
+        ({"deliveryGuarantee": None}, 7, "needs the options of the query's writer, deliveryGuarantee=exactly-once too"),
+        ({"deliveryGuarantee": "at-least-once"}, 7, "deliveryGuarantee=exactly-once too"),
+        ({"checkpointLocation": None}, 7, "needs the option checkpointLocation"),
+        ({"createTopics": 0}, 7, "option createTopics=0 must be an integer of at least 1"),
+        ({"useLatestVersion": True}, 7, "option useLatestVersion needs schemaRegistryUrl"),
+    ],
+)
+def test_arguments_of_continue_at(options: dict[str, Any], batch: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        continue_at({**OPTIONS, "checkpointLocation": "s3a://a/b", **options}, batch)
 
 
 def test_a_micro_batch_that_does_not_follow_the_last_decision() -> None:

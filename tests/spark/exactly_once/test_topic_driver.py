@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from spark_klog.broker.faults import Delay, Fault
+from spark_klog.client.admin.admin import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, RequestTimedOut
 from spark_klog.spark.decisions import continue_at
 from spark_klog.spark.write import exactly_once_driver
 from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place
-from spark_klog.spark.write.exactly_once import Superseded
+from spark_klog.spark.write.exactly_once import Decision, Superseded
 from spark_klog.spark.write.exactly_once_driver import last_time_to_decide
 from tests.support.shared_kafka import SharedKafkas
 
@@ -105,6 +106,55 @@ def test_a_checkpoint_that_was_restored(query: Query) -> None:
     assert (claimed.begun.decided, query.state(late) in ABORTED) == (2, True)
     query.decide(claimed, 3, query.task(claimed, 0, b"again"))
     query.read_until("again")
+
+
+def test_a_decided_micro_batch_is_not_skipped(query: Query) -> None:
+    check_it_is_not_skipped(query, options(query, remote(query.topic)))
+
+
+def test_a_micro_batch_that_is_decided_in_the_checkpoint_is_not_skipped(local: Query, tmp_path: Path) -> None:
+    check_it_is_not_skipped(local, options(local, tmp_path))
+
+
+def check_it_is_not_skipped(query: Query, given: dict[str, str]) -> None:
+    """Its driver has died before the commit: the next start commits it, unless the user gives it up."""
+    claimed = query.claim()
+    task = query.task(claimed, 3, b"decided")
+    query.append_decision(claimed, task)
+    with pytest.raises(ConfigError) as caught:
+        continue_at(given, 1)
+    assert f"{task.transactional_id} (task 3). A start of the query commits them" in str(caught.value)
+    assert "call continue_at(OPTIONS, 0) to write these rows again, or with drop_decided=True" in str(caught.value)
+    assert query.claim().begun.decided == 0
+    continue_at(given, 2)
+    claimed = query.claim()
+    task = query.task(claimed, 0, b"given up")
+    log = query.place.open(query.settings, claimed.identity, is_claimed=True)
+    assert log.append(claimed.begun.number, Decision(2, (task,)))
+    continue_at(given, 3, drop_decided=True)
+    assert query.claim().begun.decided == 2
+    assert query.state(task) in ABORTED
+    query.read_until("decided")
+
+
+def test_a_log_that_no_run_has_used(query: Query, caplog: pytest.LogCaptureFixture) -> None:
+    """A mistyped address changes nothing; the right one is told, with its last decision."""
+    query.decide(query.claim(), 0)
+    for typo in (
+        {"checkpointLocation": f"{remote(query.topic)}-"},
+        {"checkpointLocation": f"/no/such/{query.topic}"},
+        {"decisionTopic": f"{query.topic}-decisions"},
+    ):
+        with pytest.raises(ConfigError, match=r"no run of this query has used topic .* check checkpointLocation"):
+            continue_at({**options(query, remote(query.topic)), **typo}, 1)
+    with Admin({"bootstrap.servers": query.settings["bootstrap.servers"]}) as admin:
+        assert f"{query.topic}-decisions" not in [one.name for one in admin.list_topics(include_internal=True)]
+    caplog.clear()
+    continue_at({**options(query, remote(query.topic)), "createTopics": 3, "includeHeaders": True}, 5)
+    (told,) = [record.message for record in caplog.records if record.name == "spark_klog.spark.decisions"]
+    log = f"topic __klog_decisions (stream/{remote(query.topic)})"
+    assert told == f"{log}: the query goes on with micro-batch 5; the last decision was of micro-batch 0"
+    assert query.claim().begun.decided == 4
 
 
 def test_a_move_from_a_checkpoint_to_a_topic(local: Query, tmp_path: Path) -> None:
