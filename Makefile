@@ -27,7 +27,7 @@ demo: $(VENV)/demo.installed
 # `make check` runs tests/papers.
 PYTEST := $(BIN)/python -m pytest --ignore=tests/papers --numprocesses=6 --dist=loadfile --durations=30
 
-# What CI runs: twelve minutes on two cores.
+# What CI runs: ten minutes on two cores.
 test: $(VENV)/test.installed $(VENV)/spark-home.made
 	$(PYTEST) --quick $(ARGS)
 

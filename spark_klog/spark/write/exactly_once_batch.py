@@ -189,17 +189,16 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         written = _written(messages)
         transactions = _transactions(written)
         with self._errors(), step_admin(self._options.client) as admin:
-            decide_by = math.inf
             try:
                 opened = [one.opened_at for one in written if one.transaction is not None]
                 if opened:  # else nothing can time out
                     check_time_left(self._options.client, min(opened), str(self._write))
-                    decide_by = last_time_to_decide(self._options.client, min(opened))
                 check_still_open(admin, str(self._write), transactions)
             except NotDecided:
                 if self._is_superseded(log, claimed):
                     raise Superseded from None
                 raise
+            decide_by = last_time_to_decide(self._options.client, min(opened, default=math.inf))
             log = self._log(claimed.identity, is_claimed=True, decide_by=decide_by)
             run_program(finish(claimed.begun, self._number, transactions, self._planned), log, admin)
         log_progress(messages, self._write.version)
