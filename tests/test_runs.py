@@ -145,7 +145,7 @@ def test_a_server_for_all_workers(tmp_path: Path) -> None:
     assert list(tmp_path.glob("logs/*")) == []  # no test failed
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.test_all("again"))])
 def test_no_server_outlives_a_run(tmp_path: Path, end: signal.Signals) -> None:
     run = _pytest(tmp_path, {"test_a.py": _TESTS}, "-q", "-n1", "--dist=loadfile")
     try:
@@ -162,7 +162,7 @@ def test_no_server_outlives_a_run(tmp_path: Path, end: signal.Signals) -> None:
     wait_until(lambda: _stubs(tmp_path / "logs") == [], seconds=60)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.test_all("again")), 1])
 def test_a_failure_is_said_last_with_its_servers_log(tmp_path: Path, workers: int) -> None:
     run = _pytest(tmp_path, {"test_a.py": _FAILS}, "-q", f"-n{workers}", "--dist=loadfile")
     output, _ = run.communicate(timeout=120)

@@ -452,7 +452,7 @@ def test_the_log_is_what_the_model_says(examples: int) -> None:
     _in_a_process(f"_run({examples}, is_fixed=True)", 300)
 
 
-@pytest.mark.skipif(not SECONDS, reason="SPARK_KLOG_MODEL_SECONDS says for how long")
+@pytest.mark.skipif(not SECONDS, reason="part of make soak")
 @pytest.mark.timeout(SECONDS + 600)
 def test_the_log_is_what_the_model_says_for_long() -> None:
     end = time.monotonic() + SECONDS

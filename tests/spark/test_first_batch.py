@@ -123,6 +123,7 @@ def test_no_batch_follows_where_nothing_has_come(spark: SparkSession, servers: s
 
 @pytest.mark.usefixtures("one_attempt")
 @needs_admission_control
+@pytest.mark.test_all("again")  # others show losses, and a first micro-batch that is repeated
 def test_what_retention_takes_of_a_first_batch_is_told(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_transactions(spark: SparkSession, servers: str, topic: str) -> None:
     assert ours == theirs
 
 
+@pytest.mark.test_all("again")  # test_source_stream.py, with our broker
 def test_streams(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     source, target = f"{topic}-in", f"{topic}-out"
     create_topic(servers, source, 2)

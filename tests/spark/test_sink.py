@@ -253,8 +253,8 @@ def test_overwrite_is_refused(spark: SparkSession, servers: str, topic: str) -> 
     assert 'a topic can\'t be overwritten: use mode("append")' in text
 
 
+@pytest.mark.test_all("again")  # test_producer_cache.py and tests/client/test_producer_record_sizes.py: without Spark
 def test_rows_that_can_not_be_written(spark: SparkSession, servers: str, topic: str) -> None:
-    """tests/spark/test_producer_cache.py has the other kinds, without Spark."""
     create_topic(servers, topic, 2)
     no_utf_8 = spark.range(0, 9, 1, 1).selectExpr("if(id = 8, cast(X'61ff' as string), 'a') as topic", "'x' as value")
     assert "row 8: column 'topic' is b'a" in error_of(lambda: write(no_utf_8, servers))

@@ -180,6 +180,7 @@ def test_a_topic_that_goes(spark: SparkSession, servers: str, topic: str, tmp_pa
     assert offsets_of(job.result) == all_of(f"{topic}-x", 1, 10) + all_of(f"{topic}-y", 1, 15)
 
 
+@pytest.mark.test_all("again")  # test_refused_fetches.py and test_loss.py have it without Spark
 def test_a_log_that_became_shorter(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
 ) -> None:

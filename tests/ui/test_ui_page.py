@@ -521,6 +521,7 @@ def test_accessible_narrow_light_and_dark(browser: Browser, axe: str, scheme: st
         assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == [], view
 
 
+@pytest.mark.test_all("long")
 @pytest.mark.skipif(
     "SPARK_KLOG_SCREENSHOTS" not in os.environ, reason="SPARK_KLOG_SCREENSHOTS=1 renews the documents' pictures"
 )
