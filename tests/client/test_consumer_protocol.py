@@ -28,21 +28,13 @@ from tests.support.consumers import SECONDS, Server, short
 from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
 
-_KAFKA = {
-    "group.consumer.min.heartbeat.interval.ms": 300,
-    "group.consumer.heartbeat.interval.ms": 300,
-    "group.consumer.min.session.timeout.ms": 6000,
-    "group.consumer.session.timeout.ms": 6000,
-}
-
 
 @pytest.fixture(scope="module", params=["klog", pytest.param(NEWEST, marks=pytest.mark.peer)])
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
     if request.param != "klog":
-        yield Server(shared_kafkas.get(request.param, _KAFKA).bootstrap_servers, request.param)
+        yield Server(shared_kafkas.get(request.param).bootstrap_servers, request.param)
         return
-    settings = ("--set", "group.consumer.heartbeat.interval.ms=300", "--set", "group.consumer.session.timeout.ms=6000")
-    with KlogBroker(module_server_dir, *settings) as broker:
+    with KlogBroker(module_server_dir, "--set", "group.consumer.heartbeat.interval.ms=300") as broker:
         yield Server(broker.bootstrap_servers, None)
 
 

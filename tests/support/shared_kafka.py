@@ -24,6 +24,8 @@ _SETTINGS = {
     "delete.topic.enable": "true",  # before 1.0 the default is false
     "log.cleaner.backoff.ms": 250,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+    "group.consumer.min.heartbeat.interval.ms": 300,
+    "group.consumer.heartbeat.interval.ms": 300,
 }
 #: How many brokers run at once, unless more are in use. A module uses at most two.
 _LIMIT = 4
