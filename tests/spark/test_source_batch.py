@@ -166,7 +166,7 @@ def test_a_start_that_resolves_after_the_end_is_refused(spark: SparkSession, ser
 
 
 def test_a_topic_that_goes_before_its_task_runs(servers: str) -> None:
-    settings = {"kafka.bootstrap.servers": servers, "kafka.request.timeout.ms": "500", "subscribe": "gone"}
+    settings = {"kafka.bootstrap.servers": servers, "kafka.request.timeout.ms": "3000", "subscribe": "gone"}
     ranges = [OffsetRange("gone", 0, 3, 9)]
     with pytest.raises(DataLossError, match="gone-0 was deleted"):
         list(read_ranges(source_options(settings, streaming=False), ranges, WITHOUT_HEADERS))
