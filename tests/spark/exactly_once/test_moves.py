@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from spark_klog.spark import decisions
 from spark_klog.spark.decisions import continue_at
 from spark_klog.spark.write import exactly_once_driver
 from spark_klog.spark.write.decisions import decision_place as places
@@ -180,6 +181,7 @@ def worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         (exactly_once_driver, "check_still_open", lambda *_: None),
         (exactly_once_driver, "_commit", lambda _, transactions: world.commit(_, transactions)),
         (exactly_once_driver, "_open_transactions", lambda _, prefix: world.listed(_, prefix)),
+        (decisions, "cluster_of", lambda _: None),
         (os, "fsync", lambda _: None),
     ]:
         monkeypatch.setattr(module, name, instead)
