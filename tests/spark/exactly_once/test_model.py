@@ -89,7 +89,12 @@ def abort(transactions: tuple[Transaction, ...]) -> Program[None]:
         pytest.param(World(restarts_left=1, copies_left=0, timeouts_left=1), 3, id="timeout"),
         pytest.param(World(restarts_left=1, copies_left=1, verifies=True), 2, id="brokers-that-verify"),
         pytest.param(World(restarts_left=1, copies_left=0, failures_left=1), 2, id="failure"),
-        pytest.param(World(twins_left=1, copies_left=0, failures_left=1), 1, id="failure-of-two-runs"),
+        pytest.param(
+            World(twins_left=1, copies_left=0, failures_left=1),
+            1,
+            id="failure-of-two-runs",
+            marks=pytest.mark.test_all("long"),
+        ),
         pytest.param(World(restarts_left=1, copies_left=1, failures_left=1), 2, id="failure-and-copy", marks=full),
         pytest.param(World(restarts_left=2, copies_left=1), 3, id="restarts-and-copy", marks=full),
         pytest.param(World(restarts_left=1, twins_left=1, copies_left=1), 1, id="two-runs-and-copy", marks=full),
@@ -148,6 +153,7 @@ def test_every_row_is_there_once_or_reported(world: World, batches: int) -> None
             World(restarts_left=2, twins_left=1, copies_left=0),
             "none timed out",
             id="ids that a driver has fenced are used again",
+            marks=pytest.mark.test_all("long"),
         ),
     ],
 )

@@ -57,7 +57,13 @@ def test_every_row_is_there_once(start: TopicWorld, batches: int) -> None:
         pytest.param(TopicDesign(has_unique_keys=False), world(compactions=2), "a reader sees", id="keys-without-uuid"),
         pytest.param(TopicDesign(reads_back=False), world(1, 1), "a reader sees", id="no-read-back"),
         pytest.param(TopicDesign(keeps_decision=False), world(compactions=1), "a reader sees", id="no-decision-kept"),
-        pytest.param(TopicDesign(keeps_claims=False), world(1, 1, compactions=1), "is missing", id="no-claims-kept"),
+        pytest.param(
+            TopicDesign(keeps_claims=False),
+            world(1, 1, compactions=1),
+            "is missing",
+            id="no-claims-kept",
+            marks=pytest.mark.test_all("long"),
+        ),
         pytest.param(TopicDesign(checks_lag=False), world(1, 1, lags=1), "none timed out", id="sweep-by-an-old-leader"),
         pytest.param(
             TopicDesign(reads_on=False),
