@@ -197,7 +197,8 @@ def test_a_store_that_answers_errors(cluster: EmbeddedCluster, topic: str, store
         assert "secret" not in said
         faulty.per_mille = 0
         whole = expected(topic, {0: count // 2, 1: count // 2})
-        assert len(set(there := seen(uri))) == len(there)
+        there = seen(uri)
+        assert len(set(there)) == len(there)
         assert set(there) <= set(whole)
         if there:  # else the first run may have ended before the load began
             assert set(committed(uri)) <= set(there)
