@@ -43,6 +43,10 @@ class Claim:
     """A driver begins a micro-batch."""
 
 
+#: How `planned` begins in the decision of a batch write that has a plan; that of others has their topic.
+PLAN = "plan "
+
+
 @dataclass(frozen=True)
 class Decision:
     """The transactions that make up a micro-batch; `planned` tells others of its number apart."""

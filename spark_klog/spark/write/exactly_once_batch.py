@@ -32,6 +32,7 @@ from spark_klog.spark.worker_process import prepare_worker
 from spark_klog.spark.write.decisions.decision_log import DecisionLog, Identity
 from spark_klog.spark.write.decisions.decision_place import DecisionPlace
 from spark_klog.spark.write.exactly_once import (
+    PLAN,
     Claim,
     DecidedButAborted,
     Decision,
@@ -56,8 +57,6 @@ from spark_klog.spark.write.sink import BatchQueryWriter, Written, log_progress
 from spark_klog.spark.write.sink_options import NamedWrite, SinkOptions
 
 _log = logging.getLogger(__name__)
-#: How `planned` of a decision begins that has a plan; others have the topic.
-_PLAN = "plan "
 
 
 class OtherRunOfWrite(ErrorWithFields):
@@ -124,7 +123,7 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         self._write, self._number = write, write.version or 0
         self._target = "column topic" if options.topic is None else f"topic {options.topic}"
         #: What the decision keeps.
-        self._planned = self._target if write.plan is None else f"{_PLAN}{write.plan}"
+        self._planned = self._target if write.plan is None else f"{PLAN}{write.plan}"
         self._place = DecisionPlace(None, options.decision_topic or DECISION_TOPIC, f"write/{write.id}")
         self._claimed: Claimed | None = None
 
@@ -152,7 +151,7 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
             raise EarlierWrite(str(self._write), self._number, decided)
         if decided != self._number or planned == self._planned:
             return
-        if planned.startswith(_PLAN) and self._planned.startswith(_PLAN):
+        if planned.startswith(PLAN) and self._planned.startswith(PLAN):
             raise ReplannedWrite(str(self._write))
         if self._write.version is None:
             raise ConfigError(

@@ -23,7 +23,7 @@ from spark_klog.spark.write.decisions.decision_log import Identity, decode_entry
 from spark_klog.spark.write.decisions.decision_place import query_key, stream_key
 from spark_klog.spark.write.decisions.hard_link_log import FOLDER, HardLinkLog, is_checkpoint, planned, read_back
 from spark_klog.spark.write.decisions.live_entries import LiveEntries
-from spark_klog.spark.write.exactly_once import Decision, Ended, Entry, Log, Transaction
+from spark_klog.spark.write.exactly_once import PLAN, Decision, Ended, Entry, Log, Transaction
 from spark_klog.trees.checkpoint import CheckpointState
 
 _log = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ _EMPTY = Log()
 _STREAM, _WRITE = "stream/", "write/"
 #: The key of a log of `write_updates`: Spark's id of the query, and the name of the call.
 _UPDATES = re.compile(f"{_WRITE}([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/(.+)", re.DOTALL)
-#: How `planned` of a decision of `write_updates` begins.
-_PLAN = "plan "
 _COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
 
 
@@ -330,7 +328,7 @@ def _is_replanned(state: LogState, checkpoint: Path) -> bool:
     """Whether the last decided micro-batch has other offsets in the checkpoint now than when it was decided."""
     was = "" if state.decision is None else state.decision.planned
     if state.name:  # without the plan it is the topic
-        was = was.removeprefix(_PLAN) if was.startswith(_PLAN) else ""
+        was = was.removeprefix(PLAN) if was.startswith(PLAN) else ""
     now = planned(checkpoint, state.decided)
     return bool(was and now and was != now)
 
