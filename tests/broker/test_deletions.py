@@ -280,6 +280,6 @@ def test_a_broker_that_could_not_acknowledge_tries_again(
             await second.changes_ended()
 
     asyncio.run(run())
-    assert [record.message for record in caplog.records if "no space" in record.message] == [
+    assert [record.getMessage() for record in caplog.records if "no space" in record.getMessage()] == [
         "following the directories failed; answering from the last view of them, trying again: no space"
     ]

@@ -112,5 +112,5 @@ def test_requests_wait_once_for_a_session(
                 assert not isinstance(await broker.leader_log("t", 0), ErrorCode)
 
     asyncio.run(run())
-    lines = [record.message for record in caplog.records if "the session with ZooKeeper" in record.message]
+    lines = [record.getMessage() for record in caplog.records if "the session with ZooKeeper" in record.getMessage()]
     assert ["may have ended" in line for line in lines] == [True, False, True, False]

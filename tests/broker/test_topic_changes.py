@@ -455,7 +455,9 @@ def test_a_log_that_can_not_be_made_is_logged_once(
 
     def logged() -> list[str]:
         found = [
-            record.getMessage() for record in caplog.records if "t-0" in record.message or "topic t" in record.message
+            record.getMessage()
+            for record in caplog.records
+            if "t-0" in record.getMessage() or "topic t" in record.getMessage()
         ]
         caplog.clear()
         return found

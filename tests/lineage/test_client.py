@@ -145,7 +145,7 @@ def test_wrong_files(name: str, text: str, message: str, tmp_path: Path, monkeyp
 
 def test_nothing_says_where_events_go(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def warnings() -> list[str]:
-        return [record.message for record in caplog.records if record.name.startswith("spark_klog")]
+        return [record.getMessage() for record in caplog.records if record.name.startswith("spark_klog")]
 
     assert open_client({}).transport.kind == "console"
     (warning,) = warnings()

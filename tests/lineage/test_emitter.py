@@ -80,7 +80,7 @@ def test_a_full_queue_keeps_starts_and_ends_and_warns_once(caplog: pytest.LogCap
     gate.is_open.set()
     assert emitter.close(20)
     assert gate.names == [0, 9, 10, 11, 12]
-    lost = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    lost = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(lost) == 2
     assert lost[0].startswith("OpenLineage events are lost by the transport gate (the queue is full")
     assert lost[1] == "5 OpenLineage events sent, 9 dropped, 0 refused"
@@ -121,7 +121,7 @@ def test_refused_events_are_counted_and_the_warning_has_no_secret(
         emitter.emit(event(2))
         assert emitter.close(20)
         assert (emitter.sent, emitter.failed) == (1, 2)
-    ours = [record.message for record in caplog.records if record.name.startswith("spark_klog")]
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("spark_klog")]
     assert len(ours) == 2
     assert status == 500 or "(HTTPError: status 401)" in ours[0]  # the client tries again after 500
     assert "hunter" not in "".join(ours)
@@ -163,7 +163,7 @@ def test_events_that_kafka_does_not_acknowledge(within: str, caplog: pytest.LogC
         assert client.close(20)
     assert (emitter.sent, emitter.failed) == (0, 2)
     assert emitter.close(20)
-    ours = [record.message for record in caplog.records if record.name.startswith("spark_klog")]
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("spark_klog")]
     assert "(_MSG_TIMED_OUT)" in ours[0]
     assert ours[1:] == ["0 OpenLineage events sent, 0 dropped, 2 refused"]
 
@@ -198,7 +198,7 @@ def test_after_the_first_loss_other_loggers_are_quiet(caplog: pytest.LogCaptureF
     assert emitter.failed == 4
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     logging.getLogger("urllib3.connectionpool").warning("another thread's")
-    assert caplog.records[-1].message == "another thread's"
+    assert caplog.records[-1].getMessage() == "another thread's"
 
 
 def test_a_file_that_can_not_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -207,7 +207,7 @@ def test_a_file_that_can_not_be_written(tmp_path: Path, caplog: pytest.LogCaptur
     emitter = Emitter(OpenLineageClient(config={"transport": transport}))
     emitter.emit(event(0))
     assert emitter.flush(20)
-    assert f"(FileNotFoundError: No such file or directory: {path})" in caplog.records[-1].message
+    assert f"(FileNotFoundError: No such file or directory: {path})" in caplog.records[-1].getMessage()
 
 
 def test_disabled(monkeypatch: pytest.MonkeyPatch) -> None:

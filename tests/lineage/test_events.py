@@ -170,7 +170,7 @@ def test_a_wrong_parent_is_told(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     JobSettings.of(conf)
-    assert [record.message for record in caplog.records] == [warning]
+    assert [record.getMessage() for record in caplog.records] == [warning]
 
 
 def test_jobs_of_an_application_have_its_name() -> None:

@@ -124,7 +124,7 @@ def test_it_is_started_again_until_nothing_is_left(servers: str, topic: str, cap
     assert 800 <= sum(run.rows for run in runs) <= 900, "what was there at the first start"
     assert max(run.rows for run in runs) <= 103, "a share below one record is rounded up"
     assert all("start of " not in name for name in from_json(json.loads(checkpoint[-1])))
-    (told,) = {record.message for record in caplog.records if record.levelno == logging.WARNING}
+    (told,) = {record.getMessage() for record in caplog.records if record.levelno == logging.WARNING}
     assert all(word in told for word in ("run_available_now", "availableNow=all", "docs/recipes/switch.md"))
     # nothing new: one run without a micro-batch
     produced = sum(run.rows for run in runs)

@@ -287,7 +287,7 @@ def test_a_server_that_hangs_costs_the_query_nothing(
     finally:
         spark.streams.removeListener(listener)
     assert (listener.emitter.sent, listener.emitter.dropped) == (0, 2)
-    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert sum("events are lost" in line for line in warnings) == 1
 
 
@@ -401,7 +401,7 @@ def test_a_platform_that_denies_plans(
     assert [event["eventType"] for event in events] == ["START", "RUNNING", "COMPLETE"]
     assert ranges_of(events[-1]) == {(two_partitions, 0): (0, 150), (two_partitions, 1): (0, 150)}
     assert names_of(events[-1]["inputs"]) == [(kafka_namespace(servers), two_partitions)]
-    assert sum("lineage of a query is incomplete" in record.message for record in caplog.records) == 1
+    assert sum("lineage of a query is incomplete" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.test_all("long")

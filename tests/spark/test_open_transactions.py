@@ -73,7 +73,7 @@ def test_a_warning_before_the_timeout(
             return len(caplog.records)
 
         assert [look_at(second) for second in (1, 4, 8, 10.5, 11.5, 12)] == [0, 0, 0, 0, 1, 1]
-        told = caplog.records[0].message
+        told = caplog.records[0].getMessage()
         assert f"7 offsets of {topic}-1 wait behind an open transaction at offset 0" in told
         assert f"transactional.id {topic}, which is Ongoing, and aborted 20 s after it began" in told
         assert [look_at(second) for second in (60, 72, 100, 192)] == [1, 2, 2, 3], "at intervals that double"
@@ -108,7 +108,7 @@ def test_slow_look_ups_are_rare(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
         tracked.look(cast("Cluster", None), {T0: 500, T1: 500})
     clock.now = 1300
     tracked.look(cast("Cluster", None), {T0: 500, T1: 500})
-    assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["nobody tells"] * 2
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["nobody tells"] * 2
 
 
 @needs_admission_control
@@ -136,9 +136,9 @@ def test_a_task_that_writes_for_long(caplog: pytest.LogCaptureFixture) -> None:
         pass
     warn_if_late(14.0, 60_000, "micro-batch 8")
     warn_if_late(16.0, 60_000, "micro-batch 9")
-    assert [record.message.partition(":")[0] for record in caplog.records] == [
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "task 3 of micro-batch 7 has written for 0.05 s",
         "micro-batch 9 took 16.0 s until it was decided",
     ]
-    assert all("half of kafka.transaction.timeout.ms (" in record.message for record in caplog.records)
-    assert "(30 s)" in caplog.records[-1].message
+    assert all("half of kafka.transaction.timeout.ms (" in record.getMessage() for record in caplog.records)
+    assert "(30 s)" in caplog.records[-1].getMessage()

@@ -143,7 +143,7 @@ def test_a_checkpoint_of_a_batch_write(given: dict[str, str], caplog: pytest.Log
     sink_options(options)
     sink_options({**options, "checkpointlocation": "/a"})
     (record,) = caplog.records
-    assert "option checkpointLocation has no effect in a batch write" in record.message
+    assert "option checkpointLocation has no effect in a batch write" in record.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_a_log_that_no_run_has_used(query: Query, caplog: pytest.LogCaptureFixtu
         assert f"{query.topic}-decisions" not in [one.name for one in admin.list_topics(include_internal=True)]
     caplog.clear()
     continue_at({**options(query, remote(query.topic)), "createTopics": 3, "includeHeaders": True}, 5)
-    (told,) = [record.message for record in caplog.records if record.name == "spark_klog.spark.decisions"]
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "spark_klog.spark.decisions"]
     log = f"topic __klog_decisions (stream/{remote(query.topic)})"
     assert told == f"{log}: the query goes on with micro-batch 5; the last decision was of micro-batch 0"
     assert query.claim().begun.decided == 4
