@@ -224,10 +224,7 @@ def _start(broker: Broker, figures: Figures, number: int) -> None:
     if isinstance(broker, KlogBroker):
         measured.append((figures.ready, broker.ready_seconds))
     for side, value in measured:
-        if number == 0:
-            side.cold = value
-        else:
-            side.samples.append(value)
+        side.add(value)
     log.info("%s: start %d: %.2f s, %.0f MB", figures.name, number, seconds, measured[1][1])
 
 
@@ -322,10 +319,7 @@ def _pairs(
                 figures = run(brokers[place], name)
             log.info("%s: %s: %s ms", sides[0].name, run.__name__, figures)
             for side, figure in zip(sides, figures, strict=True):
-                if number == 0:
-                    side.cold = figure
-                else:
-                    side.samples.append(figure)
+                side.add(figure)
     return pairs
 
 

@@ -90,10 +90,7 @@ def in_turn(bench: Bench, runs: dict[str, Callable[[], float]]) -> dict[str, Sid
             with recorded(side):
                 rate = run()
                 log.info("%s: run %d of %d: %.3f", name, number, bench.repeat, rate)
-                if number:
-                    side.samples.append(rate)
-                else:
-                    side.cold = rate
+                side.add(rate)
     return sides
 
 
@@ -492,12 +489,9 @@ def _overview(bench: Bench, servers: str, where: str) -> Iterator[Result]:
         ):
             side = Side("klog")
             with recorded(side):
-                for number in range(bench.repeat + 1):
+                for _ in range(bench.repeat + 1):
                     seconds = look()
-                    if number:
-                        side.samples.append(seconds)
-                    else:
-                        side.cold = seconds
+                    side.add(seconds)
             work = f"the page's overview of {_TOPICS:,} topics at {where}, {name}"
             yield Result(work, "s", side, None, bench.command, higher_is_better=False)
 

@@ -22,6 +22,13 @@ class Side:
     cold: float | None = None
     failed: str | None = None
 
+    def add(self, value: float) -> None:
+        """Add the figure of a run; the first one is the warm-up."""
+        if self.cold is None:
+            self.cold = value
+        else:
+            self.samples.append(value)
+
     @property
     def median(self) -> float | None:
         return median(self.samples) if self.samples and self.failed is None else None

@@ -457,13 +457,10 @@ def _codecs(bench: Bench) -> Iterator[Result]:
             ("decompress", "", (lambda data, codec=codec: codec.decompress(data, _LIMIT), peer_decompress), ours),
         ):
             sides = (Side("klog"), Side(peer_name + (f" ({len(theirs)} B)" if sizes else "")))
-            for attempt in range(bench.repeat + 1):
+            for _ in range(bench.repeat + 1):
                 for side, function in zip(sides, functions, strict=True):
                     speed = _speed(function, data)
-                    if attempt:
-                        side.samples.append(speed)
-                    else:
-                        side.cold = speed
+                    side.add(speed)
             yield Result(f"{codec.name} {work}{sizes}, {peer_name}", "MB/s", *sides, bench.command)
 
 

@@ -62,16 +62,13 @@ def _memory_of(name: str) -> int:
 def _memory(bench: Bench) -> Iterator[Result]:
     for codec in ("none", "lz4"):
         side = Side("klog")
-        for number in range(bench.repeat + 1):
+        for _ in range(bench.repeat + 1):
             with recorded(side):
                 growth, size = _measured(codec)
                 figure = growth / size
                 if figure >= _LIMIT:
                     raise SideFailed(f"{growth:,} bytes are {figure:.1f} Arrow batches, {_LIMIT} are allowed")
-                if number == 0:
-                    side.cold = figure
-                else:
-                    side.samples.append(figure)
+                side.add(figure)
         work = f"growth of memory while 1 GiB is decoded, fetches of 8 MiB, {codec}"
         yield Result(work, "Arrow batches", side, None, bench.command, higher_is_better=False)
 

@@ -181,10 +181,7 @@ def _mirror(bench: Bench) -> Iterator[Result]:
             idle = _klog(source, target, name, *more)
             check_count(target, f"{name}.{_TOPIC}", bench.records + (0 if not more else _extra(target, name, bench)))
             figure = _rate(f"{work.name} {' '.join(more)}", bench.records, seconds - idle)
-            if work.cold is None:
-                work.cold = figure
-            else:
-                work.samples.append(figure)
+            work.add(figure)
             return _rate(f"klog {' '.join(more)}", bench.records, seconds)
 
         def theirs() -> float:

@@ -56,16 +56,13 @@ def speed(work: Callable[[], int], clock: Callable[[], float] = time.perf_counte
 
 def take_turns(sides: Sequence[tuple[Side, Callable[[], float]]], repeat: int) -> None:
     """Run each side in turn, a warm-up and then `repeat` runs; skip sides that have failed."""
-    for number in range(repeat + 1):
+    for _ in range(repeat + 1):
         for side, run in sides:
             if side.failed is not None:
                 continue
             with recorded(side):
                 figure = run()
-                if number == 0:
-                    side.cold = figure
-                else:
-                    side.samples.append(figure)
+                side.add(figure)
 
 
 @contextmanager

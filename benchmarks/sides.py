@@ -192,10 +192,7 @@ def alternate(
                 with recorded(figures):
                     value = run(side)
                     log.info("%s: run %d of %d: %.3f", figures.name, number, repeat, value)
-                    if number == 0:
-                        figures.cold = value
-                    else:
-                        figures.samples.append(value)
+                    figures.add(value)
 
 
 @contextmanager

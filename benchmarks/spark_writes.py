@@ -204,13 +204,10 @@ def _write_guarantees(bench: Bench) -> Iterator[Result]:
     with Kafka("3.9.1", folder / "broker", log_settings, full_speed=True) as kafka, klog_side(folder / "side") as side:
         side.start()
         _make(side, data, rows, RECORD_SIZE, files=rows // per_batch)
-        for number in range(bench.repeat + 1):
+        for _ in range(bench.repeat + 1):
             for figures, guarantee in zip((exact, topical, updates, saves, peer), _GUARANTEES, strict=True):
                 value = speed(kafka, side, guarantee)
-                if number == 0:
-                    figures.cold = value
-                else:
-                    figures.samples.append(value)
+                figures.add(value)
     beside = "beside at least once"
     yield Result(f"Spark stream, exactly once {beside}, {work}", "M rows/s", exact, peer, bench.command)
     yield Result(f"Spark stream, exactly once by a topic {beside}, {work}", "M rows/s", topical, peer, bench.command)

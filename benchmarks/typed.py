@@ -133,15 +133,12 @@ def _reads(bench: Bench, folder: Path, servers: str, url: str, count: int) -> It
         ]
         for process in (side, other):
             process.start()
-        for turn in range(bench.repeat + 1):
+        for _ in range(bench.repeat + 1):
             for figures, process, run in runs:
                 if figures.failed is None:
                     with recorded(figures):
                         value = run(process)
-                        if turn:
-                            figures.samples.append(value)
-                        else:
-                            figures.cold = value
+                        figures.add(value)
     work = f"Spark batch read of {count:,} Avro records of 10 fields, sums of all of them, lz4"
     for peer in (jvm, undecoded, python, fetched, bound):
         yield Result(work, _UNIT, ours, peer, bench.command)
