@@ -174,7 +174,7 @@ def test_decisions_in_a_checkpoint_need_no_topic(servers: str, tmp_path: Path, m
     def refuse(_: object, topic: str) -> bool:
         raise ProtocolError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"topic {topic}")
 
-    monkeypatch.setattr(log_states, "_exists", refuse)
+    monkeypatch.setattr(log_states, "is_there", refuse)
     done = CliRunner().invoke(main, ["checkpoint", "show", str(tmp_path), "-b", servers])
     assert done.exit_code == 0, done.output
     assert "last decided micro-batch: 0" in done.output

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -162,8 +161,8 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
     def _is_decided(self, claimed: Claimed) -> bool:
         return self._number <= claimed.begun.decided
 
-    def _log(self, identity: Identity, **more: Any) -> DecisionLog:
-        return self._place.open(self._options.client, identity, **more)
+    def _log(self, identity: Identity, *, is_claimed: bool = False, decide_by: float = math.inf) -> DecisionLog:
+        return self._place.open(self._options.client, identity, is_claimed=is_claimed, decide_by=decide_by)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         prepare_worker()
@@ -184,12 +183,13 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         claimed = self._own_claim()
         if self._is_decided(claimed):
             return
-        log = self._log(claimed.identity, is_claimed=True)
         written = _written(messages)
         transactions = _transactions(written)
+        opened = [one.opened_at for one in written if one.transaction is not None]
+        decide_by = last_time_to_decide(self._options.client, min(opened, default=math.inf))
+        log = self._log(claimed.identity, is_claimed=True, decide_by=decide_by)
         with self._errors(), step_admin(self._options.client) as admin:
             try:
-                opened = [one.opened_at for one in written if one.transaction is not None]
                 if opened:  # else nothing can time out
                     check_time_left(self._options.client, min(opened), str(self._write))
                 check_still_open(admin, str(self._write), transactions)
@@ -197,8 +197,6 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
                 if self._is_superseded(log, claimed):
                     raise Superseded from None
                 raise
-            decide_by = last_time_to_decide(self._options.client, min(opened, default=math.inf))
-            log = self._log(claimed.identity, is_claimed=True, decide_by=decide_by)
             run_program(finish(claimed.begun, self._number, transactions, self._planned), log, admin)
         log_progress(messages, self._write.version)
 

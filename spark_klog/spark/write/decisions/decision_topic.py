@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer.decoding import ConsumerRecord, RecordDecoder
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
 
 _log = logging.getLogger(__name__)
 _MOST_REPLICAS = 3
+#: Records that are decoded at a time.
+_MOST_ROWS = 10_000
 #: Of a batch, compressed: the decision of about 100,000 tasks.
 _LARGEST_BYTES = 4 * 1024 * 1024
 _POLICY, _UNCLEAN, _IN_SYNC = "cleanup.policy", "unclean.leader.election.enable", "min.insync.replicas"
@@ -31,6 +35,20 @@ def settings_of_topic(replicas: int | None) -> dict[str, str]:
     return settings
 
 
+def is_there(cluster: Cluster, topic: str) -> bool:
+    return topic in cluster.attempt(lambda: cluster.partitions([topic], missing_ok=True))
+
+
+def read_records(cluster: Cluster, topic: str, start: int, end: int) -> Iterator[tuple[Iterator[ConsumerRecord], int]]:
+    """The records from `start` to `end`, and perhaps more: those of each fetch, and the offset after them.
+
+    Raises what `fetch_range` does.
+    """
+    decoder = RecordDecoder(cluster.config.decompressed_max_bytes, _MOST_ROWS)
+    for fetched in fetch_range(cluster, topic, 0, start, end):
+        yield (record for records, _ in decoder.parts(fetched) for record in records), fetched.next_offset
+
+
 def prepare_topic(cluster: Cluster, topic: str) -> None:
     """Create the topic if it is missing, or check the one that is there.
 
@@ -39,8 +57,8 @@ def prepare_topic(cluster: Cluster, topic: str) -> None:
     and not compacted; `ProtocolError` if ACLs forbid it.
     """
     admin = Admin(cluster)
-    is_there = topic in cluster.attempt(lambda: cluster.partitions([topic], missing_ok=True))
-    if not is_there:
+    was_there = is_there(cluster, topic)
+    if not was_there:
         _create(admin, topic)
         cluster.attempt(lambda: cluster.partitions([topic]))
     try:
@@ -56,7 +74,7 @@ def prepare_topic(cluster: Cluster, topic: str) -> None:
             f"topic {topic} has cleanup.policy={policy}, which would lose decisions: set it to compact "
             f"(klog topics alter {topic} --config cleanup.policy=compact)"
         )
-    if is_there:
+    if was_there:
         replicas = len(admin.describe_topic(topic).partitions[0].replicas)
         if risks := _risks(replicas, {name: entry.value for name, entry in settings.items()}, _replicas(admin)):
             _log.warning(

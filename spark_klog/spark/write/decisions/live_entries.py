@@ -84,6 +84,11 @@ class LiveEntries:
         self.entries.append(entry)
         self.last, self.last_key = number, key
 
+    @property
+    def left(self) -> Log:
+        """The entries, also if some are missing."""
+        return Log(tuple(self.entries), self.last + 1 - len(self.entries))
+
     def log(self, where: str) -> Log:
         """The entries; `DecodeError` if the topic `where` they are has lost some."""
         if self._missing is not None:
@@ -92,4 +97,4 @@ class LiveEntries:
                 "have another cleanup.policy than compact, or did someone delete records, or create it again? To go "
                 "on, see continue_at in docs/recipes/exactly-once.md"
             )
-        return Log(tuple(self.entries), self.last + 1 - len(self.entries))
+        return self.left

@@ -14,20 +14,18 @@ from pathlib import Path
 from spark_klog.base.addresses import local_path, without_user
 from spark_klog.client.admin.admin import TransactionDescription
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.consumer.decoding import RecordDecoder
-from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import offset_range
 from spark_klog.errors import DecodeError, ErrorCode, KlogError, ProtocolError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.spark.write.decisions.decision_log import Identity, decode_entry
-from spark_klog.spark.write.decisions.decision_place import query_key, stream_key
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace, query_key, stream_key
+from spark_klog.spark.write.decisions.decision_topic import is_there, read_records
 from spark_klog.spark.write.decisions.hard_link_log import FOLDER, HardLinkLog, is_checkpoint, planned, read_back
 from spark_klog.spark.write.decisions.live_entries import LiveEntries
 from spark_klog.spark.write.exactly_once import PLAN, Decision, Ended, Entry, Log, Transaction
 from spark_klog.trees.checkpoint import CheckpointState
 
 _log = logging.getLogger(__name__)
-_MOST_ROWS = 10_000
 #: Of the UUID at the end of a sink's transactional id, which the worker has drawn.
 _UUID_LENGTH = 36
 _EMPTY = Log()
@@ -89,7 +87,7 @@ class LogState:
     @property
     def decided(self) -> int:
         """The last decided micro-batch; -1 if there is none."""
-        return -1 if self.decision is None else self.decision.batch
+        return self.log.decided
 
     @property
     def to_commit(self) -> tuple[Transaction, ...]:
@@ -139,44 +137,41 @@ def logs_of_checkpoint(location: str, cluster: Cluster | None, topic: str, folde
         folder = Path(local)
     name = without_user(location)
     by_id = query_key(folder) if folder is not None and is_checkpoint(folder) else ""
-    key, of_sink, sink = (by_id if local is not None and by_id else stream_key(location)), topic, None
+    place = DecisionPlace(None, topic, by_id if local is not None and by_id else stream_key(location))
+    sink = None
     if folder is not None and (folder / FOLDER).is_dir():
         moved = HardLinkLog(folder, Identity(), is_any=True).moved()
         if moved is None:
             sink = _log_in(name, folder / FOLDER)
         else:
-            of_sink, key = moved.topic, moved.key
-            sink = LogState(name, _place(of_sink, key), is_in_topic=True, is_known=cluster is not None)
+            place = DecisionPlace(None, moved.topic, moved.key)
+            sink = LogState(name, place.told, is_in_topic=True, is_known=cluster is not None)
     if cluster is None:
         return QueryLogs(sink, (), "in its files")
     is_local = sink is not None and not sink.is_in_topic
     calls = f"{_WRITE}{by_id.removeprefix(_STREAM)}/" if by_id else ""
 
     def is_wanted(one: str, _: bytes) -> bool:
-        return (one == key and not is_local) or (calls != "" and one.startswith(calls))
+        return (one == place.key and not is_local) or (calls != "" and one.startswith(calls))
 
     found: list[LogState] = []
-    for where in dict.fromkeys([of_sink, topic]):
+    for where in dict.fromkeys([place.topic, topic]):
         try:
             found += (replace(one, query=name) for one in logs_in_topic(cluster, where, is_wanted))
         except ProtocolError as error:
             if not is_local:
                 raise
             _log.warning("what write_updates has decided in topic %s is left out: %s", where, error)
-    sink = next((one for one in found if one.place == _place(of_sink, key)), sink)
+    sink = next((one for one in found if one.place == place.told), sink)
     updates = tuple(one for one in found if one.name)
     if sink is not None or updates:
         return QueryLogs(sink, updates, "")
-    return QueryLogs(None, (), _searched(cluster, topic, [key, f"{calls}NAME"] if calls else [key]))
+    return QueryLogs(None, (), _searched(cluster, topic, [place.key, f"{calls}NAME"] if calls else [place.key]))
 
 
 def _searched(cluster: Cluster, topic: str, keys: list[str]) -> str:
     there = f"in its files or in topic {topic} ({' or '.join(keys)})"
-    return there if _exists(cluster, topic) else f"{there}, which does not exist"
-
-
-def _place(topic: str, key: str) -> str:
-    return f"topic {topic} ({key})"
+    return there if is_there(cluster, topic) else f"{there}, which does not exist"
 
 
 def _log_in(query: str, folder: Path) -> LogState:
@@ -214,46 +209,35 @@ def logs_in_topic(cluster: Cluster, topic: str, is_wanted: Callable[[str, bytes]
 
     Raises what `fetch_range` and `list_offsets` raise.
     """
-    if not _exists(cluster, topic):
+    if not is_there(cluster, topic):
         return []
     start, end = offset_range(cluster, topic, 0)
     live: dict[str, LiveEntries] = {}
     damaged: set[str] = set()
-    decoder = RecordDecoder(cluster.config.decompressed_max_bytes, _MOST_ROWS)
-    for fetched in fetch_range(cluster, topic, 0, start, end):
-        for records, _ in decoder.parts(fetched):
-            for record in records:
-                name = (record.key or b"").decode(errors="replace").rsplit("/", 2)[0]
-                if name not in live:
-                    if record.value is None or not is_wanted(name, record.value):
-                        continue
-                    live[name] = LiveEntries(name)
-                try:
-                    live[name].add(record.key, record.value, f"{topic}-0 {record.offset}")
-                except DecodeError as error:
-                    damaged.add(name)
-                    _log.warning("%s", error)
+    for records, _ in read_records(cluster, topic, start, end):
+        for record in records:
+            name = (record.key or b"").decode(errors="replace").rsplit("/", 2)[0]
+            if name not in live:
+                if record.value is None or not is_wanted(name, record.value):
+                    continue
+                live[name] = LiveEntries(name)
+            try:
+                live[name].add(record.key, record.value, f"{topic}-0 {record.offset}")
+            except DecodeError as error:
+                damaged.add(name)
+                _log.warning("%s", error)
     return [
-        LogState(
-            *_whose(name, topic),
-            identity=one.identity,
-            log=Log(tuple(one.entries), one.last + 1 - len(one.entries)),
-            is_in_topic=True,
-        )
+        LogState(*_whose(name, topic), identity=one.identity, log=one.left, is_in_topic=True)
         for name, one in sorted(live.items())
         if one.entries and name not in damaged
     ]
-
-
-def _exists(cluster: Cluster, topic: str) -> bool:
-    return topic in cluster.attempt(lambda: cluster.partitions([topic], missing_ok=True))
 
 
 def _whose(key: str, topic: str) -> tuple[str, str, str]:
     """The query, the place and the name of `write_updates` of a log's key."""
     match = _UPDATES.fullmatch(key)
     query, name = (match[1], match[2]) if match else (key.removeprefix(_STREAM), "")
-    return query, _place(topic, key), name
+    return query, DecisionPlace(None, topic, key).told, name
 
 
 @dataclass(frozen=True)

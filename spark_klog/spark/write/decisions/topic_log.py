@@ -28,8 +28,6 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.consumer.decoding import RecordDecoder
-from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.retry import Retry
@@ -39,7 +37,7 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.security.config import Settings
 from spark_klog.spark.options import PREFIX
 from spark_klog.spark.write.decisions.decision_log import Identity, encode_entry
-from spark_klog.spark.write.decisions.decision_topic import prepare_topic, refused_access
+from spark_klog.spark.write.decisions.decision_topic import prepare_topic, read_records, refused_access
 from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
 from spark_klog.spark.write.exactly_once import Decision, Entry, Log
 
@@ -56,7 +54,6 @@ _OWN = {
     "buffer.memory": str(128 * 1024 * 1024),
 }
 _MOST_TOMBSTONES = 500
-_MOST_ROWS = 10_000
 _MOST_SESSIONS = 8
 _MOST_LOGS = 100
 #: Then connections and the producer's id are renewed: proxies drop quiet connections, brokers forget ids.
@@ -228,15 +225,12 @@ class _Session:
 
     def _read(self, topic: str, live: LiveEntries, end: int) -> int:
         """Read the records before `end`, and perhaps more; return how many there are."""
-        config = self.cluster.config
-        decoder = RecordDecoder(config.decompressed_max_bytes, _MOST_ROWS)
         count = 0
-        for fetched in fetch_range(self.cluster, topic, 0, live.next_offset, end):
-            for records, _ in decoder.parts(fetched):
-                for record in records:
-                    live.add(record.key, record.value, f"{topic}-0 at offset {record.offset}")
-                count += len(records)
-            live.next_offset = max(live.next_offset, fetched.next_offset)
+        for records, next_offset in read_records(self.cluster, topic, live.next_offset, end):
+            for record in records:
+                live.add(record.key, record.value, f"{topic}-0 at offset {record.offset}")
+                count += 1
+            live.next_offset = max(live.next_offset, next_offset)
         return count
 
     def write(self, topic: str, live: LiveEntries, records: Sequence[_Record], confirmed_by: float = math.inf) -> None:
