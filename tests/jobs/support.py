@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,12 +119,12 @@ class Running:
         return self._process.poll() is not None
 
     def tree(self) -> list[psutil.Process]:
-        """spark-submit's JVM, then its descendants."""
-        try:
-            top = psutil.Process(self._process.pid)
-            found = [top, *top.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            found = []
+        """spark-submit's JVM, then its descendants; nothing once it has ended: its pid may be another process's."""
+        found: list[psutil.Process] = []
+        if not self.ended:
+            with suppress(psutil.NoSuchProcess):
+                top = psutil.Process(self._process.pid)
+                found = [top, *top.children(recursive=True)]
         self._seen.update(found)
         return found
 

@@ -136,12 +136,15 @@ class SparkTables:
 
     def close(self) -> None:
         """SIGKILL to Python's driver, the JVM and its workers."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            tree = [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]
-            for process in tree:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(tree, timeout=_STOP_SECONDS)
+        tree: list[psutil.Process] = []
+        if self._process.poll() is None:  # else its pid may be another process's
+            with contextlib.suppress(psutil.NoSuchProcess):
+                top = psutil.Process(self._process.pid)
+                tree = [*top.children(recursive=True), top]
+        for process in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(tree, timeout=_STOP_SECONDS)
         self._process.wait(_STOP_SECONDS)
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None

@@ -13,6 +13,7 @@ from spark_klog.embedded import EmbeddedCluster
 from tests.spark.support import Sent, consume, produce
 from tests.support.kafka import NEWEST, Version
 from tests.support.shared_kafka import SharedKafkas
+from tests.support.transactional.java import JavaClient
 
 PARTITIONS = 3
 OURS = "ours"
@@ -45,6 +46,13 @@ def fill(servers: str, topic: str, first: int, end: int) -> None:
 def read(servers: str, topic: str, *, committed: bool = True) -> Counter[str]:
     level = "read_committed" if committed else "read_uncommitted"
     return Counter((record.value or b"").decode() for record in consume(servers, topic, isolation_level=level))
+
+
+def read_by_java(servers: str, topic: str, folder: Path) -> Counter[str]:
+    """The committed values, none of which has a space, read by the newest Java client. Takes Kafka's jars."""
+    with JavaClient(NEWEST, servers, folder / "java.log") as java:
+        level = "isolation.level=read_committed"
+        return Counter(value for n in range(PARTITIONS) for value in java.ask("read", topic, str(n), level))
 
 
 def once(records: int) -> Counter[str]:

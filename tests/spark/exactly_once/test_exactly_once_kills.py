@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from tests.jobs.support import Running
 from tests.spark.exactly_once.kills import KILLS, SECONDS, SEED, Brokers, Program, brokers
-from tests.spark.exactly_once.support import PARTITIONS, fill, once, read
+from tests.spark.exactly_once.support import PARTITIONS, fill, once, read, read_by_java
 from tests.spark.support import create_topic
 from tests.support.s3_server import serving_s3
 from tests.support.s3a import s3a_settings
@@ -131,4 +131,6 @@ def test_every_row_once(
         time.sleep(0.5)  # coordinators answer EndTxn before they write the markers
     assert sorted((found - wanted).items())[:10] == []
     assert sorted((wanted - found).items())[:10] == []
+    if place == "bucket":
+        assert read_by_java(brokers.servers, topic, server_dir) == wanted
     print(f"killed {dict(killed)} in {copy.runs} runs, after {copy.begun()} micro-batches, {len(seen)} rows")  # noqa: T201

@@ -16,14 +16,18 @@ import pytest
 
 from tests.jobs.support import Running
 from tests.spark.exactly_once.kills import KILLS, SECONDS, SEED, Brokers, Program, brokers
-from tests.spark.exactly_once.support import PARTITIONS, once, read
+from tests.spark.exactly_once.support import PARTITIONS, once, read, read_by_java
 from tests.spark.support import Sent, consume, create_topic, produce
 from tests.support.waiting import wait_until
 
 from . import batch_program, updates_program
 
 __all__ = ["brokers"]
-pytestmark = [pytest.mark.timeout(0), pytest.mark.test_all("kill")]  # each step has its own deadline
+pytestmark = [
+    pytest.mark.timeout(0),  # each step has its own deadline
+    pytest.mark.test_all("kill"),
+    pytest.mark.peer,  # they are read by Java, too
+]
 
 RECORDS_A_BATCH = 100
 #: For each kill: more records than the program counts until then.
@@ -103,11 +107,11 @@ def test_updates(request: pytest.FixtureRequest, brokers: Brokers, topic: str, s
         for field in ("batch", "count"):
             values = [one[field] for one in updates]
             assert values == sorted(set(values))
-    rows = Counter(json.dumps(one) for updates in by_key.values() for one in updates)
-    wait_until(
-        lambda: Counter(json.dumps(json.loads(text)) for text in read(servers, f"{topic}-all").elements()) == rows
-    )
-    print(f"killed {dict(killed)}, {program.begun()} micro-batches, {len(rows)} updates of {len(last)} keys")  # noqa: T201
+    all_of_them = Counter(json.dumps(one, separators=(",", ":")) for updates in by_key.values() for one in updates)
+    wait_until(lambda: read(servers, f"{topic}-all") == all_of_them)
+    for name in (topic, f"{topic}-all"):
+        assert read_by_java(servers, name, server_dir) == all_of_them
+    print(f"killed {dict(killed)}, {program.begun()} micro-batches, {len(all_of_them)} updates of {len(last)} keys")  # noqa: T201
 
 
 def test_batch_writes(request: pytest.FixtureRequest, brokers: Brokers, topic: str, server_dir: Path) -> None:
@@ -121,4 +125,5 @@ def test_batch_writes(request: pytest.FixtureRequest, brokers: Brokers, topic: s
     given = program.given | {"writes": begun + 2, "place": str(server_dir / "none")}
     batch_program.run(request.getfixturevalue("spark"), given)
     wait_until(lambda: read(brokers.servers, topic) == once(ROWS * (begun + 2)), "all rows, each once", 60)
+    assert read_by_java(brokers.servers, topic, server_dir) == once(ROWS * (begun + 2))
     print(f"killed {dict(killed)} in {begun} writes, {len(seen)} rows")  # noqa: T201
