@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.settings import client_config
-from spark_klog.errors import ErrorCode, ErrorWithFields, KlogError, ProtocolError
+from spark_klog.errors import ConfigError, ErrorCode, ErrorWithFields, KlogError, ProtocolError
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import PREFIX
 from spark_klog.spark.worker_process import cluster_of, prepare_worker
@@ -325,7 +325,7 @@ def write_in_transaction(
 ) -> WrittenInTransaction:
     """Write a task's rows in a transaction of this attempt, and leave it open; errors as of the client's producer.
 
-    `what` it writes is for a warning.
+    `what` it writes is for a warning. Raises `ConfigError` for rows to the topic of the decisions.
     """
     context = TaskContext.get()
     assert context is not None, "Spark runs tasks with a context"
@@ -335,6 +335,8 @@ def write_in_transaction(
         PRODUCERS.borrow_transactional(client, claimed.identity.id_prefix, claimed.begun.number) as producer,
     ):
         counts = send_all(producer, options, iterator)
+        if claimed.place.topic in counts:
+            raise ConfigError(f"column 'topic' has {claimed.place.topic}, the topic of the decisions: leave its rows out")
         prepared = producer.prepare_transaction()
     transaction = None if prepared is None else Transaction(**vars(prepared), task=task)
     return WrittenInTransaction(counts, claimed, transaction)

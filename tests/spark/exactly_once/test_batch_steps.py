@@ -35,7 +35,7 @@ from tests.support.waiting import wait_until
 
 from .support import OURS_AND_KAFKA, brokers_of
 
-_SCHEMA = StructType().add("value", "string")
+_SCHEMA = StructType().add("topic", "string").add("key", "string").add("value", "string")
 _ABORTED, _COMMITTED = ("PrepareAbort", "CompleteAbort"), ("PrepareCommit", "CompleteCommit")
 
 
@@ -65,9 +65,12 @@ class Write:
 
     def task(self, writer: ExactlyOnceBatchWriter, number: int, *values: str) -> WrittenInBatch:
         """What a task that writes these values reports; Spark may drop it."""
+        return self.task_of(writer, number, pa.record_batch([pa.array(values, pa.string())], ["value"]))
+
+    def task_of(self, writer: ExactlyOnceBatchWriter, number: int, rows: pa.RecordBatch) -> WrittenInBatch:
         context = SimpleNamespace(get=lambda: SimpleNamespace(partitionId=lambda: number))
         self._monkeypatch.setattr(exactly_once_driver, "TaskContext", context)
-        written = writer.write(iter([pa.record_batch([pa.array(values, pa.string())], ["value"])]))
+        written = writer.write(iter([rows]))
         assert isinstance(written, WrittenInBatch)
         return written
 
@@ -104,6 +107,15 @@ def test_a_write_runs_twice(write: Write, caplog: pytest.LogCaptureFixture) -> N
     again.commit([written])
     again.abort([written])
     write.becomes("a", "b")
+
+
+def test_rows_to_the_topic_of_the_decisions(write: Write) -> None:
+    """By a column; the option is refused before any request."""
+    writer = write.begin(topic="")
+    rows = pa.record_batch([[write.topic, "__klog_decisions"], ["k", "k"], ["a", "b"]], ["topic", "key", "value"])
+    with pytest.raises(ConfigError, match="column 'topic' has __klog_decisions, the topic of the decisions"):
+        write.task_of(writer, 0, rows)
+    assert write.read() == []
 
 
 def test_two_runs_at_a_time(write: Write) -> None:
