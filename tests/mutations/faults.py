@@ -221,7 +221,7 @@ FAULTS = (
         "spark_klog/broker/transactions/verification.py",
         "        if self._ended != _ended_transactions(log, self._producer):",
         "        if self._ended > _ended_transactions(log, self._producer):",
-        ("tests/broker/test_transactions_2.py", "tests/broker/test_transactions.py"),
+        ("tests/broker/test_verification.py", "tests/broker/test_transactions_2.py"),
     ),
     Fault(
         "broker-marker-wakes-nobody",  # a fetch of committed records waits to its end
@@ -330,7 +330,7 @@ FAULTS = (
         "spark_klog/spark/write/exactly_once_driver.py",
         "        if not local.move(moved):\n            raise Superseded\n",
         "        local.move(moved)\n",
-        ("tests/spark/exactly_once/test_topic_driver.py", "tests/spark/exactly_once/test_decision_place.py"),
+        ("tests/spark/exactly_once/test_moves.py", "tests/spark/exactly_once/test_topic_driver.py"),
     ),
     Fault(
         "spark-other-epoch-of-the-transaction",  # the broker has aborted it, and the worker has begun another one
@@ -368,7 +368,7 @@ FAULTS = (
         ("tests/spark/exactly_once/test_micro_batches.py",),
     ),
     Fault(
-        "spark-available-now-too-early",  # the last run got no further in one partition of two
+        "spark-available-now-too-early",  # the last run got no further in one source of two
         "spark_klog/spark/available_now.py",
         "        if reached == before:",
         "        if any(before.get(number) == ends for number, ends in reached.items()):",

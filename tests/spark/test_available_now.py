@@ -246,6 +246,22 @@ def test_a_topic_that_is_created_again_ends_it(servers: str, topic: str, caplog:
     assert "the query got no further, though 95 of the offsets" in caplog.text
 
 
+def test_two_sources_of_which_one_is_read_first() -> None:
+    """Runs go on while the other one gets further."""
+    small, latest = {"small": {"0": 5}}, {("large", 0): 90}
+    runs: list[int] = []
+
+    def start() -> StreamingQuery:
+        runs.append(30 * (len(runs) + 1))
+        large = with_left({"large": {"0": runs[-1]}}, {("large", 0): runs[-1]}, latest)
+        progress = {"sources": [{"endOffset": small}, {"endOffset": large}], "durationMs": {"latestOffset": 1}}
+        query = SimpleNamespace(awaitTermination=lambda: None, lastProgress=SimpleNamespace(json=json.dumps(progress)))
+        return cast("StreamingQuery", query)
+
+    spark_klog.run_available_now(start)
+    assert runs == [30, 60, 90]
+
+
 def test_a_query_that_does_not_end() -> None:
     class Endless:
         def awaitTermination(self, timeout: float) -> bool:

@@ -84,9 +84,9 @@ class Query:
     def claim(self) -> Claimed:
         return claim(self.settings, self.place, self.prefix)
 
-    def task(self, claimed: Claimed, number: int, *values: bytes) -> Transaction:
-        """Write values in the transaction of a task, with a new worker's transactional id."""
-        name = f"{claimed.identity.id_prefix}{number}-{time.time_ns()}"
+    def task(self, claimed: Claimed, number: int, *values: bytes, name: str = "") -> Transaction:
+        """Write values in the transaction of a task, with a new worker's transactional id, or `name`."""
+        name = name or f"{claimed.identity.id_prefix}{number}-{time.time_ns()}"
         producer = Producer({**self.settings, "transactional.id": name})
         self.producers.append(producer)
         producer.init_transactions()
@@ -230,6 +230,18 @@ def test_a_driver_that_dies_after_its_decision(query: Query) -> None:
     query.decide(again, 0)  # the tasks of a decided micro-batch write nothing
     assert query.claim().begun.decided == 0
     query.read_until("a", "b")
+
+
+def test_a_worker_that_has_begun_another_transaction(query: Query) -> None:
+    """The broker has aborted the one to decide; the one that is open by its name is of another epoch."""
+    claimed = query.claim()
+    lost = query.task(claimed, 0, b"lost")
+    other = query.task(claimed, 0, b"other", name=lost.transactional_id)
+    assert (other.producer_id, query.state(lost)) == (lost.producer_id, "Ongoing")
+    with pytest.raises(NotDecided, match="the transaction of task 0 is over"):
+        query.decide(claimed, 0, lost)
+    query.decide(claimed, 0, other)
+    query.read_until("other")
 
 
 def test_two_runs_of_a_checkpoint(query: Query) -> None:

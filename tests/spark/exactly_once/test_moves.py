@@ -248,3 +248,22 @@ def test_a_run_of_the_topic_during_a_move(worlds: Iterator[World], monkeypatch: 
     monkeypatch.setattr(MemoryLog, "append", lambda *_: False)
     with pytest.raises(Superseded):
         world.run("topic", "complete", monkeypatch)
+
+
+def test_a_run_of_the_checkpoint_during_a_move(worlds: Iterator[World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claims and decides behind the run that moves: that one stops, and the next one moves its decision, too."""
+    world, move = next(worlds), HardLinkLog.move
+    world.run("auto", "complete", monkeypatch)
+
+    def overtaken(*arguments: Any) -> bool:
+        monkeypatch.setattr(HardLinkLog, "move", move)
+        world.run("auto", "decided", monkeypatch)
+        return move(*arguments)
+
+    monkeypatch.setattr(HardLinkLog, "move", overtaken)
+    with pytest.raises(Superseded):
+        world.run("topic", "complete", monkeypatch)
+    assert world.rows == Counter([0])
+    for _ in range(2):
+        world.run("topic", "complete", monkeypatch)
+    assert world.rows == Counter(range(3))
