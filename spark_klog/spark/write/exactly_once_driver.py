@@ -336,7 +336,7 @@ def write_in_transaction(
     ):
         counts = send_all(producer, options, iterator)
         if claimed.place.topic in counts:
-            raise ConfigError(f"column 'topic' has {claimed.place.topic}, the topic of the decisions: leave its rows out")
+            raise ConfigError(f"column 'topic' has {claimed.place.topic}, the topic of the decisions: drop these rows")
         prepared = producer.prepare_transaction()
     transaction = None if prepared is None else Transaction(**vars(prepared), task=task)
     return WrittenInTransaction(counts, claimed, transaction)
