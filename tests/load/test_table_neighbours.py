@@ -17,9 +17,10 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files import open_folder
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import token_of
+from spark_klog.load.journal.model import Range, token_of
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import VALUES, WriteSettings
+from spark_klog.load.tasks.task import Job
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.tables.opening import open_table
 from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
@@ -50,6 +51,16 @@ class _unlocked:
     def __exit__(self, *_: object) -> None: ...
 
 
+class _InTurns(InProcess):
+    """Threads share the client of their process's tasks; Spark's tasks have a process each."""
+
+    _turn = threading.Lock()
+
+    def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
+        with self._turn:
+            super().run(tasks, job)
+
+
 @pytest.mark.test_all("long")
 @_KINDS
 def test_two_loads_race(cluster: EmbeddedCluster, topic: str, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +74,7 @@ def test_two_loads_race(cluster: EmbeddedCluster, topic: str, lake: Lake, monkey
 
     def work() -> None:
         try:
-            load(options, InProcess())
+            load(options, _InTurns())
         except LoadError as error:
             lost.append(str(error))
 

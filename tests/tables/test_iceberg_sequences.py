@@ -183,7 +183,9 @@ class Orders(RuleBasedStateMachine):
         head, place = table.metadata.current_snapshot_id, data.draw(st.sampled_from(past))
         table.manage_snapshots().set_current_snapshot(place).commit()
         rows_then, run_then = self._known[place]
-        if run_then != self._run:
+        number = table.properties.get("klog.run")  # if it is unset, the history tells
+        is_back = number is not None and (run_then is None or run_then.number < int(number))
+        if is_back:
             with pytest.raises(LoadError, match="was rolled back"):
                 self._table.last_run(LOAD)
             with pytest.raises(LoadError, match="was rolled back"):
@@ -192,18 +194,18 @@ class Orders(RuleBasedStateMachine):
                 assert head is not None
                 self._warehouse.stranger().manage_snapshots().set_current_snapshot(head).commit()
                 return
-            number = self._warehouse.stranger().properties["klog.run"]
             with self._warehouse.stranger().transaction() as transaction:
                 transaction.remove_properties("klog.run")
-            if self._has_expired:
-                try:
-                    self._table.last_run(LOAD)
-                except LoadError:  # nothing tells which runs are left
+        if self._has_expired and (is_back or number is None):
+            try:
+                self._table.last_run(LOAD)
+            except LoadError:  # nothing tells which runs are left
+                if number is not None:
                     with self._warehouse.stranger().transaction() as transaction:
                         transaction.set_properties({"klog.run": number})
-                    assert head is not None
-                    self._warehouse.stranger().manage_snapshots().set_current_snapshot(head).commit()
-                    return
+                assert head is not None
+                self._warehouse.stranger().manage_snapshots().set_current_snapshot(head).commit()
+                return
         self._rows, self._run = rows_then, run_then
 
     @invariant()
