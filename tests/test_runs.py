@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.support import schedule
+from tests.support.processes import kill, tree_of
 from tests.support.schedule import LongestFirst
 from tests.support.waiting import wait_until
 
@@ -280,3 +281,13 @@ def test_recorded_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert schedule.recorded_seconds()["tests/test_runs.py"] == 3
     recorder.pytest_sessionfinish(pytest.ExitCode.OK)
     assert list(schedule.recorded_seconds().items()) == [("tests/test_runs.py", 10), ("tests/test_embedded.py", 7)]
+
+
+def test_the_processes_of_a_program_that_has_ended() -> None:
+    """Its pid may be another process's by then, here this one's: nobody kills that."""
+    program = subprocess.Popen(["sleep", "60"])
+    assert [process.pid for process in tree_of(program)] == [program.pid]
+    assert kill(tree_of(program)) == 1
+    program.wait(30)
+    program.pid = os.getpid()
+    assert tree_of(program) == []

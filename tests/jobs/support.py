@@ -1,4 +1,4 @@
-"""Helpers for job tests: run jobs as a user does, read their output with pyarrow, find and kill their processes."""
+"""Helpers for job tests: run jobs as a user does, read their output with pyarrow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from spark_klog.tables.opening import open_table
+from tests.support.processes import kill, tree_of
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -79,30 +79,6 @@ class Ran(NamedTuple):
         return last
 
 
-def named(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
-    """The processes with the word in their command line."""
-    found = []
-    for process in processes:
-        try:
-            if any(word in part for part in process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def kill(processes: list[psutil.Process]) -> int:
-    """Send SIGKILL; return the number of processes that still existed."""
-    hit = 0
-    for process in processes:
-        try:
-            process.kill()
-            hit += 1
-        except psutil.NoSuchProcess:
-            continue
-    return hit
-
-
 class Running:
     """A running job, whose output goes to files."""
 
@@ -119,12 +95,8 @@ class Running:
         return self._process.poll() is not None
 
     def tree(self) -> list[psutil.Process]:
-        """spark-submit's JVM, then its descendants; nothing once it has ended: its pid may be another process's."""
-        found: list[psutil.Process] = []
-        if not self.ended:
-            with suppress(psutil.NoSuchProcess):
-                top = psutil.Process(self._process.pid)
-                found = [top, *top.children(recursive=True)]
+        """spark-submit's JVM, then its descendants."""
+        found = tree_of(self._process)
         self._seen.update(found)
         return found
 
@@ -147,11 +119,7 @@ class Running:
 
     def kill(self) -> None:
         """Kill all its processes that still run."""
-        for process in {*self.tree(), *self._seen}:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                pass
+        kill({*self.tree(), *self._seen})
         self._process.wait()
 
 
@@ -211,13 +179,9 @@ class Driver:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
-            below = psutil.Process(process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            below = []
-        process.kill()
-        kill(below)
-        psutil.wait_procs(below, timeout=60)
+        tree = tree_of(process)
+        kill(tree)
+        psutil.wait_procs(tree, timeout=60)
         process.wait()
 
 

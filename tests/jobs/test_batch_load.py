@@ -45,8 +45,6 @@ from tests.jobs.support import (
     Load,
     check_demo,
     environment,
-    kill,
-    named,
     rows_of,
     spark_submit,
     wait_for_the_moment,
@@ -56,6 +54,7 @@ from tests.load.support import Killed, die, failing, run
 from tests.spark.support import Sent, create_topic, produce, values
 from tests.support.certificates import make_certificates
 from tests.support.kafka import free_port
+from tests.support.processes import kill, named
 from tests.support.secure_broker import PASSWORDS, SecureBroker
 from tests.support.waiting import wait_until
 

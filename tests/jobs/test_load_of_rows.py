@@ -18,9 +18,10 @@ from spark_klog.cli.jobs.batch_load import main as batch_load
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load.audit import status
 from spark_klog.schema_registry import SchemaRegistry
-from tests.jobs.support import BATCH_LOAD, Load, kill, named, wait_for_the_moment
+from tests.jobs.support import BATCH_LOAD, Load, wait_for_the_moment
 from tests.load.support import by_duckdb, expected
 from tests.spark.support import Sent, create_topic, produce
+from tests.support.processes import kill, named
 
 _GIVEN = ("-b", "127.0.0.1:1", "--topics", "t", "--output", "o")
 _PARTITIONS, _EACH = 3, 400

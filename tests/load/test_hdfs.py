@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Lock, current_thread
+from threading import Barrier, Lock
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.journal import lease
-from tests.load.support import Killed, by_duckdb, expected, run
+from tests.load.support import Killed, by_duckdb, expected, is_renewal, run
 from tests.spark.support import create_topic, produce, values
 
 _MANY = 16
@@ -41,10 +41,7 @@ class _Stream:
 
 
 class _Hdfs:
-    """A local file system with the type name of HDFS; write number `fails` raises `error` halfway.
-
-    A lease is renewed as time passes, in a thread of its own: its writes do not count.
-    """
+    """A local file system with the type name of HDFS; write number `fails` raises `error` halfway."""
 
     type_name = "hdfs"
 
@@ -70,7 +67,7 @@ class _Hdfs:
 
     def open_output_stream(self, path: str, **options: Any) -> Any:
         stream = self._local.open_output_stream(path, **options)
-        if current_thread().name == "klog-lease":
+        if is_renewal():
             return stream
         self._left -= 1
         return _Stream(stream, self._error) if self._error is not None and self._left == 0 else stream

@@ -37,8 +37,6 @@ from tests.jobs.support import (
     Load,
     Running,
     environment,
-    kill,
-    named,
     rows_of,
     wait_for_the_moment,
 )
@@ -47,6 +45,7 @@ from tests.load.buckets import bucket, committed, seen
 from tests.load.support import InProcess, Place, by_duckdb, by_pyarrow, expected, kills, run
 from tests.load.tables import Kind, by_spark, check_each_once as check_places, make_lake
 from tests.spark.support import Sent, create_topic, produce, values
+from tests.support.processes import kill, named
 
 _SECONDS = 480
 #: Picks the processes to kill from those of a run; the broker is not one of them.

@@ -16,6 +16,7 @@ import psutil
 import pyarrow as pa
 
 from .maven import resolve
+from .processes import kill, tree_of
 from .pyspark_versions import child_environment, oldest, with_connector
 
 Kind = Literal["delta", "iceberg"]
@@ -136,14 +137,8 @@ class SparkTables:
 
     def close(self) -> None:
         """SIGKILL to Python's driver, the JVM and its workers."""
-        tree: list[psutil.Process] = []
-        if self._process.poll() is None:  # else its pid may be another process's
-            with contextlib.suppress(psutil.NoSuchProcess):
-                top = psutil.Process(self._process.pid)
-                tree = [*top.children(recursive=True), top]
-        for process in tree:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        tree = tree_of(self._process)
+        kill(tree)
         psutil.wait_procs(tree, timeout=_STOP_SECONDS)
         self._process.wait(_STOP_SECONDS)
         for stream in (self._process.stdin, self._process.stdout):
