@@ -62,12 +62,13 @@ matrix: $(VENV)/test.installed $(VENV)/spark-home.made
 asan: $(VENV)/test.installed
 	$(BIN)/python -m tests.fuzz.asan
 
+# All of tests is collected, to see that its modules can be imported; tests/papers is run.
 check: $(VENV)/check.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --quiet --no-header --disable-warnings tests/papers
+	$(BIN)/python -m pytest --quiet --no-header --disable-warnings -k papers tests
 	$(BUILD_DOCS)
 
 # Every warning is an error, broken internal links among them. Links to elsewhere are not fetched.

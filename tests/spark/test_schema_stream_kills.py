@@ -23,7 +23,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.jobs.support import kill
+from tests.support.processes import kill
 
 from .support import consume, create_topic
 from .test_stream_kills import PARTITIONS, TARGETS, Stream, Writer

@@ -22,7 +22,8 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from tests.jobs.support import Running, kill, named
+from tests.jobs.support import Running
+from tests.support.processes import kill, named
 
 from . import stream_program
 from .support import Group, committed_offsets, consume, create_topic
