@@ -1,7 +1,7 @@
-"""Run the suites of source, sink and streams with each pair of Python and pyspark: `python -m tests.spark.matrix`.
+"""Run the suites of source, sink, streams and exactly once with each pyspark: `python -m tests.spark.matrix`.
 
-Each pair has an environment in the cache, and its Python builds a wheel with the native kernel. The tests run from a
-copy without the package's sources, so they test the installed wheel. Further arguments go to pytest.
+Each pair of Python and pyspark has an environment in the cache, and its Python builds a wheel with the native kernel.
+The tests run from a copy without the package's sources, on the installed wheel. Further arguments go to pytest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from tests.support.wheel import build_wheel
 _ROOT = Path(__file__).parent.parent.parent
 _SUITES = (
     *("test_source_batch", "test_source_stream", "test_sink", "test_first_batch", "test_options", "test_offsets"),
-    *("test_limits", "test_loss", "test_round_trip", "test_sql"),
+    *("test_limits", "test_loss", "test_round_trip", "test_sql", "test_available_now"),
+    *("exactly_once/test_streams", "exactly_once/test_write_updates", "exactly_once/test_decision_place"),
+    *("exactly_once/test_micro_batches", "exactly_once/test_batch_steps", "exactly_once/test_moves"),
 )
 #: Packages that the suites need in addition to the project's dependencies.
 _TOOLS = (
@@ -28,6 +30,7 @@ _TOOLS = (
     "hypothesis",
     "chispa",
     "confluent-kafka",
+    "aiokafka",
     "kafka-python>=3",
     "psutil",
     "cryptography",
@@ -60,7 +63,8 @@ def _run(python: Path) -> int:
         environment = pyspark_versions.child_environment(python)
         environment |= {"PYTHONPATH": str(installed), "SPARK_KLOG_KERNEL": "native"}
         files = [f"tests/spark/{suite}.py" for suite in _SUITES]
-        command = [python, "-m", "pytest", "-p", "no:cacheprovider", *files, *sys.argv[1:]]
+        beside = "tests/spark/test_available_now.py::test_beside_the_connector"  # it takes a pyspark of its own
+        command = [python, "-m", "pytest", "-p", "no:cacheprovider", *files, "--deselect", beside, *sys.argv[1:]]
         return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
 
 

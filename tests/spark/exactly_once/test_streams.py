@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+import spark_klog
 from spark_klog.client.admin.admin import Admin
 from spark_klog.errors import ConfigError
 from spark_klog.spark.write.sink_options import sink_options
@@ -42,7 +43,7 @@ def start(
 
 
 def copy(spark: SparkSession, servers: str, topic: str, checkpoint: object, **more: str) -> None:
-    assert start(spark, servers, topic, checkpoint, **more).awaitTermination(_SECONDS)
+    spark_klog.run_available_now(lambda: start(spark, servers, topic, checkpoint, **more), _SECONDS)
 
 
 def prepare(servers: str, topic: str, records: int) -> None:

@@ -57,7 +57,7 @@ def _start(df: DataFrame, process: Callable[[DataFrame, int], None], checkpoint:
 
 
 def _run(df: DataFrame, process: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
-    assert _start(df, process, checkpoint).awaitTermination(_SECONDS)
+    spark_klog.run_available_now(lambda: _start(df, process, checkpoint), _SECONDS)
 
 
 def _refusal(df: DataFrame, process: Callable[[DataFrame, int], None], checkpoint: Path) -> str:
