@@ -23,7 +23,7 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from tests.jobs.support import Running
-from tests.support.processes import kill, named
+from tests.support.processes import kill, named, workers
 
 from . import stream_program
 from .support import Group, committed_offsets, consume, create_topic
@@ -37,25 +37,9 @@ RECORDS_A_BATCH = 200
 _PROGRAM = Path(__file__).with_name("stream_program.py")
 _SECONDS = 240.0
 Offsets = dict[tuple[str, int], int]
-
-
-def _workers(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """The processes that pyspark.daemon forked."""
-    daemons = named(processes, "pyspark.daemon")
-    pids = {daemon.pid for daemon in daemons}
-    return [process for process in daemons if _parent(process) in pids]
-
-
-def _parent(process: psutil.Process) -> int:
-    try:
-        return int(process.ppid())
-    except psutil.Error:
-        return -1
-
-
 #: Choose the processes to kill from all processes of the program, of which the first is its own.
 TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
-    "a worker": lambda tree: _workers(tree)[-1:],
+    "a worker": lambda tree: workers(tree)[-1:],
     "jvm": lambda tree: named(tree, "org.apache.spark.deploy.SparkSubmit"),
     "source": lambda tree: named(tree, "python_streaming_source_runner"),
     "python driver": lambda tree: tree[:1],

@@ -30,6 +30,20 @@ def named(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
     return found
 
 
+def workers(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """The processes that pyspark.daemon forked: tasks, and the sink's steps on the driver."""
+    daemons = named(processes, "pyspark.daemon")
+    pids = {daemon.pid for daemon in daemons}
+    return [process for process in daemons if _parent(process) in pids]
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return -1
+
+
 def kill(processes: Iterable[psutil.Process]) -> int:
     """Send SIGKILL; return the number of processes that still existed."""
     hit = 0

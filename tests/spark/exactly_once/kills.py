@@ -19,7 +19,7 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import Running
 from tests.support.kafka import NEWEST, Kafka
-from tests.support.processes import kill, named
+from tests.support.processes import kill, named, workers
 from tests.support.waiting import wait_until
 
 KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
@@ -28,25 +28,11 @@ SECONDS = 600.0
 #: Runs to start until one is alive at the chosen moment: a killed worker may end its run.
 _STARTS = 5
 _BROKER = "broker"
-
-
-def _workers(tree: list[psutil.Process]) -> list[psutil.Process]:
-    """The processes that pyspark.daemon forked: tasks, and the sink's steps on the driver."""
-    return [child for daemon in named(tree, "pyspark.daemon") for child in _children(daemon)]
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children())
-    except psutil.Error:
-        return []
-
-
 #: In the order of the kills: a short test makes only the first ones. Killing the broker does not end the JVM.
 _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "jvm": lambda tree: named(tree, "org.apache.spark.deploy.SparkSubmit"),
     _BROKER: lambda tree: [],
-    "workers": _workers,
+    "workers": workers,
     "python driver": lambda tree: tree[:1],
     "daemons": lambda tree: named(tree, "pyspark.daemon"),
     "everything": lambda tree: tree,
