@@ -125,7 +125,8 @@ def load(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     options = request["options"]
     formats: tuple[Any, ...] = ()
     if "registry" in options:
-        from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+        from spark_klog.schemas.column_format import ColumnFormat
+        from spark_klog.schemas.registry.client import RegistrySettings
         from spark_klog.security.config import Settings
 
         formats = (ColumnFormat("value", "avro", RegistrySettings(Settings({"url": options["registry"]}))),)

@@ -14,7 +14,7 @@ from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.errors import ConfigError
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.column_format import RegistrySettings
+    from spark_klog.schemas.registry.client import RegistrySettings
 
 
 class ChosenRegistry(NamedTuple):
@@ -36,7 +36,7 @@ class ChosenRegistry(NamedTuple):
         found = cluster.registry_settings(self.url, own)
         if not found:
             return None
-        from spark_klog.schemas.column_format import RegistrySettings
+        from spark_klog.schemas.registry.client import RegistrySettings
         from spark_klog.schemas.registry.settings import registry_config
 
         registry_config(found, OF_REGISTRY, client)

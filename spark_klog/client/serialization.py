@@ -33,8 +33,9 @@ from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+    from spark_klog.schemas.column_format import ColumnFormat
     from spark_klog.schemas.column_writing import Strategy, WriteFormat
+    from spark_klog.schemas.registry.client import RegistrySettings
 
 _log = logging.getLogger(__name__)
 Column = Literal["key", "value"]
@@ -236,7 +237,8 @@ class Serialization:
 
     def column_format(self, column: Column, topic: str) -> ColumnFormat:
         """The format of a column that has a schema, in a topic, whose name its subject has unless another is set."""
-        from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+        from spark_klog.schemas.column_format import ColumnFormat
+        from spark_klog.schemas.registry.client import RegistrySettings
 
         registry: RegistrySettings | None = None
         if self._registry:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
 import pyarrow as pa
 
-from spark_klog.base.names import OF_REGISTRY, Format
+from spark_klog.base.names import Format
 from spark_klog.errors import RegistryError, SchemaChanged, SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.codec import Codec, Decoder, codec_of
 from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey
-from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, registry_of
+from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, RegistrySettings
 from spark_klog.schemas.registry.schemas import References, Schema
 from spark_klog.schemas.rows import BadRow, Decoded, cut
-from spark_klog.security.config import Settings
 
 Column = Literal["key", "value"]
 #: How long the planning of a query waits for a registry: Spark can't stop the query meanwhile. Tasks wait longer.
@@ -30,26 +29,6 @@ _REMEDIES = {
     "restart": "start it again, from a new load(), to read by the new one (schemaEvolution=restart)",
     "fail": "set {}SchemaId to read by the new one, or schemaEvolution=keep (schemaEvolution=fail)",
 }
-
-
-@dataclass(frozen=True)
-class RegistrySettings:
-    """Settings by `registry.settings.NAMES`, secrets as the user wrote them: references stay references."""
-
-    settings: Settings
-    #: What users write before a name.
-    prefix: str = OF_REGISTRY
-    #: The Kafka client's settings, if it is its user that asks.
-    client: Settings = field(default_factory=Settings)
-
-    @classmethod
-    def beside(cls, client: Mapping[str, str], settings: Settings, prefix: str = OF_REGISTRY) -> RegistrySettings:
-        """With the client's settings only if they are needed: they have secrets, too."""
-        inherits = settings.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
-        return cls(settings, prefix, Settings(client if inherits else {}))
-
-    def registry(self, longest_ms: int | None = None) -> RegistryClient:
-        return registry_of(self.settings, self.prefix, self.client, longest_ms)
 
 
 @dataclass(frozen=True)

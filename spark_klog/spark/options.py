@@ -36,7 +36,8 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.security.config import Settings, check_holds_no_secret
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, ReaderSchema, RegistrySettings
+    from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, ReaderSchema
+    from spark_klog.schemas.registry.client import RegistrySettings
 
 _log = logging.getLogger(__name__)
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report), the bytes per record
@@ -614,7 +615,7 @@ def _registry(settings: dict[str, str], own: dict[str, str]) -> RegistrySettings
     if url:
         _add_registry_setting(own, f"{REGISTRY_PREFIX}url", url, "schemaRegistryUrl")
         given["url"] = url
-    from spark_klog.schemas.column_format import RegistrySettings
+    from spark_klog.schemas.registry.client import RegistrySettings
     from spark_klog.schemas.registry.settings import check_names as check_registry_names
 
     if "url" not in given:

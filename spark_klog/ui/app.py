@@ -58,7 +58,7 @@ from spark_klog.ui.messages import (
 from spark_klog.wire.listening import RequestRefused, bind, is_loopback, parse_listen
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.column_format import RegistrySettings
+    from spark_klog.schemas.registry.client import RegistrySettings
     from spark_klog.ui.schemas import MessageSchemas
 
 _MAX_STREAMS = 32

@@ -21,8 +21,9 @@ from spark_klog.base.names import Format
 from spark_klog.columns.plain_json import plain_json
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import KlogError, RegistryError, SchemaError
-from spark_klog.schemas.column_format import Column, ColumnDecoder, ColumnFormat, ReaderSchema, RegistrySettings
+from spark_klog.schemas.column_format import Column, ColumnDecoder, ColumnFormat, ReaderSchema
 from spark_klog.schemas.prefix import schema_keys
+from spark_klog.schemas.registry.client import RegistrySettings
 from spark_klog.security.config import Settings
 
 #: A view should not wait longer for a registry, unless the settings say otherwise.

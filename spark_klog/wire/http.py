@@ -122,6 +122,12 @@ def parse_head(head: bytes, reader: asyncio.StreamReader) -> Request | None:
     return Request(words[0], path, headers, reader, query)
 
 
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """A request's head, or the first byte of another protocol: its client learns at once that this is HTTP."""
+    first = await reader.readexactly(1)
+    return first + await reader.readuntil(b"\r\n\r\n") if first.isalpha() else first
+
+
 class HttpServer:
     """Serves what `pages` answers, to at most `most` connections at a time."""
 
@@ -156,7 +162,7 @@ class HttpServer:
         if self._open > self._most:
             return "", refusal(503)
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _RECEIVE_SECONDS)
+            head = await asyncio.wait_for(_head(reader), _RECEIVE_SECONDS)
         except asyncio.LimitOverrunError:
             return "", refusal(431)
         request = parse_head(head, reader)

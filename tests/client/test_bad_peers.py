@@ -13,6 +13,7 @@ import pytest
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ConfigError, ConnectionFailed, DecodeError, KlogError, UnsupportedVersionError
+from spark_klog.wire.http import HttpThread, Request, Response, refusal
 from tests.support.kafka import HOST, free_port
 
 #: Maps the bytes of a request's frame to those of the response; None closes the connection.
@@ -134,6 +135,31 @@ def test_a_peer_that_is_no_broker_is_named(peer: FakeBroker, name: str) -> None:
         _connect(peer.address, *time_of_client)
     assert peer.address in str(failed.value)
     assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"<!DOCTYPE HTML>\n<html><head>"])
+def test_an_http_server_is_named(peer: FakeBroker, answer: bytes) -> None:
+    peer.answer = lambda _: answer
+    with pytest.raises(DecodeError, match=f"^{peer.address} answers by HTTP, as a schema registry .* Kafka broker's"):
+        _connect(peer.address, 60_000, 60_000)
+
+
+def test_our_own_pages_answer_a_kafka_client_at_once() -> None:
+    """The port of metrics or of a schema registry, in place of a broker's."""
+
+    async def pages(_: Request) -> Response:
+        return refusal(404)
+
+    server = HttpThread("0", pages)
+    try:
+        with socket.create_connection((HOST, int(server.address.rpartition(":")[2])), 60) as connected:
+            connected.sendall(struct.pack(">ihhih", 10, 18, 0, 1, -1))  # ApiVersions
+            connected.settimeout(4)  # a request's head may take 5 s
+            assert connected.recv(12) == b"HTTP/1.1 400"
+        with pytest.raises(DecodeError, match=f"^{server.address} answers by HTTP"):
+            _connect(server.address, 60_000, 60_000)
+    finally:
+        server.close()
 
 
 def test_another_server_among_the_addresses_is_passed_over(peer: FakeBroker) -> None:

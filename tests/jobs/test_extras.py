@@ -110,6 +110,8 @@ _NEED_EXTRAS = (
     (("demo",), "demo"),
     (("ui",), "ui"),
     (("load", "files", "s3://bucket/folder"), "spark"),
+    (("schemas", "list"), "registry"),
+    (("consume", "t", "-s", "value=avro", "-r", "http://127.0.0.1:1"), "spark"),
 )
 
 _COMMANDS = f"""
@@ -129,6 +131,29 @@ def check(command, *words):
         check(command.get_command(click.Context(command), name), *words, name)
 
 check(main)
+"""
+
+#: With httpx, and no other package of an extra.
+_SCHEMAS = """
+from click.testing import CliRunner
+from spark_klog.cli.main import main
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.schema_registry import SchemaRegistry
+
+with EmbeddedCluster() as cluster, SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, "0") as registry:
+    def klog(*words, text=None):
+        done = CliRunner().invoke(main, ["schemas", *words, "-r", registry.url], input=text)
+        assert done.exit_code == 0, (words, done.output, done.exception)
+        return done.output
+
+    klog("register", "-", "--subject", "s", text='"long"')
+    assert "s" in klog("list", "--long")
+    assert "long" in klog("show", "s")
+    klog("check", "-", "--subject", "s", text='"double"')
+    klog("config", "s")
+    klog("delete", "s", "--yes")
+assert not {"pyarrow", "pandas", "numpy"} & {name for name, module in sys.modules.items() if module}
+print("done")
 """
 
 
@@ -164,6 +189,11 @@ def test_commands_name_the_extra_that_they_need(tmp_path: Path) -> None:
         assert (code, told.count("\n")) == (1, 1), (words, line)
         assert told.startswith("klog: "), words
         assert told.endswith(f", which is not installed: pip install 'spark-klog[{extra}]'\n"), (words, told)
+
+
+def test_schemas_of_a_registry_need_httpx_alone(tmp_path: Path) -> None:
+    with_httpx = _BARE.replace(", 'httpx'", "")
+    assert _python(sys.executable, "-c", with_httpx + _SCHEMAS, folder=tmp_path, PYTHONPATH=str(ROOT)) == "done\n"
 
 
 @pytest.mark.parametrize("module", _MODULES)

@@ -23,7 +23,8 @@ from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.column_format import Column, ColumnFormat, RegistrySettings
+    from spark_klog.schemas.column_format import Column, ColumnFormat
+    from spark_klog.schemas.registry.client import RegistrySettings
 
 COLUMNS: tuple[Column, ...] = ("key", "value")
 _SIZES = {"b": 1, "h": 2, "i": 4, "q": 8}
@@ -122,7 +123,7 @@ class SerdesOptions(NamedTuple):
         by_schema, packed = [], []
         registry = None
         if any(text in ROW_FORMATS for text in chosen.values()):
-            from spark_klog.schemas.column_format import RegistrySettings
+            from spark_klog.schemas.registry.client import RegistrySettings
 
             if settings := cluster.registry_settings(self.url, own):
                 registry = RegistrySettings(settings, OF_REGISTRY, Settings(cluster.client_settings()) | own)

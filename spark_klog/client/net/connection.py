@@ -93,6 +93,8 @@ _SINCE = {
 SOFTWARE: Final[Message] = {"client_software_name": "spark-klog", "client_software_version": __version__}
 #: How a TLS record of type alert begins: 21, and the major version 3.
 _ALERT = b"\x15\x03"
+#: How HTTP servers begin the answer to a request that is none of theirs; some leave out the status line.
+_HTTP = b"HTTP", b"<"
 
 
 class BrokerIdentity(NamedTuple):
@@ -646,6 +648,11 @@ class Connection:
             if is_alert and self._config.security.tls is None:
                 wanted = f"set {self._config.security.named('security.protocol')} to {self._protocol_with_tls}"
                 raise TlsError(f"broker {self.address} uses TLS on this port: {wanted}") from None
+            if not self._is_open and self._stream.buffer.startswith(_HTTP):
+                raise DecodeError(
+                    f"{self.address} answers by HTTP, as a schema registry or a page of metrics does: name the port of "
+                    "a Kafka broker's listener"
+                ) from None
             raise DecodeError(f"broker {self.address}: {error}") from None
         if isinstance(error, KlogError):
             raise error

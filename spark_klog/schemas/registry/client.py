@@ -20,7 +20,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
@@ -32,12 +32,15 @@ from spark_klog.base.in_a_thread import within
 from spark_klog.base.names import OF_REGISTRY
 from spark_klog.base.settings import words
 from spark_klog.errors import ConnectionFailed, KlogError, RegistryError, SchemaError, TlsError
+from spark_klog.protocol.apis import API_VERSIONS
+from spark_klog.protocol.codec import encode_request
 from spark_klog.schemas.registry.cache import Cache
 from spark_klog.schemas.registry.schemas import NO_REFERENCES, References, Schema, Version
 from spark_klog.schemas.registry.settings import RegistryConfig, registry_config
-from spark_klog.security.config import without_secrets
+from spark_klog.security.config import Settings, without_secrets
 from spark_klog.security.key_stores import client_context
 from spark_klog.security.tokens import token_of
+from spark_klog.wire.primitives import SIZE
 
 _log = logging.getLogger(__name__)
 _COMMAND = "httpx._main"
@@ -46,6 +49,8 @@ _TYPE = "application/vnd.schemaregistry.v1+json"
 #: Answers after which another try, of another registry, may do.
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MOST_BYTES = 16 * 1024 * 1024
+#: Of the question whether a URL is a Kafka broker's.
+_PROBE_SECONDS, _CORRELATION_ID = 2.0, 0x6B6C6F67
 #: How long an id that is not there is not asked for again.
 _ABSENT_SECONDS = 10.0
 _BAD_REQUEST, _NOT_FOUND = 400, 404
@@ -463,6 +468,8 @@ class RegistryClient:
         why = without_secrets(str(error) or type(error).__name__, self._secrets)
         text = f"the schema registry {url} gives no answer: {why}"
         tls = next((one for one in causes if isinstance(one, ssl.SSLError)), None)
+        if (tls is not None or isinstance(error, self._silence)) and _is_kafka(url):
+            return _Hopeless(f"{text}; a Kafka broker listens there: set {self.config.named('url')} to the registry's")
         if tls is not None and not isinstance(tls, _CUT):
             in_words = why.upper().replace(" ", "_")
             hint = "; is it an http:// URL?" if any(word in in_words for word in _NO_TLS) else ""
@@ -518,6 +525,19 @@ class RegistryClient:
 def _is_http(url: str) -> str:
     """A question about a URL that gave no answer: a server without TLS waits for the rest of a request."""
     return "; is it an http:// URL?" if url.startswith("https:") else ""
+
+
+def _is_kafka(url: str) -> bool:
+    """Whether a broker's listener without TLS answers at the URL's host and port."""
+    at = urlsplit(url)
+    request = encode_request(API_VERSIONS, 0, _CORRELATION_ID, None, {}).to_bytes()
+    try:
+        address = at.hostname or "", at.port or (443 if at.scheme == "https" else 80)
+        with socket.create_connection(address, _PROBE_SECONDS) as connected:
+            connected.sendall(SIZE.pack(len(request)) + request)
+            return connected.makefile("rb").read(2 * SIZE.size)[SIZE.size :] == SIZE.pack(_CORRELATION_ID)
+    except OSError:
+        return False
 
 
 def _config(subject: str | None) -> tuple[str, str]:
@@ -600,6 +620,26 @@ def registry_of(
             while len(_registries) > _MOST_REGISTRIES:  # who still has it goes on with it
                 del _registries[next(iter(_registries))]
     return registry
+
+
+@dataclass(frozen=True)
+class RegistrySettings:
+    """Settings by `registry.settings.NAMES`, secrets as the user wrote them: references stay references."""
+
+    settings: Settings
+    #: What users write before a name.
+    prefix: str = OF_REGISTRY
+    #: The Kafka client's settings, if it is its user that asks.
+    client: Settings = field(default_factory=Settings)
+
+    @classmethod
+    def beside(cls, client: Mapping[str, str], settings: Settings, prefix: str = OF_REGISTRY) -> RegistrySettings:
+        """With the client's settings only if they are needed: they have secrets, too."""
+        inherits = settings.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
+        return cls(settings, prefix, Settings(client if inherits else {}))
+
+    def registry(self, longest_ms: int | None = None) -> RegistryClient:
+        return registry_of(self.settings, self.prefix, self.client, longest_ms)
 
 
 def _after_fork() -> None:

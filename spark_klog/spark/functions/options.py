@@ -24,8 +24,9 @@ from spark_klog.base.names import Format
 from spark_klog.base.settings import advice, nearest
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.codec import names_file
-from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, RegistrySettings
+from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution
 from spark_klog.schemas.column_writing import WriteFormat
+from spark_klog.schemas.registry.client import RegistrySettings
 from spark_klog.schemas.registry.settings import NAMES
 from spark_klog.security.config import Settings
 from spark_klog.spark.options import REGISTRY_PREFIX, REGISTRY_PREFIXES, boolean, chosen, count

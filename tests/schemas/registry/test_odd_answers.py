@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed, RegistryError, TlsError
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.schemas.registry.client import RegistryClient
@@ -192,6 +193,15 @@ def test_what_does_not_change_is_not_tried_again(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ConnectionFailed, match=r"is it an https:// URL\?; gave up"):
             _client(f"http://127.0.0.1:{listening.getsockname()[1]}", retries_deadline_ms="1000").schema(7)
     assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_broker_at_the_url_of_a_registry(cluster: EmbeddedCluster, scheme: str) -> None:
+    client = _client(f"{scheme}://{cluster.bootstrap_servers}", retries_deadline_ms="60000")
+    began = time.monotonic()
+    with pytest.raises(ConnectionFailed, match=r"; a Kafka broker listens there: set schema\.registry\.url to"):
+        client.schema(7)
+    assert time.monotonic() - began < 30  # no other try
 
 
 def test_a_certificate_for_another_name() -> None:
