@@ -99,9 +99,13 @@ def name_now(kind: pa.DataType, path: str) -> str:
     return ".".join(names)
 
 
-def field_times(values: pa.Array, path: str, otherwise: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The times of a field in microseconds; those of records that have none are `otherwise`."""
+def field_times(values: pa.Array, path: str, otherwise: NDArray[np.int64], zone: str) -> NDArray[np.int64]:
+    """The times of a field in microseconds, as of `local_times`; of records that have none `otherwise`, which are UTC.
+
+    A date, and a timestamp without a time zone, are local times of any zone already.
+    """
     column = pc.struct_field(values, path.split("."))
+    is_local = pa.types.is_date(column.type) or (pa.types.is_timestamp(column.type) and column.type.tz is None)
     if pa.types.is_int64(column.type):
         most = LAST_US // 1000
         column = pc.multiply(
@@ -109,8 +113,9 @@ def field_times(values: pa.Array, path: str, otherwise: NDArray[np.int64]) -> ND
         )
     else:
         column = column.cast(pa.timestamp("us")).cast(pa.int64())
-    found = pc.coalesce(column, pa.array(otherwise))
-    return np.asarray(found.to_numpy(zero_copy_only=False), np.int64)
+    found = pc.coalesce(column, pa.array(local_times(otherwise, zone) if is_local else otherwise))
+    times = np.asarray(found.to_numpy(zero_copy_only=False), np.int64)
+    return dated(times) if is_local else local_times(times, zone)
 
 
 def dated(times: NDArray[np.int64]) -> NDArray[np.int64]:

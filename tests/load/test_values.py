@@ -16,6 +16,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
@@ -27,7 +28,7 @@ from spark_klog.load.audit import status
 from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.run import LoadOptions, MaxBad
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.values import JsonParser, parse_schema, read_schema, schema_text, why_bad
+from spark_klog.load.values import JsonParser, field_times, parse_schema, read_schema, schema_text, why_bad
 from spark_klog.restore.restore import replay
 from tests.load.support import by_duckdb, run
 from tests.spark.support import Sent, create_topic, produce
@@ -324,6 +325,46 @@ def test_by_event_time_in_a_zone(cluster: EmbeddedCluster, topic: str, tmp_path:
         found["/".join(path.parts[-3:-1])] += ds.dataset(path).count_rows()
     assert found == expected
     assert sum(status(str(tmp_path)).hours[topic].values()) == 122
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata", "UTC"])
+def test_local_times_of_fields(zone: str) -> None:
+    """By Python's own clock: only instants have another time in another zone."""
+    instant, local = datetime(2024, 7, 1, 2, 30, tzinfo=timezone.utc), datetime(2024, 7, 1, 2, 30)
+    shown = instant.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+    for kind, value, expected in (
+        (pa.timestamp("us", "UTC"), instant, shown),
+        (pa.int64(), int(instant.timestamp() * 1000), shown),
+        (pa.timestamp("us"), local, local),
+        (pa.timestamp("ms"), local, local),
+        (pa.date32(), local.date(), datetime(2024, 7, 1)),
+    ):
+        rows = pa.array([{"a": {"at": value}}, {"a": None}], pa.struct([("a", pa.struct([("at", kind)]))]))
+        times = np.array([0, int(instant.timestamp()) * 1_000_000], np.int64)
+        found = field_times(rows, "a.at", times, zone)
+        assert pa.array(found).cast(pa.timestamp("us")).to_pylist() == [expected, shown], kind
+
+
+@pytest.mark.parametrize("kind", ["files", "delta"])
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata", "UTC"])
+def test_a_date_as_event_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path, zone: str, kind: str) -> None:
+    """A date has no time zone: records lie in its folder, those without one in that of their timestamp's date there."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    sent = [Sent(b'{"day":"%s"}' % day, None, 0, _TIME) for day in (b"2023-11-14", b"2024-03-10", b"1969-12-31")]
+    produce(servers, topic, [*sent, Sent(b"{}", None, 0, _TIME)])
+    asked = WriteSettings(layout="day", schema="day date", event_time="day", time_zone=zone)
+    run(servers, f"delta:{tmp_path}" if kind == "delta" else tmp_path, topic, settings=asked)
+    found = {
+        path.parent.name: [value and value["day"] for value in ds.dataset(path).to_table()["value"].to_pylist()]
+        for path in tmp_path.rglob("*.parquet")
+    }
+    now = f"date={datetime.fromtimestamp(_TIME / 1000, ZoneInfo(zone)):%Y-%m-%d}"
+    expected: dict[str, list[date | None]] = {now: []}
+    for day in (date(2023, 11, 14), date(2024, 3, 10), date(1969, 12, 31)):
+        expected.setdefault(f"date={day}", []).append(day)
+    expected[now].append(None)
+    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ class Values:
         """The times that decide on the records' folders, in microseconds as clocks of the time zone show them."""
         settings = self._settings
         if settings.event_time:
-            times = field_times(batch["value"], settings.event_time, times)
+            return field_times(batch["value"], settings.event_time, times, settings.time_zone)
         return local_times(times, settings.time_zone)
 
     def _keep(self, batch: pa.RecordBatch, reasons: list[str]) -> None:
