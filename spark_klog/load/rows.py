@@ -9,6 +9,7 @@ the folder finds a field missing in the newest file, or with another type. All f
 
 from __future__ import annotations
 
+import logging
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,13 +19,14 @@ from uuid import UUID
 import pyarrow as pa
 
 from spark_klog.base.names import Format
-from spark_klog.errors import LoadError
+from spark_klog.errors import LoadError, SchemaError
 from spark_klog.tables.table import aliases_of, with_aliases
 
 if TYPE_CHECKING:
     from spark_klog.schemas.avro.schema import AvroSchema
     from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema
 
+_log = logging.getLogger(__name__)
 #: Which schema a new run takes: that of the run before it, or the one that is asked for.
 Evolution = Literal["keep", "latest"]
 _WIDE = ({pa.int32(), pa.int64()}, {pa.float32(), pa.float64()})
@@ -61,10 +63,11 @@ class RowSchema:
         return pa.ipc.read_schema(message).field(0).type
 
     def reader(self, source: ColumnFormat, evolution: Evolution) -> ReaderSchema:
-        """What decodes the column, with the registry of a call's format.
+        """What decodes the column, with the registry of a call's format, which is asked whose the schema's id is now.
 
-        Decoding raises `SchemaChanged` at a record of a newer version of the subject that this schema can't read, and
-        at each one of a newer version if the evolution is to take the latest.
+        A registry that was made anew has other schemas by the ids of before: then the records' own schemas are all
+        looked up there. Errors as of its client. Decoding raises `SchemaChanged` at a record of a newer version of the
+        subject that this schema can't read, and at each one of a newer version if the evolution is to take the latest.
         """
         from spark_klog.schemas.column_format import ReaderSchema
 
@@ -77,7 +80,26 @@ class RowSchema:
             evolution="restart" if evolution == "latest" and self.subject is not None else "keep",
             message=self.message,
         )
-        return ReaderSchema(own, self.text, dict(self.references), self.id, self.version)
+        if self.id is None or self._has_id(source):
+            return ReaderSchema(own, self.text, dict(self.references), self.id, self.version)
+        _log.warning(
+            "the schema registry has another schema by id %d than the load's %s of topic %s: it was made anew, and the "
+            "%ss are read by the schemas that it has now",
+            *(self.id, self.column, self.topic, self.column),
+        )
+        return ReaderSchema(own, self.text, dict(self.references))
+
+    def _has_id(self, source: ColumnFormat) -> bool:
+        """Whether the registry has this schema by its id, or none, as after it was deleted."""
+        assert source.registry is not None
+        assert self.id is not None
+        registry, subject = source.registry.registry(), self.subject or ""
+        try:
+            schema = registry.schema(self.id, subject, is_new=True)
+            references = registry.references(schema, self.id, subject, is_new=True)
+        except SchemaError:
+            return True
+        return (schema.format, schema.text, references) == (self.format, self.text, self.references)
 
 
 def run_schemas(
@@ -159,7 +181,7 @@ def _check_kept(source: ColumnFormat, before: RowSchema) -> None:
     elif before.subject is not None and source.subject != before.subject:
         raise LoadError(f"{has}, not by subject {source.subject}: {_REMEDY}")
     if source.message is not None:
-        codecs = source.codec, before.reader(source, "keep").format.codec
+        codecs = source.codec, replace(source, message=before.message).codec
         asked, kept = (codec.name(codec.parse(before.text, before.references)) for codec in codecs)
         if asked != kept:
             raise LoadError(f"{has}, message {kept}, not {asked}: {_REMEDY}")

@@ -30,14 +30,14 @@ from spark_klog.load.journal.history import read_plan
 from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.journal.store import open_store
 from spark_klog.load.rows import fitted, merged
-from spark_klog.load.run import MaxBad
+from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.restore.restore import RestoreOptions, plan_restore, replay
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.schemas.registry import client as registry_client
 from spark_klog.security.config import Settings
-from tests.load.support import Killed, by_duckdb, by_pyarrow, die, expected, failing, in_child, run
+from tests.load.support import InProcess, Killed, by_duckdb, by_pyarrow, die, expected, failing, in_child, run
 from tests.schemas.registry.asking import ask
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.klog import klog
@@ -482,6 +482,39 @@ def test_another_schema_is_refused(cluster: EmbeddedCluster, registry: str, topi
     assert _rows(tmp_path) == [{"id": 1, "a": None}, {"id": 2, "a": None}]
 
 
+def test_a_registry_that_was_made_anew(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Its ids are of other schemas: records are read by those, as the schema that the load keeps."""
+    servers, subject = cluster.bootstrap_servers, f"{topic}-value"
+    create_topic(servers, topic)
+
+    def people(*names: str) -> dict[str, Any]:
+        return {"type": "record", "name": "Person", "fields": [{"name": name, "type": "string"} for name in names]}
+
+    def send(url: str, schema: Any, first: str, last: str) -> int:
+        produce(servers, topic, map(Sent, _written(url, topic, schema, [{"first": first, "last": last}])))
+        return int(SchemaRegistryClient({"url": url}).get_latest_version(subject).schema_id)
+
+    with SchemaRegistry({"bootstrap.servers": servers}, "0", f"{topic}-schemas") as running:
+        url = running.url
+        ids = [send(url, people("first", "last"), "Ada", "Lovelace")]
+        _run(servers, tmp_path, topic, url)
+    with SchemaRegistry({"bootstrap.servers": servers}, url.rpartition(":")[2], f"{topic}-schemas-2"):
+        ids.append(send(url, people("last", "first"), "Grace", "Hopper"))
+        _run(servers, tmp_path, topic, url)
+        ids.append(send(url, people("last", "first"), "Edsger", "Dijkstra"))
+        _run(servers, tmp_path, topic, url, evolution="latest")
+        ids.append(send(url, people("last", "first"), "Barbara", "Liskov"))
+        _run(servers, tmp_path, topic, url)
+    assert len(set(ids)) == 1
+    assert [(row["first"], row["last"]) for row in _rows(tmp_path)] == [
+        ("Ada", "Lovelace"),
+        ("Grace", "Hopper"),
+        ("Edsger", "Dijkstra"),
+        ("Barbara", "Liskov"),
+    ]
+    assert status(str(tmp_path)).findings == []
+
+
 def test_the_registry_goes_away(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -495,13 +528,29 @@ def test_the_registry_goes_away(
         _run(servers, tmp_path, topic, url)
         new = _written(url, topic, _fields("a", "b"), [{"id": 20 + n} for n in range(20)])
         produce(servers, topic, map(Sent, [*old, *new]))
-    monkeypatch.setattr(registry_client, "_registries", {})  # as a new process has none
-    # The schema is the load's, and the records of that one need nobody; those of the other have nobody to ask.
-    with pytest.raises(LoadError, match="values can't be decoded now, run again later: the schema registry"):
-        _run(servers, tmp_path, topic, url, max_task_records=10)
+        monkeypatch.setattr(registry_client, "_registries", {})  # as a new process has none
+
+        class Closing(InProcess):
+            def run(self, tasks: Any, job: Any) -> None:
+                running.close()
+                super().run(tasks, job)
+
+        # Records of the load's schema need nobody once the run has begun; those of the other have nobody to ask.
+        options = LoadOptions(
+            {"bootstrap.servers": servers},
+            [topic],
+            str(tmp_path),
+            formats=(_avro(url, topic),),
+            max_task_records=10,
+        )
+        with pytest.raises(LoadError, match="values can't be decoded now, run again later: the schema registry"):
+            load(options, Closing())
     assert by_duckdb(tmp_path) == expected(topic, {0: 20})
     assert status(str(tmp_path)).unfinished == "00000002"
     kept = sorted((tmp_path / "_klog/runs/00000002").glob("offsets-*"))
+    monkeypatch.setattr(registry_client, "_registries", {})
+    with pytest.raises(ConnectionFailed):  # nobody says whether the id is still the schema's
+        _run(servers, tmp_path, topic, url, max_task_records=10)
     with SchemaRegistry({"bootstrap.servers": servers}, url.rpartition(":")[2]):
         assert _run(servers, tmp_path, topic, url, max_task_records=10).runs == [2]
     assert len(kept) >= 1
