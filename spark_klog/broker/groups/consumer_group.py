@@ -223,7 +223,7 @@ class ConsumerGroup:
         draft = self.membership.copy()
         member = self._member(draft, beat.member_id, beat.instance_id)
         if beat.epoch == STATIC_LEAVE_EPOCH:
-            draft.put(replace(member, epoch=STATIC_LEAVE_EPOCH, previous_epoch=member.epoch, state=MemberState.STABLE))
+            draft.put(member.left_for_a_while(draft.targets.get(member.member_id, NO_PARTITIONS)))
             self._commit(draft)
             self._hear_of(draft.members[member.member_id], now)
         else:

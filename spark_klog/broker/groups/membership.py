@@ -92,6 +92,17 @@ class ConsumerMember:
         """Whether a static member has left for a while; its partitions wait for it."""
         return self.epoch == STATIC_LEAVE_EPOCH
 
+    def left_for_a_while(self, target: Partitions) -> ConsumerMember:
+        """The static member after it has closed: what it has yet to give up is free, as it reads nothing any more."""
+        return replace(
+            self,
+            epoch=STATIC_LEAVE_EPOCH,
+            previous_epoch=self.epoch,
+            state=MemberState.STABLE,
+            assigned=self.assigned & target,
+            revoking=NO_PARTITIONS,
+        )
+
     def reconciled(
         self, target: Partitions, epoch: int, owned: Partitions | None, is_free: Callable[[Partition], bool]
     ) -> ConsumerMember:
