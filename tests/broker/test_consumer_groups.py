@@ -14,7 +14,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 from tests.support.broker import KlogBroker
+from tests.support.kafka import NEWEST
 from tests.support.raw_client import RawClient
+from tests.support.shared_kafka import SharedKafkas
 
 _SECONDS = 20
 
@@ -287,6 +289,43 @@ def test_requests_that_are_refused(broker: KlogBroker, changes: dict[str, Any], 
         assert answer["error_message"]
         (described,) = raw.request(apis.CONSUMER_GROUP_DESCRIBE, 1, {"group_ids": ["bad"]})["groups"]
         assert described["error_code"] == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+@pytest.mark.parametrize("peer", [False, pytest.param(True, marks=pytest.mark.peer)], ids=["ours", "kafka"])
+def test_a_static_member_closes_while_it_gives_up_partitions(
+    broker: KlogBroker, shared_kafkas: SharedKafkas, peer: bool
+) -> None:
+    """Another member has them long before the static one's session or rebalance timeout ends, as with Kafka."""
+    servers = shared_kafkas.get(NEWEST).bootstrap_servers if peer else broker.bootstrap_servers
+    name = f"gives-up-{peer}"
+    _create(AdminClient({"bootstrap.servers": servers}), name, 4)
+    with RawClient(int(servers.rsplit(":", 1)[1])) as raw:
+
+        def beat(member_id: str, epoch: int, **fields: Any) -> dict[str, Any]:
+            joins = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": [name], "topic_partitions": []}
+            given = {"group_id": name, "member_id": member_id, "member_epoch": epoch} | (joins if not epoch else {})
+            answer = raw.request(apis.CONSUMER_GROUP_HEARTBEAT, 1, given | fields)
+            assert not answer["error_code"] or not epoch, answer
+            return answer
+
+        def until_told(member_id: str, count: int, epoch: int = 0, **fields: Any) -> dict[str, Any]:
+            deadline = time.monotonic() + _SECONDS
+            while True:
+                answer = beat(member_id, epoch, **fields)
+                epoch = answer["member_epoch"] or epoch
+                rows = (answer["assignment"] or {"topic_partitions": []})["topic_partitions"]
+                if sum(len(row["partitions"]) for row in rows) == count:
+                    return {"epoch": epoch, "topic_partitions": rows}
+                assert time.monotonic() < deadline, answer
+                time.sleep(0.1)
+
+        raw.request(apis.FIND_COORDINATOR, 4, {"coordinator_keys": [name], "key_type": 0})
+        had = until_told("a", 4, instance_id="i")
+        joined = beat("b", 0)
+        kept = until_told("a", 2, had["epoch"], topic_partitions=had["topic_partitions"], instance_id="i")
+        assert kept["epoch"] == had["epoch"]
+        beat("a", -2, instance_id="i")
+        until_told("b", 2, joined["member_epoch"])
 
 
 def test_version_0_gives_members_their_ids(broker: KlogBroker, topic: str) -> None:

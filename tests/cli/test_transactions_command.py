@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from spark_klog.client import Admin
+from spark_klog.client import Admin, Producer as OurProducer
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ProducerFenced
 from spark_klog.spark.write.decisions.decision_log import Identity
 from spark_klog.spark.write.decisions.decision_place import stream_key
 from spark_klog.spark.write.decisions.hard_link_log import HardLinkLog
@@ -130,6 +131,22 @@ def test_abort_by_id(servers: str, topic: str) -> None:
     assert "has no open transaction" in klog_refusal("transactions", "abort", *b, "--transactional-id", topic, "--yes")
     missing = klog("transactions", "describe", *b, "--transactional-id", f"{topic}-no", "--transactional-id", topic)
     assert (missing.returncode, _NOT_FOUND in missing.stderr, topic in missing.stdout) == (1, True, True)
+
+
+@pytest.mark.parametrize("servers", ["ours", pytest.param(NEWEST, marks=pytest.mark.peer)], indirect=True)
+def test_an_abort_by_id_fences_the_producer(servers: str, topic: str) -> None:
+    """With transaction.version 2 the producer's own abort would give it the new epoch, with which it would go on."""
+    create_topic(servers, topic, 1)
+    given = {"bootstrap.servers": servers, "transactional.id": topic, "max.block.ms": str(_SECONDS * 1000)}
+    with OurProducer(given) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"lost", partition=0)
+        producer.flush()
+        assert klog("transactions", "abort", "-b", servers, "--transactional-id", topic, "--yes").returncode == 0
+        with pytest.raises(ProducerFenced):
+            producer.abort_transaction()
+    assert by_confluent(servers, topic, 0) == []
 
 
 @pytest.fixture

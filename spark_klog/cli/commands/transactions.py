@@ -398,7 +398,8 @@ def abort(
                 if _identity(now) != _identity(asked_about):
                     raise ConfigError(f"{transactional_id} is in another transaction by now: look at it again")
             one = PreparedTransaction(transactional_id, now.producer_id, now.producer_epoch)
-            admin.fence_transactions([one]).check()
+            admin.fence_transactions([one]).check()  # no later transaction: nobody was asked about it
+            admin.fence_producers([transactional_id]).check()
         line: _Line = {"transactionalId": transactional_id, "producerId": now.producer_id, "aborted": True}
         say(as_json, line, f"{escaped(transactional_id)} aborted")
         return

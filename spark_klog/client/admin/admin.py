@@ -216,7 +216,8 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         After an abort by `end_transactions` brokers from 3.0 to 3.5 take a record of the same epoch, and open a
         transaction with it that no coordinator ends (KIP-890). A producer that has another epoch already is fenced:
         a repeated call succeeds again. Kafka aborts a transaction that its producer has begun with a later epoch
-        as well: the caller excludes that. Bounded as `end_transactions`. InitProducerId and DescribeTransactions (Kafka
+        as well: the caller excludes that. With transaction.version 2 a producer that aborts late gets this epoch, and
+        goes on: see `fence_producers`. Bounded as `end_transactions`. InitProducerId and DescribeTransactions (Kafka
         3.0), at the coordinators.
         """
         more = {"transaction_timeout_ms": self.cluster.config.transaction_timeout_ms}
@@ -239,6 +240,21 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
             return found
 
         return self._each_of_many(transactions, ask)
+
+    def fence_producers(self, transactional_ids: Iterable[str]) -> Outcomes[str, None]:
+        """Abort the open transactions of transactional ids, and refuse whatever their producers do next, as Kafka does.
+
+        Bounded as `end_transactions`. InitProducerId (Kafka 0.11), at the coordinators.
+        """
+        more = {"transaction_timeout_ms": self.cluster.config.transaction_timeout_ms}
+        doing = "fencing of the producer of"
+
+        def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
+            return self._ask_about(INIT_PRODUCER_ID, rest, more, doing)  # asked again while a transaction ends
+
+        names = names_of("transactional_ids", transactional_ids)
+        found = self._each_of_many([PreparedTransaction(name, -1, -1) for name in names], ask)
+        return Outcomes({one.transactional_id: outcome for one, outcome in found.items()})
 
     def _each_of_many(
         self,
