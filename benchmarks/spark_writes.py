@@ -173,8 +173,7 @@ WRITE = Work(
 _UPDATES = "write_updates in foreachBatch"
 _SAVES = "at least once in foreachBatch"
 _GUARANTEES = {
-    "exactly-once": {"deliveryGuarantee": "exactly-once", "decisionLog": "checkpoint"},
-    "exactly-once, decisions in a topic": {"deliveryGuarantee": "exactly-once", "decisionLog": "topic"},
+    "exactly-once": {"deliveryGuarantee": "exactly-once"},
     _UPDATES: {},
     _SAVES: {},
     "at-least-once": {"deliveryGuarantee": "at-least-once"},
@@ -187,7 +186,7 @@ def _write_guarantees(bench: Bench) -> Iterator[Result]:
     # at least two micro-batches in a quick run
     per_batch = min(_MICRO_BATCH, rows // 2)
     work = f"{rows:,} rows, {per_batch:,} a micro-batch, lz4"
-    exact, topical, updates, saves, peer = (Side(f"klog, {name}") for name in _GUARANTEES)
+    exact, updates, saves, peer = (Side(f"klog, {name}") for name in _GUARANTEES)
 
     def speed(kafka: Kafka, side: SparkSide, guarantee: str) -> float:
         with topic(kafka.bootstrap_servers, f"write-{next(_NAMES)}") as name:
@@ -205,12 +204,11 @@ def _write_guarantees(bench: Bench) -> Iterator[Result]:
         side.start()
         _make(side, data, rows, RECORD_SIZE, files=rows // per_batch)
         for _ in range(bench.repeat + 1):
-            for figures, guarantee in zip((exact, topical, updates, saves, peer), _GUARANTEES, strict=True):
+            for figures, guarantee in zip((exact, updates, saves, peer), _GUARANTEES, strict=True):
                 value = speed(kafka, side, guarantee)
                 figures.add(value)
     beside = "beside at least once"
     yield Result(f"Spark stream, exactly once {beside}, {work}", "M rows/s", exact, peer, bench.command)
-    yield Result(f"Spark stream, exactly once by a topic {beside}, {work}", "M rows/s", topical, peer, bench.command)
     for plain in (peer, saves):
         yield Result(f"Spark stream, {_UPDATES} {beside}, {work}", "M rows/s", updates, plain, bench.command)
 
@@ -244,9 +242,8 @@ def _write_latency(bench: Bench) -> Iterator[Result]:
             with recorded(figure), klog_side(folder / guarantee.replace(" ", "-")) as side:
                 side.start()
                 found += _measure(side, kafka.bootstrap_servers, guarantee, folder, _PROBES * bench.repeat)
-    work, (exact, topical, peer) = f"micro-batches of {_RECORDS} records, topic to Spark to topic", figures
+    work, (exact, peer) = f"micro-batches of {_RECORDS} records, topic to Spark to topic", figures
     yield from latencies(work, [exact, peer], _PROBES * bench.repeat, bench.command)
-    yield from latencies(f"{work}, decisions in a topic", [topical, peer], _PROBES * bench.repeat, bench.command)
 
 
 def _measure(side: SparkSide, servers: str, guarantee: str, folder: Path, probes: int) -> list[float]:

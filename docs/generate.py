@@ -47,7 +47,6 @@ _WITH_ERRORS = (
     "spark_klog.spark.write.exactly_once",
     "spark_klog.spark.write.exactly_once_driver",
     "spark_klog.spark.write.exactly_once_batch",
-    "spark_klog.spark.write.decisions.hard_link_log",
 )
 _ROOTS = (errors.KlogError, errors.ErrorWithFields)
 #: Rooms that talk to brokers.

@@ -77,7 +77,6 @@ CURES = {
     "DataDirectoryError": "Name a new folder, or the directory of this broker.",
     "DataLossError": "Set `failOnDataLoss=false` to go on without the records; raise the topic's `retention.ms`.",
     "DecidedButAborted": "See [Write a stream exactly once](../../recipes/exactly-once.md).",
-    "DecisionsMoved": "Set `decisionLog` and `decisionTopic` as the text says.",
     "DecodeError": "Check files with `klog log verify`; for data of a peer, check that the port is a broker's.",
     "DeliveryPending": "Wait longer, or `flush`.",
     "DirectoryError": "Check that ZooKeeper, or the folder, can be reached and written.",

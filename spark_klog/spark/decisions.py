@@ -8,7 +8,6 @@ from typing import Any
 
 from pyspark.sql.utils import to_str
 
-from spark_klog.base.names import DECISION_TOPIC
 from spark_klog.errors import ConfigError
 from spark_klog.spark.worker_process import cluster_of
 from spark_klog.spark.write.decisions.decision_place import decision_place
@@ -45,21 +44,20 @@ def continue_at(options: Mapping[str, Any], batch: int, *, drop_decided: bool = 
     checked = sink_options(given, streaming=True)
     if checked.checkpoint is None:
         raise ConfigError("continue_at needs the options of the query's writer, deliveryGuarantee=exactly-once too")
-    place = decision_place(checked.checkpoint, checked.decision_log, checked.decision_topic)
-    topic = place.topic or DECISION_TOPIC
-    state = logs_of_checkpoint(checked.checkpoint, cluster_of(checked.client), topic).sink
-    if state is None and place.topic:
+    place = decision_place(checked.checkpoint, checked.decision_topic)
+    state = logs_of_checkpoint(checked.checkpoint, cluster_of(checked.client), place.topic).sink
+    if state is None:
         raise ConfigError(
             f"no run of this query has used {place.told}: check checkpointLocation, decisionTopic and the brokers. If "
             "they are new, start the query once before: its error names the micro-batch"
         )
-    if state is not None and state.to_commit and state.decided < batch and not drop_decided:
+    if state.to_commit and state.decided < batch and not drop_decided:
         raise _not_committed(state, batch)
     _continue_at(checked.client, place, checked.id_prefix, batch)
     last = "there was no decision"
-    if state is not None and state.decided >= 0:
+    if state.decided >= 0:
         last = f"the last decision was of micro-batch {state.decided}"
-    _log.warning("%s: the query goes on with micro-batch %d; %s", place.told or place.folder, batch, last)
+    _log.warning("%s: the query goes on with micro-batch %d; %s", place.told, batch, last)
 
 
 def _not_committed(state: LogState, batch: int) -> ConfigError:

@@ -89,7 +89,6 @@ SINK = (
     "createTopics",
     "deliveryGuarantee",
     "transactionalIdPrefix",
-    "decisionLog",
     "decisionTopic",
     "writeId",
     "writeVersion",

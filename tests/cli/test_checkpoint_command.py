@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_klog.cli.main import main
-from spark_klog.spark.write.decisions.decision_log import Identity
-from spark_klog.spark.write.decisions.hard_link_log import HardLinkLog, Moved, planned
-from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Transaction
+from spark_klog.spark.write.decisions.decision_place import planned
+from spark_klog.spark.write.decisions.log_states import LogState, restart
+from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Transaction
+from spark_klog.trees.checkpoint import checkpoint_state
 
 pytestmark = pytest.mark.usefixtures("logging_kept")
 
@@ -108,61 +109,42 @@ def test_a_source_that_has_read_nothing(tmp_path: Path, start: str, is_safe: boo
     assert found["to_kafka"] == []
 
 
+def _next_run(folder: Path, *entries: Entry) -> list[str]:
+    """What the next run will do; the log begins with the last decision, if it has one."""
+    return restart(LogState("query", "topic", log=Log(entries)), checkpoint_state(str(folder)))
+
+
 DECIDED = Decision(2, (Transaction("klog-x-1", 7, 0, 3), Transaction("klog-x-2", 8, 1, 0)))
 ABORTS = "aborts all other open transactions of the query"
 
 
 @pytest.mark.parametrize(
-    ("entries", "planned_and_done", "decided", "next_run"),
+    ("entries", "planned_and_done", "next_run"),
     [
-        ((Claim(),), (0, -1), None, [ABORTS, "runs and writes micro-batch 0 again"]),
-        ((Claim(), DECIDED, Ended()), (2, 2), 2, [ABORTS, "runs and writes micro-batch 3"]),
-        ((Claim(), DECIDED, Ended(), Claim()), (3, 2), 2, [ABORTS, "runs and writes micro-batch 3 again"]),
-        ((Claim(), DECIDED), (2, 1), 2, ["commits the 2 transactions of micro-batch 2", ABORTS, "without writing"]),
-        ((Claim(), DECIDED, Ended()), (2, 1), 2, [ABORTS, "runs micro-batch 2 without writing: it is decided"]),
-        ((Claim(), DECIDED, Ended()), (1, 0), 2, [ABORTS, "Spark runs micro-batch 1, but the last decision is of 2"]),
-        ((Claim(), DECIDED, Ended()), (5, 5), 2, [ABORTS, "fails with CheckpointMismatch: Spark runs micro-batch 6"]),
+        ((Claim(),), (0, -1), [ABORTS, "runs and writes micro-batch 0 again"]),
+        ((DECIDED, Ended()), (2, 2), [ABORTS, "runs and writes micro-batch 3"]),
+        ((DECIDED, Ended(), Claim()), (3, 2), [ABORTS, "runs and writes micro-batch 3 again"]),
+        ((DECIDED,), (2, 1), ["commits the 2 transactions of micro-batch 2", ABORTS, "without writing"]),
+        ((DECIDED, Ended()), (2, 1), [ABORTS, "runs micro-batch 2 without writing: it is decided"]),
+        ((DECIDED, Ended()), (1, 0), [ABORTS, "Spark runs micro-batch 1, but the last decision is of 2"]),
+        ((DECIDED, Ended()), (5, 5), [ABORTS, "fails with CheckpointMismatch: Spark runs micro-batch 6"]),
     ],
 )
-def test_decisions(
-    tmp_path: Path,
-    entries: tuple[Entry, ...],
-    planned_and_done: tuple[int, int],
-    decided: int | None,
-    next_run: list[str],
+def test_the_next_run(
+    tmp_path: Path, entries: tuple[Entry, ...], planned_and_done: tuple[int, int], next_run: list[str]
 ) -> None:
     folder = _checkpoint(tmp_path / "c", KAFKAS, planned=planned_and_done[0], done=planned_and_done[1])
-    log = HardLinkLog(folder, Identity(), is_any=True)
-    for number, entry in enumerate(entries):
-        assert log.append(number, entry)
-    files = sorted(path.name for path in (folder / "klog_sink").iterdir())
-    found = json.loads(_show(folder, "--json").output)["decisions"]
-    assert (found["place"], found["decided"], found["open"]) == (str(folder / "klog_sink"), decided, None)
-    assert found["isEnded"] == (decided is None or Ended() in entries)
-    assert found["transactionalIdPrefix"] == log.identity.id_prefix
-    assert [part in step for part, step in zip(next_run, found["nextRun"], strict=True)] == [True] * len(next_run)
-    text = _show(folder).output
-    assert all(step in text for step in ("exactly once: decisions are in", "-b HOST:PORT", *found["nextRun"]))
-    assert sorted(path.name for path in (folder / "klog_sink").iterdir()) == files, "nothing is changed"
+    steps = _next_run(folder, *entries)
+    assert [part in step for part, step in zip(next_run, steps, strict=True)] == [True] * len(next_run)
 
 
 def test_a_decided_micro_batch_with_other_offsets(tmp_path: Path) -> None:
     folder = _checkpoint(tmp_path / "c", KAFKAS, planned=2, done=1)
-    log = HardLinkLog(folder, Identity(), is_any=True)
-    for number, entry in enumerate((Claim(), replace(DECIDED, planned=planned(folder, 2)), Ended())):
-        assert log.append(number, entry)
-    assert "without writing" in _show(folder).output
+    entries = (replace(DECIDED, planned=planned(folder, 2)), Ended())
+    assert "without writing" in _next_run(folder, *entries)[-1]
     (folder / "offsets" / "2").write_text("\n".join(["v1", "{}", FIRST]))
-    assert "fails with CheckpointMismatch: micro-batch 2 is decided, and has other offsets" in _show(folder).output
-
-
-def test_decisions_in_a_topic(tmp_path: Path) -> None:
-    folder = _checkpoint(tmp_path / "c", KAFKAS)
-    assert json.loads(_show(folder, "--json").output)["decisions"] is None
-    assert HardLinkLog(folder, Identity(), is_any=True).move(Moved("t", "stream/s3a://b/c"))
-    text = _show(folder).output
-    assert "exactly once: decisions are in topic t (stream/s3a://b/c)\n-b HOST:PORT of the sink's cluster shows" in text
-    assert "the next run\n" not in text
+    mismatch = "fails with CheckpointMismatch: micro-batch 2 is decided, and has other offsets"
+    assert mismatch in _next_run(folder, *entries)[-1]
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:

@@ -16,11 +16,9 @@ from click.testing import CliRunner
 from spark_klog.cli.main import main
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
+from spark_klog.errors import KlogError, UnsupportedVersionError
 from spark_klog.spark.decisions import continue_at
-from spark_klog.spark.write.decisions import log_states
-from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place
-from spark_klog.spark.write.decisions.hard_link_log import FOLDER, planned
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place, planned
 from spark_klog.spark.write.exactly_once import DecidedButAborted, Decision, Ended, Transaction
 from spark_klog.spark.write.exactly_once_driver import Claimed, claim
 from tests.spark.support import create_topic, wait_for
@@ -83,9 +81,9 @@ def _show(folder: Path, *words: str) -> dict[str, Any]:
 def test_calls_of_write_updates(servers: str, topic: str, tmp_path: Path) -> None:
     create_topic(servers, topic, 1)
     query, decisions = _checkpoint(tmp_path, 0, -1), f"{topic}-decisions"
-    counts = _Run.begin(servers, DecisionPlace(None, decisions, f"write/{query}/counts"))
-    totals = _Run.begin(servers, DecisionPlace(None, decisions, f"write/{query}/totals"))
-    _Run.begin(servers, DecisionPlace(None, decisions, f"write/{uuid.uuid4()}/counts"))
+    counts = _Run.begin(servers, DecisionPlace(decisions, f"write/{query}/counts"))
+    totals = _Run.begin(servers, DecisionPlace(decisions, f"write/{query}/totals"))
+    _Run.begin(servers, DecisionPlace(decisions, f"write/{uuid.uuid4()}/counts"))
     decided, undecided = counts.write(topic, b"count"), totals.write(topic, b"total")
     counts.decide(0, decided)
     where = ("-b", servers, "--decision-topic", decisions)
@@ -133,27 +131,30 @@ def test_calls_of_write_updates(servers: str, topic: str, tmp_path: Path) -> Non
 def test_no_decisions_are_found(servers: str, topic: str, tmp_path: Path) -> None:
     folder, decisions, location = tmp_path / "copy", f"{topic}-decisions", f"s3a://bucket/{topic}"
     query = _checkpoint(folder, 1, 0)
-    _Run.begin(servers, decision_place(location, "auto", decisions)).decide(0)
+    _Run.begin(servers, decision_place(location, decisions)).decide(0)
     where = ("-b", servers, "--decision-topic", decisions)
     assert _show(folder, *where, "--location", location)["decisions"]["decided"] == 0
-    give_b, copied = "give -b HOST:PORT of the sink's cluster", f"--location, if {folder} is a copy"
+    give_b, copied = (
+        "if the query writes so, give -b HOST:PORT of the sink's cluster",
+        f"and --location, if {folder} is a copy",
+    )
     for words, told in [
-        ((), f"no decisions in its files; if the query writes exactly once: {give_b}, and {copied}"),
-        (("--location", location), f"no decisions in its files; if the query writes exactly once: {give_b}"),
+        ((), f"{give_b}, {copied}"),
+        (("--location", location), give_b),
         (
             where,
-            f"no decisions in its files or in topic {decisions} (stream/{query} or write/{query}/NAME); if the query "
-            f"writes exactly once: give {copied}",
+            f"no decisions in topic {decisions} (stream/{query} or write/{query}/NAME); if the query writes so, check "
+            f"--decision-topic, {copied}",
         ),
         (
             (*where, "--location", f"{location}x"),
-            f"no decisions in its files or in topic {decisions} (stream/{location}x or write/{query}/NAME); if the "
-            "query writes exactly once: check --location and --decision-topic",
+            f"no decisions in topic {decisions} (stream/{location}x or write/{query}/NAME); if the query writes so, "
+            "check --decision-topic and --location",
         ),
         (
             ("-b", servers, "--location", location, "--decision-topic", "nope"),
-            f"no decisions in its files or in topic nope (stream/{location} or write/{query}/NAME), which does not "
-            "exist; if the query writes exactly once: check --location and --decision-topic",
+            f"no decisions in topic nope (stream/{location} or write/{query}/NAME), which does not exist; if the "
+            "query writes so, check --decision-topic and --location",
         ),
     ]:
         assert klog("checkpoint", "show", str(folder), *words).stdout.endswith(f"\nexactly once: {told}\n")
@@ -161,36 +162,14 @@ def test_no_decisions_are_found(servers: str, topic: str, tmp_path: Path) -> Non
     assert (shown["decisions"], shown["updates"]) == (None, [])
     assert shown["noDecisions"].endswith(copied)
     refusal = klog_refusal("transactions", "list", *where, "--checkpoint", f"{location}x")
-    assert f"has no decisions in its files or in topic {decisions} (stream/{location}x): is its query " in refusal
+    assert f"has no decisions in topic {decisions} (stream/{location}x): is its query " in refusal
 
 
-@pytest.mark.usefixtures("logging_kept")
-def test_decisions_in_a_checkpoint_need_no_topic(servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who may not read the topic."""
-    _checkpoint(tmp_path, 0, 0)
-    (tmp_path / FOLDER).mkdir()
-    _Run.begin(servers, decision_place(str(tmp_path), "checkpoint", None)).decide(0)
-
-    def refuse(_: object, topic: str) -> bool:
-        raise ProtocolError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"topic {topic}")
-
-    monkeypatch.setattr(log_states, "is_there", refuse)
-    done = CliRunner().invoke(main, ["checkpoint", "show", str(tmp_path), "-b", servers])
-    assert done.exit_code == 0, done.output
-    assert "last decided micro-batch: 0" in done.output
-    assert "in topic __klog_decisions is left out: topic __klog_decisions: TOPIC_AUTHORIZATION_FAILED" in done.output
-
-
-@pytest.mark.parametrize("kind", ["checkpoint", "topic"])
-def test_after_continue_at(servers: str, topic: str, tmp_path: Path, kind: str) -> None:
+def test_after_continue_at(servers: str, topic: str, tmp_path: Path) -> None:
     _checkpoint(tmp_path, 1, 0)
-    if kind == "checkpoint":
-        (tmp_path / FOLDER).mkdir()
     options = {"kafka.bootstrap.servers": servers, "deliveryGuarantee": "exactly-once"}
-    options |= {"checkpointLocation": str(tmp_path), "decisionLog": kind}
-    if kind == "topic":
-        options["decisionTopic"] = f"{topic}-decisions"
-    _Run.begin(servers, decision_place(str(tmp_path), kind, options.get("decisionTopic"))).decide(0)
+    options |= {"checkpointLocation": str(tmp_path), "decisionTopic": f"{topic}-decisions"}
+    _Run.begin(servers, decision_place(str(tmp_path), f"{topic}-decisions")).decide(0)
     where = ("-b", servers, "--decision-topic", f"{topic}-decisions")
     continue_at(options, 1)
     shown = _show(tmp_path, *where)["decisions"]
@@ -202,12 +181,7 @@ def test_after_continue_at(servers: str, topic: str, tmp_path: Path, kind: str) 
     assert "micro-batch: 0, no transactions to commit\n" in klog("checkpoint", "show", str(tmp_path), *where).stdout
     continue_at(options, 0)
     shown = _show(tmp_path, *where)["decisions"]
-    # a log in the checkpoint that has no decision goes on with any micro-batch, as one that somebody has emptied
-    last = (
-        "runs and writes micro-batch 1 again"
-        if kind == "checkpoint"
-        else "fails with CheckpointMismatch: Spark runs micro-batch 1, but no decision is there"
-    )
+    last = "fails with CheckpointMismatch: Spark runs micro-batch 1, but no decision is there"
     assert (shown["decided"], shown["isEnded"], shown["nextRun"][-1]) == (None, True, last)
     assert "last decided micro-batch: none\n" in klog("checkpoint", "show", str(tmp_path), *where).stdout
 
@@ -244,14 +218,13 @@ def test_what_became_of_a_decision(
 ) -> None:
     """Compared with what the next claim does."""
     _checkpoint(tmp_path / "c", 1, 0)
-    (tmp_path / "c" / FOLDER).mkdir()
     with (
         EmbeddedCluster(data_dir=tmp_path / "klog") as cluster,
         Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin,
     ):
         servers = cluster.bootstrap_servers
         create_topic(servers, topic, 1)
-        run = _Run.begin(servers, decision_place(str(tmp_path / "c"), "checkpoint", None))
+        run = _Run.begin(servers, decision_place(str(tmp_path / "c"), None))
         one, other = run.write(topic, b"one"), run.write(topic, b"other")
         run.decide(1, one, other)
         happens(admin, one)
@@ -271,7 +244,7 @@ def test_what_became_of_a_decision(
 
 def test_abort_by_the_producer_asks_the_coordinator(servers: str, topic: str, tmp_path: Path) -> None:
     create_topic(servers, topic, 1)
-    run = _Run.begin(servers, DecisionPlace(None, f"{topic}-decisions", f"write/{topic}"))
+    run = _Run.begin(servers, DecisionPlace(f"{topic}-decisions", f"write/{topic}"))
     one = run.write(topic, b"row")
     run.decide(0, one)
     given = ("--producer-epoch", str(one.epoch), "--coordinator-epoch", "-1", "--yes")
@@ -288,7 +261,7 @@ def test_abort_by_the_producer_asks_the_coordinator(servers: str, topic: str, tm
 def test_abort_by_the_producer_where_no_broker_tells(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka before 2.8 has no DescribeProducers."""
     create_topic(servers, topic, 1)
-    run = _Run.begin(servers, DecisionPlace(None, f"{topic}-decisions", f"write/{topic}"))
+    run = _Run.begin(servers, DecisionPlace(f"{topic}-decisions", f"write/{topic}"))
     one = run.write(topic, b"row")
 
     def refuse(*_: object) -> None:

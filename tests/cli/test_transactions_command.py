@@ -14,10 +14,9 @@ from confluent_kafka import KafkaException, Producer
 from spark_klog.client import Admin, Producer as OurProducer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ProducerFenced
-from spark_klog.spark.write.decisions.decision_log import Identity
+from spark_klog.spark.write.decisions.decision_log import DecisionLog
 from spark_klog.spark.write.decisions.decision_place import stream_key
-from spark_klog.spark.write.decisions.hard_link_log import HardLinkLog
-from spark_klog.spark.write.decisions.topic_log import TopicDecisionLog
+from spark_klog.spark.write.decisions.entries import Identity
 from spark_klog.spark.write.exactly_once import Claim, Decision, Entry, Transaction
 from tests.spark.support import create_topic, wait_for
 from tests.support.java_tools import JavaTools
@@ -196,21 +195,13 @@ def test_hanging(forgetful: str, topic: str, request: pytest.FixtureRequest) -> 
         assert [end.offset for end in ends.values()] == [2, 2], "the record and its marker"
 
 
-def _log_of(kind: str, servers: str, folder: Path, topic: str, identity: Identity) -> HardLinkLog | TopicDecisionLog:
-    if kind == "files":
-        folder.mkdir()
-        return HardLinkLog(folder, identity)
-    return TopicDecisionLog({"bootstrap.servers": servers}, f"{topic}-decisions", f"write/{topic}/sink", identity)
-
-
 @on_both
-@pytest.mark.parametrize("kind", [pytest.param("files", marks=_AGAIN), "topic"])
-def test_transactions_of_a_sink(servers: str, topic: str, tmp_path: Path, kind: str) -> None:
+def test_transactions_of_a_sink(servers: str, topic: str) -> None:
     create_topic(servers, topic, 2)
     identity = Identity(f"{topic}.")
     first, second = (f"{identity.id_prefix}{uuid.uuid4()}" for _ in range(2))
     b = ("--bootstrap-server", servers)
-    where = ("--checkpoint", str(tmp_path / "c")) if kind == "files" else ("--decision-topic", f"{topic}-decisions")
+    where = ("--decision-topic", f"{topic}-decisions")
     with (
         open_transaction(servers, first, topic),
         open_transaction(servers, second, topic),
@@ -218,7 +209,7 @@ def test_transactions_of_a_sink(servers: str, topic: str, tmp_path: Path, kind: 
     ):
         now = admin.describe_transactions([first]).check()[first]
         decided = Transaction(first, now.producer_id, now.producer_epoch, 3)
-        log = _log_of(kind, servers, tmp_path / "c", topic, identity)
+        log = DecisionLog({"bootstrap.servers": servers}, f"{topic}-decisions", f"write/{topic}/sink", identity)
         entries: tuple[Entry, ...] = (Claim(), Decision(7, (decided,)))
         for number, entry in enumerate(entries):
             assert log.append(number, entry)
@@ -227,11 +218,9 @@ def test_transactions_of_a_sink(servers: str, topic: str, tmp_path: Path, kind: 
         found = {line["transactionalId"]: line for line in klog_lines("transactions", *listed, *where)}
         told = {name: [found[name][key] for key in ("batch", "task", "isDecided")] for name in (first, second)}
         assert told == {first: [7, 3, True], second: [8, None, False]}
-        query = str(tmp_path / "c") if kind == "files" else f"write/{topic}/sink"
-        held = f"query {query}, micro-batch 7" if kind == "files" else f"write {topic}/sink, version 7"
-        assert {line["query"] for line in found.values()} == {query}
+        assert {line["query"] for line in found.values()} == {f"write/{topic}/sink"}
         text = klog("transactions", "describe", *b, *where, "--transactional-id", first).stdout
-        assert f"{held}, task 3: decided" in text
+        assert f"write {topic}/sink, version 7, task 3: decided" in text
 
         abort = ("abort", *b, "--yes", "--transactional-id")
         assert "whose decision log is not known" in klog_refusal("transactions", *abort, second)
@@ -245,7 +234,7 @@ def test_what_changes_before_the_answer(servers: str, topic: str) -> None:
     """The question may be open for long: a decision in that time, or another transaction, is noticed."""
     create_topic(servers, topic, 2)
     identity, decisions = Identity(), f"{topic}-decisions"
-    log = TopicDecisionLog({"bootstrap.servers": servers}, decisions, f"write/{topic}", identity)
+    log = DecisionLog({"bootstrap.servers": servers}, decisions, f"write/{topic}", identity)
     assert log.append(0, Claim())
     first, second = (f"{identity.id_prefix}{uuid.uuid4()}" for _ in range(2))
     with (
@@ -290,7 +279,7 @@ def test_a_checkpoint_whose_decisions_are_in_a_topic(topic: str, tmp_path: Path,
     create_topic(servers, topic, 1)
     address, decisions = f"s3a://user:secret@b/{topic}", f"{topic}-decisions"
     identity = Identity()
-    log = TopicDecisionLog({"bootstrap.servers": servers}, decisions, stream_key(address), identity)
+    log = DecisionLog({"bootstrap.servers": servers}, decisions, stream_key(address), identity)
     first, second = (f"{identity.id_prefix}{uuid.uuid4()}" for _ in range(2))
     copy = tmp_path / "copy"
     for name in ("offsets", "commits"):
@@ -312,7 +301,7 @@ def test_a_checkpoint_whose_decisions_are_in_a_topic(topic: str, tmp_path: Path,
         (line,) = klog_lines(*show)
         told = line["decisions"]
         assert told["place"] == f"topic {decisions} (stream/s3a://b/{topic})"
-        assert (told["decided"], told["isEnded"], told["isKnown"]) == (7, False, True)
+        assert (told["decided"], told["isEnded"]) == (7, False)
         opened = {one["transactionalId"]: (one["batch"], one["task"], one["isDecided"]) for one in told["open"]}
         assert opened == {first: (7, 3, True), second: (8, None, False)}
         text = klog(*show).stdout

@@ -17,7 +17,7 @@ from spark_klog.load.run import Loaded
 from spark_klog.spark.options import source_options
 from spark_klog.spark.read import directory_source
 from spark_klog.spark.read.directory_source import DirectorySource, directory
-from spark_klog.spark.write.decisions.hard_link_log import checkpoint_folder
+from spark_klog.spark.write.decisions.decision_place import decision_place
 from spark_klog.trees.checkpoint import checkpoint_offsets, checkpoint_state
 from spark_klog.trees.opening import open_tree
 from spark_klog.ui import views
@@ -66,9 +66,7 @@ def test_what_is_shown_of_a_load_and_a_checkpoint(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError) as caught:
         checkpoint_state(bucket)
     shown.append(str(caught.value))
-    with pytest.raises(ConfigError) as caught:
-        checkpoint_folder(bucket)
-    shown.append(str(caught.value))
+    assert "SECRET" not in decision_place(bucket, None).told
     options = source_options({"path": f"/nowhere,{bucket}", "subscribe": "t"}, streaming=False)
     monkeypatch.setattr(directory_source, "directory", lambda _: None)
     monkeypatch.setattr(directory_source, "StoredDirectories", lambda *_, **__: MagicMock(partitions=list))

@@ -43,7 +43,7 @@ _ICEBERG_TESTS = (
     "tests/tables/test_iceberg_compaction.py",
     "tests/tables/test_iceberg_sequences.py",
 )
-_TOPIC_LOG_TESTS = ("tests/spark/exactly_once/test_topic_log.py", "tests/spark/exactly_once/test_topic_model.py")
+_DECISION_LOG_TESTS = ("tests/spark/exactly_once/test_decision_log.py", "tests/spark/exactly_once/test_topic_model.py")
 _BATCH_TESTS = (
     "tests/spark/exactly_once/test_batch_steps.py",
     "tests/spark/exactly_once/test_write_updates.py",
@@ -291,13 +291,6 @@ FAULTS = (
         ("tests/spark/test_ranges.py", "tests/spark/test_starts.py", "tests/spark/test_source_batch.py"),
     ),
     Fault(
-        "spark-end-not-synced",  # after a power failure the decision would be ended twice
-        "spark_klog/spark/write/decisions/hard_link_log.py",
-        "        if number == 0 or not isinstance(entry, Claim):",
-        "        if number == 0 or isinstance(entry, Decision):",
-        ("tests/spark/exactly_once/test_hard_link_log.py", "tests/spark/exactly_once/test_hard_link_log_races.py"),
-    ),
-    Fault(
         "spark-sweep-of-a-later-claim",  # a driver that was overtaken aborts its successor's transactions
         "spark_klog/spark/write/exactly_once.py",
         "    if log.end > number:\n        raise Superseded\n    yield Abort(undecided)",
@@ -309,28 +302,21 @@ FAULTS = (
         "spark_klog/spark/write/decisions/live_entries.py",
         "        if number <= self.last:",
         "        if number < self.last:",
-        _TOPIC_LOG_TESTS,
+        _DECISION_LOG_TESTS,
     ),
     Fault(
         "spark-decision-removed",  # by the tombstones that follow it
         "spark_klog/spark/write/decisions/live_entries.py",
         "            del self._keys[key]\n            self.obsolete",
         "            self.obsolete",
-        _TOPIC_LOG_TESTS,
+        _DECISION_LOG_TESTS,
     ),
     Fault(
         "spark-other-drivers-entry",  # another one was first at this number
-        "spark_klog/spark/write/decisions/topic_log.py",
+        "spark_klog/spark/write/decisions/decision_log.py",
         "            return live.last_key == key",
         "            return live.last == number",
-        _TOPIC_LOG_TESTS,
-    ),
-    Fault(
-        "spark-late-append-of-a-moved-log",  # two drivers leave the checkpoint, or one decides there meanwhile
-        "spark_klog/spark/write/exactly_once_driver.py",
-        "        if not local.move(moved):\n            raise Superseded\n",
-        "        local.move(moved)\n",
-        ("tests/spark/exactly_once/test_moves.py", "tests/spark/exactly_once/test_topic_driver.py"),
+        _DECISION_LOG_TESTS,
     ),
     Fault(
         "spark-other-epoch-of-the-transaction",  # the broker has aborted it, and the worker has begun another one
@@ -338,6 +324,13 @@ FAULTS = (
         "if (now.state, now.producer_id, now.producer_epoch) != (_ONGOING, one.producer_id, one.epoch):",
         "if (now.state, now.producer_id) != (_ONGOING, one.producer_id):",
         ("tests/spark/exactly_once/test_driver.py", "tests/spark/exactly_once/test_batch_steps.py"),
+    ),
+    Fault(
+        "spark-local-checkpoint-by-path",  # machines may have checkpoints of the same path
+        "spark_klog/spark/write/decisions/decision_place.py",
+        "by_id or stream_key(location)",
+        "stream_key(location)",
+        ("tests/spark/exactly_once/test_decision_place.py",),
     ),
     Fault(
         "spark-same-store-other-key",  # a checkpoint's decisions are lost by another spelling of its address

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,7 +56,7 @@ Examples:
     default=DECISION_TOPIC,
     show_default=True,
     metavar="TOPIC",
-    help="The topic of an exactly-once query's decisions, if the checkpoint does not name it.",
+    help="The topic of an exactly-once query's decisions: its option decisionTopic.",
 )
 @servers_option
 @client_options
@@ -102,26 +101,23 @@ def show(
 
 
 def _decisions(
-    directory: str, found: CheckpointState, cluster: ChosenCluster, location: str | None, topic: str
+    directory: str, checkpoint: CheckpointState, cluster: ChosenCluster, location: str | None, topic: str
 ) -> _Line | None:
     """What the decision logs of the query say, and where none was found; None if nobody can read them."""
     if not is_usable("pyarrow"):
         return None
     from spark_klog.spark.write.decisions.log_states import logs_of_checkpoint
 
-    read = partial(logs_of_checkpoint, location or directory, topic=topic, folder=found.folder)
+    copied = f", and --location, if {without_user(directory)} is a copy" if location is None else ""
     if cluster == ChosenCluster():
-        logs, missing = read(cluster=None), ["-b HOST:PORT of the sink's cluster"]
-        lines = [_log_line(found, state, None) for state in logs.all]
-    else:
-        with cluster.connect() as admin:
-            with admin.exclusive() as connected:
-                logs, missing = read(cluster=connected), []
-            lines = [_log_line(found, state, admin) for state in logs.all]
-    if location is None:
-        missing.append(f"--location, if {without_user(directory)} is a copy")
-    give = f": give {', and '.join(missing)}" if missing else ": check --location and --decision-topic"
-    told = f"no decisions {logs.searched}; if the query writes exactly once{give}"
+        told = f"if the query writes so, give -b HOST:PORT of the sink's cluster{copied}"
+        return {"decisions": None, "updates": [], "noDecisions": told}
+    with cluster.connect() as admin:
+        with admin.exclusive() as connected:
+            logs = logs_of_checkpoint(location or directory, connected, topic, checkpoint.folder)
+        lines = [_log_line(checkpoint, state, admin) for state in logs.all]
+    advice = "--decision-topic" + (copied or " and --location")
+    told = f"no decisions {logs.searched}; if the query writes so, check {advice}"
     return {
         "decisions": lines[0] if logs.sink is not None else None,
         "updates": lines[1:] if logs.sink is not None else lines,
@@ -129,24 +125,23 @@ def _decisions(
     }
 
 
-def _log_line(found: CheckpointState, state: LogState, admin: Admin | None) -> _Line:
-    """What a decision log says; `open` is None without a cluster."""
+def _log_line(checkpoint: CheckpointState, state: LogState, admin: Admin) -> _Line:
+    """What a decision log says."""
     from spark_klog.spark.write.decisions.log_states import Lost, restart
 
     lost = None
-    if admin is not None and state.to_commit:
+    if state.to_commit:
         lost = Lost.of(state.to_commit, admin.describe_transactions([one.transactional_id for one in state.to_commit]))
     return {
         **({"name": state.name} if state.name else {}),
         "place": state.place,
-        "isKnown": state.is_known,
         "transactionalIdPrefix": None if state.identity is None else state.identity.id_prefix,
         "decided": None if state.decided < 0 else state.decided,
         "transactions": 0 if state.decision is None else len(state.decision.transactions),
         "isEnded": not state.to_commit,
         "lostTasks": None if lost is None else [*lost.aborted, *lost.forgotten],
-        "open": None if admin is None else _open_transactions(admin, state),
-        "nextRun": restart(state, found, lost),
+        "open": _open_transactions(admin, state),
+        "nextRun": restart(state, checkpoint, lost),
     }
 
 
@@ -180,12 +175,9 @@ def _print_decisions(whose: str, decisions: _Line) -> None:
     if decisions["transactionalIdPrefix"] is not None:
         click.echo(f"transactional ids begin with {escaped(decisions['transactionalIdPrefix'])}")
         click.echo(f"last decided micro-batch: {_last(decisions)}")
-    for one in decisions["open"] or ():
+    for one in decisions["open"]:
         of_task = f"decided, task {one['task']}" if one["isDecided"] else "not decided"
         click.echo(f"open: {escaped(one['transactionalId'])}, {of_task}")
-    if decisions["open"] is None:
-        what = "open transactions" if decisions["isKnown"] else "them, and what the next run will do"
-        click.echo(f"-b HOST:PORT of the sink's cluster shows {what}")
     if decisions["nextRun"]:
         click.echo("the next run")
     for step in decisions["nextRun"]:

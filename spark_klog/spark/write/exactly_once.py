@@ -1,7 +1,7 @@
 """The two-phase commit of a stream's micro-batches, as programs that yield actions and receive their results.
 
 Each attempt of a task writes in a transaction of its own and does not end it; its commit message has the transaction.
-The driver keeps a decision log in the query's checkpoint. Entries are numbered, and an entry can be appended only at a
+The driver keeps a decision log in a topic. Entries are numbered, and an entry can be appended only at a
 number that is free, so a driver that another one has overtaken can append nothing more:
 
 * `Claim`: a micro-batch begins. Drivers of earlier claims can't decide any more.

@@ -28,8 +28,9 @@ from spark_klog.base.names import DECISION_TOPIC
 from spark_klog.errors import ConfigError, ErrorWithFields
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.worker_process import prepare_worker
-from spark_klog.spark.write.decisions.decision_log import DecisionLog, Identity
+from spark_klog.spark.write.decisions.decision_log import DecisionLog
 from spark_klog.spark.write.decisions.decision_place import DecisionPlace
+from spark_klog.spark.write.decisions.entries import Identity
 from spark_klog.spark.write.exactly_once import (
     PLAN,
     Claim,
@@ -123,7 +124,7 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         self._target = "column topic" if options.topic is None else f"topic {options.topic}"
         #: What the decision keeps.
         self._planned = self._target if write.plan is None else f"{PLAN}{write.plan}"
-        self._place = DecisionPlace(None, options.decision_topic or DECISION_TOPIC, f"write/{write.id}")
+        self._place = DecisionPlace(options.decision_topic or DECISION_TOPIC, f"write/{write.id}")
         self._claimed: Claimed | None = None
 
     def claim(self) -> None:

@@ -1,4 +1,4 @@
-"""The writer of exactly-once streams: the protocol's programs against the checkpoint and the brokers.
+"""The writer of exactly-once streams: the protocol's programs against the decision log and the brokers.
 
 Before the tasks of each micro-batch Spark makes the writer in a Python process and pickles it for the tasks; the data
 source calls `ExactlyOnceWriter.claim` there, before it returns the writer. (Spark would show an error while it pickles
@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -30,10 +29,9 @@ from spark_klog.errors import ConfigError, ErrorCode, ErrorWithFields, KlogError
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import PREFIX
 from spark_klog.spark.worker_process import cluster_of, prepare_worker
-from spark_klog.spark.write.decisions.decision_log import DecisionLog, Identity
-from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place
-from spark_klog.spark.write.decisions.hard_link_log import HardLinkLog, Moved, planned
-from spark_klog.spark.write.decisions.topic_log import TopicDecisionLog
+from spark_klog.spark.write.decisions.decision_log import DecisionLog
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place, planned
+from spark_klog.spark.write.decisions.entries import Identity
 from spark_klog.spark.write.exactly_once import (
     Abort,
     Append,
@@ -109,12 +107,8 @@ def claim(settings: Mapping[str, str], place: DecisionPlace, prefix: str) -> Cla
     """
     at = time.time()
     with step_admin(settings) as admin:
-        if place.topic and place.folder is not None:
-            _leave_checkpoint(settings, place, place.folder, prefix, admin)
         log = place.open(settings, Identity(prefix))
         begun = run_program(begin(), log, admin)
-    if place.topic and place.folder is not None:
-        _note_place(place, place.folder, begun)
     now = planned(place.folder, begun.decided)
     return Claimed(begun, log.identity, place, at, bool(begun.planned and now and begun.planned != now))
 
@@ -142,80 +136,10 @@ def settle(settings: Mapping[str, str], claimed: Claimed, transactions: Sequence
 
 
 def continue_at(settings: Mapping[str, str], place: DecisionPlace, prefix: str, batch: int) -> None:
-    """Note that micro-batch `batch` is the next one of a stopped query, whatever its decision log says until now.
-
-    A log in the checkpoint is ended if the decisions are to be in a topic: without its last decision, which may be of
-    transactions that can't be committed.
-    """
-    if place.topic:
-        identity, least = Identity(prefix), 0
-        if place.folder is not None:
-            local = HardLinkLog(place.folder, identity, is_any=True)
-            least = _end_in_checkpoint(local, place, batch - 1)
-            identity = Identity(prefix, local.identity.log)
-        in_topic = TopicDecisionLog(settings, place.topic, place.key, identity)
-        is_decided = in_topic.append(max(in_topic.end(), least), Decision(batch - 1, ()))
-    else:
-        assert place.folder is not None, "a log without a topic is in a folder"
-        log = HardLinkLog(place.folder, Identity(prefix), is_any=True)
-        is_decided = log.append(log.read().end, Decision(batch - 1, ()))
-    if not is_decided:
+    """Note that micro-batch `batch` is the next one of a stopped query, whatever its decision log says until now."""
+    log = place.open(settings, Identity(prefix))
+    if not log.append(log.end(), Decision(batch - 1, ())):
         raise Superseded
-
-
-def _leave_checkpoint(
-    settings: Mapping[str, str], place: DecisionPlace, folder: Path, prefix: str, admin: Admin
-) -> None:
-    """End the log of hard links in a checkpoint, if there is one, and go on in the topic with its last decision.
-
-    It is ended first, so that nobody can decide there any more; the topic has its decision before another one. The
-    topic may have later ones by now, or earlier ones: after a move somebody may have emptied `klog_sink`, and the query
-    has decided there again.
-    """
-    local = HardLinkLog(folder, Identity(prefix), is_any=True)
-    moved = local.moved()
-    if moved is None:
-        if not local.read().entries:
-            return
-        begun = run_program(begin(), local, admin)
-        moved = Moved(place.topic, place.key, begun.number, begun.decided, begun.planned)
-        if not local.move(moved):
-            raise Superseded
-        _log.warning("the decisions of checkpoint %s are in topic %s from now on", folder, place.topic)
-    if moved.batch >= 0:
-        log = place.open(settings, local.identity)
-        found = log.read(may_lag=True)
-        if found.decided >= moved.batch:
-            return
-        # if it has left a decision open there, the log in the checkpoint has decided that micro-batch again
-        if not log.append(max(found.end, moved.number), Decision(moved.batch, (), moved.planned)):
-            raise Superseded
-
-
-def _end_in_checkpoint(local: HardLinkLog, place: DecisionPlace, decided: int) -> int:
-    """End the log of a checkpoint, if it has entries, with a decision that the topic gets; the number for it there.
-
-    A log that has ended is ended once more if it says that the topic gets a later one.
-    """
-    moved = local.moved()
-    end = local.read().end if moved is None else moved.number + 1
-    is_open = end > 0 if moved is None else moved.batch > decided
-    if is_open and not local.move(Moved(place.topic, place.key, end, decided)):
-        raise Superseded
-    return end
-
-
-def _note_place(place: DecisionPlace, folder: Path, begun: Begun) -> None:
-    """Note in a checkpoint that its decisions are in a topic, so that no later run looks elsewhere.
-
-    Not in one with micro-batches of which the topic knows none: it may be of another query.
-    """
-    local = HardLinkLog(folder, Identity(), is_any=True)
-    if local.moved() is None and (begun.decided >= 0 or not local.has_batches):
-        try:
-            local.move(Moved(place.topic, place.key))
-        except OSError as error:
-            _log.warning("checkpoint %s has no note that its decisions are in topic %s: %s", folder, place.topic, error)
 
 
 def check_time_left(settings: Mapping[str, str], begin_at: float, what: str) -> None:
@@ -345,21 +269,17 @@ def write_in_transaction(
 class CheckpointMismatch(ErrorWithFields):
     """Spark's micro-batch is neither the last decided one nor the next one, or has other rows than it had then.
 
-    Nothing of it is written. `decided` is -1 if there is no decision; `place` is the decision log's topic and key, or
-    empty if it is in the checkpoint.
+    Nothing of it is written. `decided` is -1 if there is no decision; `place` is the decision log's topic and key.
     """
 
-    def __init__(self, batch: int, decided: int, place: str = "") -> None:
+    def __init__(self, batch: int, decided: int, place: str) -> None:
         self.batch, self.decided, self.place = batch, decided, place
-        log = place or "klog_sink of the checkpoint"
-        advance = f"empty the directory klog_sink to write from micro-batch {batch} on"
-        if place:
-            advance = f"stop the query and call spark_klog.spark.decisions.continue_at(OPTIONS, {batch})"
-        runs = f"Spark runs micro-batch {batch}, but the last decision in {log} is of {decided}"
+        advance = f"stop the query and call spark_klog.spark.decisions.continue_at(OPTIONS, {batch})"
+        runs = f"Spark runs micro-batch {batch}, but the last decision in {place} is of {decided}"
         some = "some of its rows may be there already"
         if batch == decided:
             told = (
-                f"Spark has planned micro-batch {batch} again, with other offsets than those that {log} says are "
+                f"Spark has planned micro-batch {batch} again, with other offsets than those that {place} says are "
                 "written: the file of the micro-batch in the checkpoint's offsets was lost or changed since. "
                 f"To go on, {advance}; {some}"
             )
@@ -395,7 +315,7 @@ class ExactlyOnceWriter(StreamWriter):
         """
         options = self._options
         assert options.checkpoint is not None, "exactly-once options have a checkpoint"
-        place = decision_place(options.checkpoint, options.decision_log, options.decision_topic)
+        place = decision_place(options.checkpoint, options.decision_topic)
         self._claimed = claim(options.client, place, options.id_prefix)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenInTransaction:
@@ -407,10 +327,8 @@ class ExactlyOnceWriter(StreamWriter):
         number = context.getLocalProperty(_BATCH)
         assert number is not None, f"Spark sets {_BATCH} in streams"
         batch, decided = int(number), claimed.begun.decided
-        place = claimed.place
-        follows = batch in (decided, decided + 1) or (decided < 0 and not place.topic)  # who empties klog_sink goes on
-        if not follows or (batch == decided and claimed.is_replanned):
-            raise CheckpointMismatch(batch, decided, place.told)
+        if batch not in (decided, decided + 1) or (batch == decided and claimed.is_replanned):
+            raise CheckpointMismatch(batch, decided, claimed.place.told)
         if batch == decided:  # by an earlier run
             for _ in iterator:  # operators before the sink update their state with the rows that they give
                 pass

@@ -14,7 +14,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from spark_klog.spark.write.decisions.hard_link_log import hash_of_plan
+from spark_klog.spark.write.decisions.decision_place import hash_of_plan
 
 _log = logging.getLogger(__name__)
 

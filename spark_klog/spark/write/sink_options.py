@@ -69,8 +69,6 @@ class SinkOptions:
     checkpoint: str | None = None
     named: NamedWrite | None = None
     id_prefix: str = DEFAULT_ID_PREFIX
-    #: See `decision_place`.
-    decision_log: str = "auto"
     decision_topic: str | None = None
     #: Columns of rows, and once they are looked up the schemas that they are written by.
     formats: tuple[WriteFormat, ...] = ()
@@ -98,11 +96,11 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
         _complete_transactions(settings)
     topic = _topic(own)
     formats = _write_formats(settings, own, topic)
-    decision_log, decision_topic = _decisions(own, is_exact)
+    decision_topic = _decision_topic(own, is_exact)
     if is_exact and topic == (decision_topic or DECISION_TOPIC):
         raise ConfigError(f"option topic={topic} is the topic of the decisions: set another one, or decisionTopic")
     id_prefix = _id_prefix(own, is_exact)
-    return SinkOptions(settings, topic, create, checkpoint, named, id_prefix, decision_log, decision_topic, formats)
+    return SinkOptions(settings, topic, create, checkpoint, named, id_prefix, decision_topic, formats)
 
 
 def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | None) -> tuple[WriteFormat, ...]:
@@ -172,8 +170,6 @@ def _named_write(own: dict[str, str], is_exact: bool, streaming: bool) -> NamedW
             "deliveryGuarantee=exactly-once of a batch write needs the option writeId, a name of these rows that a "
             "second run gives again, such as 2026-11-27/clicks. In foreachBatch use spark_klog.write_updates"
         )
-    if own.get("decisionLog", "topic").strip().lower() == "checkpoint":
-        raise ConfigError("option decisionLog=checkpoint is for streams: the decisions of batch writes are in a topic")
     plan = own.get("writePlan")
     if plan is not None and version is None:
         raise ConfigError("option writePlan needs writeVersion: it says what a version is made of")
@@ -181,21 +177,17 @@ def _named_write(own: dict[str, str], is_exact: bool, streaming: bool) -> NamedW
     return NamedWrite(_checked_name("writeId", own["writeId"]), version, checked)
 
 
-def _decisions(own: dict[str, str], is_exact: bool) -> tuple[str, str | None]:
-    """The options decisionLog and decisionTopic."""
-    for name in ("decisionLog", "decisionTopic"):
-        if name in own and not is_exact:
-            raise ConfigError(f"option {name} needs deliveryGuarantee=exactly-once: other writes decide nothing")
-    kind = chosen(own, "decisionLog", {name: name for name in ("auto", "checkpoint", "topic")})
+def _decision_topic(own: dict[str, str], is_exact: bool) -> str | None:
     topic = own.get("decisionTopic")
-    if topic is not None:
-        if kind == "checkpoint":
-            raise ConfigError(f"option decisionTopic={topic} and decisionLog=checkpoint exclude each other")
-        try:
-            check_topic_name(topic)
-        except ConfigError as error:
-            raise ConfigError(f"option decisionTopic: {error}") from None
-    return kind, topic
+    if topic is None:
+        return None
+    if not is_exact:
+        raise ConfigError("option decisionTopic needs deliveryGuarantee=exactly-once: other writes decide nothing")
+    try:
+        check_topic_name(topic)
+    except ConfigError as error:
+        raise ConfigError(f"option decisionTopic: {error}") from None
+    return topic
 
 
 def _checkpoint(options: Mapping[str, str]) -> str:

@@ -3,7 +3,6 @@
 python copy_program.py '{"servers": ..., "from": TOPIC, "to": TOPIC, "checkpoint": ..., "tasks": least per micro-batch,
                          "records": most per micro-batch, or null, "to_the_end": stop at the end of the topic,
                          "master": default local[2,4], "confs": settings of Spark,
-                         "options": more options of the writer,
                          "markers": folder for `straggling`}'
 """
 
@@ -58,7 +57,6 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     writer = rows.writeStream.format("klog").option("topic", given["to"])
     writer = writer.option("kafka.bootstrap.servers", given["servers"])
     writer = writer.option("deliveryGuarantee", "exactly-once").option("checkpointLocation", given["checkpoint"])
-    writer = writer.options(**given.get("options", {}))
     if given["to_the_end"]:
         writer = writer.trigger(availableNow=True)
     else:

@@ -1,19 +1,13 @@
-"""Where the decisions of a checkpoint are: the key of its log, the choice by its folder, and what it notes itself."""
+"""Where the decisions of a checkpoint are: the key of its log by its address or by Spark's id, and its plans."""
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.write.decisions.decision_log import Identity
-from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place, stream_key
-from spark_klog.spark.write.decisions.hard_link_log import DecisionsMoved, HardLinkLog, Moved, has_hard_links
-from spark_klog.spark.write.exactly_once import Claim, Decision
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place, planned, stream_key
 
 STORE = "s3a://bucket/a"
 
@@ -22,10 +16,6 @@ STORE = "s3a://bucket/a"
 def checkpoint(tmp_path: Path) -> Path:
     (tmp_path / "metadata").write_text('{"id":"6ba7b810-9dad-11d1-80b4-00c04fd430c8"}')
     return tmp_path
-
-
-def refuse_links(*_: Any, **__: Any) -> None:
-    raise OSError(errno.EPERM, "Operation not permitted")
 
 
 @pytest.mark.parametrize(
@@ -57,63 +47,43 @@ def test_keys(location: str, key: str) -> None:
 
 def test_a_checkpoint_that_was_deleted(checkpoint: Path) -> None:
     """A new query in a folder has a key of its own; one in a store that klog does not read has the old one's."""
-    before = [decision_place(location, "topic", None).key for location in (str(checkpoint), STORE)]
+    before = [decision_place(location, None).key for location in (str(checkpoint), STORE)]
     (checkpoint / "metadata").write_text('{"id":"6ba7b811-9dad-11d1-80b4-00c04fd430c8"}')
-    after = [decision_place(location, "topic", None).key for location in (str(checkpoint), STORE)]
+    after = [decision_place(location, None).key for location in (str(checkpoint), STORE)]
     assert [old == new for old, new in zip(before, after, strict=True)] == [False, True]
 
 
-def test_the_choice(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places(checkpoint: Path, tmp_path: Path) -> None:
     key = "stream/6ba7b810-9dad-11d1-80b4-00c04fd430c8"
-    assert decision_place(STORE, "auto", None) == DecisionPlace(None, "__klog_decisions", f"stream/{STORE}")
-    assert decision_place(STORE, "topic", "d") == DecisionPlace(None, "d", f"stream/{STORE}")
-    with pytest.raises(ConfigError, match="decisionLog=checkpoint needs a checkpointLocation that is a local"):
-        decision_place(STORE, "checkpoint", None)
-    assert decision_place(str(checkpoint), "auto", None) == DecisionPlace(checkpoint)
-    assert decision_place(str(checkpoint), "topic", None) == DecisionPlace(checkpoint, "__klog_decisions", key)
-    elsewhere = str(tmp_path / "elsewhere")  # as a path of Spark's default file system
-    assert decision_place(elsewhere, "auto", None).topic == "__klog_decisions"
-    assert sorted(os.listdir(checkpoint)) == ["metadata"]
-    monkeypatch.setattr(os, "link", refuse_links)
-    assert not has_hard_links(checkpoint)
-    assert decision_place(str(checkpoint), "auto", None) == DecisionPlace(checkpoint, "__klog_decisions", key)
-    assert sorted(os.listdir(checkpoint)) == ["metadata"]
-    (checkpoint / "klog_sink").mkdir()
-    assert decision_place(str(checkpoint), "auto", None) == DecisionPlace(checkpoint)
+    assert decision_place(STORE, None) == DecisionPlace("__klog_decisions", f"stream/{STORE}")
+    assert decision_place(STORE, "d") == DecisionPlace("d", f"stream/{STORE}")
+    assert decision_place(str(checkpoint), "d") == DecisionPlace("d", key, checkpoint)
+    elsewhere = tmp_path / "elsewhere"  # as a path of Spark's default file system
+    assert decision_place(str(elsewhere), None) == DecisionPlace("__klog_decisions", f"stream/file:{elsewhere}")
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-def test_a_checkpoint_says_that_its_decisions_are_in_a_topic(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
-) -> None:
-    if not has_links:
-        monkeypatch.setattr(os, "link", refuse_links)
-    log = HardLinkLog(checkpoint, Identity())
-    assert log.move(Moved("d", "k"))
-    assert not HardLinkLog(checkpoint, Identity()).move(Moved("e", "k"))
-    monkeypatch.undo()
-    assert os.listdir(checkpoint / "klog_sink") == ["0"]
-    for kind in ("auto", "topic"):
-        assert decision_place(str(checkpoint), kind, None) == DecisionPlace(checkpoint, "d", "k")
-        with pytest.raises(ConfigError, match=r"decisionTopic is e, but the decisions of .* are in topic d"):
-            decision_place(str(checkpoint), kind, "e")
-    local = decision_place(str(checkpoint), "checkpoint", None).open({}, Identity())
-    with pytest.raises(DecisionsMoved, match=r"are in topic d .*set decisionLog=topic and decisionTopic=d"):
-        local.read()
-    assert not local.append(0, Claim())
+def test_spellings_of_a_local_checkpoint(tmp_path: Path) -> None:
+    """Locations are not decoded, as in Hadoop's Path: Spark creates the folder a%20b for file:///a%20b."""
+    name = "a b%20c#d?e"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "metadata").write_text('{"id":"6ba7b810-9dad-11d1-80b4-00c04fd430c8"}')
+    spellings = (
+        f"{tmp_path}/{name}",
+        f"file:{tmp_path}/{name}",
+        f"FILE://{tmp_path}/{name}",
+        f"file://localhost{tmp_path}/{name}",
+    )
+    assert {decision_place(location, None).folder for location in spellings} == {tmp_path / name}
+    with pytest.raises(ConfigError, match=r"'file://host/a' is not a local folder: write file:///PATH"):
+        decision_place("file://host/a", None)
 
 
-def test_a_log_that_has_moved_takes_no_entry(checkpoint: Path) -> None:
-    log = HardLinkLog(checkpoint, Identity())
-    for number in range(3):
-        assert log.append(number, Claim())
-    zombie = HardLinkLog(checkpoint, log.identity, is_claimed=True)
-    assert zombie.read().end == 3
-    assert not log.move(Moved("d", "k", 2))
-    assert log.move(Moved("d", "k", 3, 7, "plan"))
-    assert not zombie.append(3, Decision(8, ()))
-    with pytest.raises(DecisionsMoved):
-        zombie.read()
-    found = HardLinkLog(checkpoint, Identity())
-    assert found.moved() == Moved("d", "k", 3, 7, "plan")
-    assert found.identity == log.identity
+def test_a_plan_is_known_by_its_offsets(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    plans = [planned(tmp_path, 3)]
+    for text in ("", "v1\n", "v1\n{1}", "v1\n{1}\na\nb", "v1\n{2}\na\nb", "v1\n{1}\na\nc"):
+        (tmp_path / "offsets" / "3").write_text(text)
+        plans.append(planned(tmp_path, 3))
+    assert plans[:4] == [""] * 4
+    assert plans[4] == plans[5] != plans[6]
+    assert all(plans[4:])

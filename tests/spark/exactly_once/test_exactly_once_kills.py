@@ -42,12 +42,11 @@ def s3() -> Iterator[str]:
 
 
 class Copy(Program):
-    """The copy program and its checkpoint, whose decisions are there or `in_topic`."""
+    """The copy program and its checkpoint."""
 
-    def __init__(self, servers: str, topic: str, folder: Path, chance: random.Random, *, in_topic: bool) -> None:
+    def __init__(self, servers: str, topic: str, folder: Path, chance: random.Random) -> None:
         super().__init__(chance)
-        options = {"decisionLog": "topic" if in_topic else "checkpoint"}
-        self._settings = {"servers": servers, "from": f"{topic}-from", "to": topic, "options": options}
+        self._settings = {"servers": servers, "from": f"{topic}-from", "to": topic}
         self._folder = folder.resolve()
         self._checkpoint = self._folder / "checkpoint"
         self.runs = 0
@@ -81,8 +80,8 @@ class CopyInBucket(Copy):
     """The copy program with its checkpoint in a bucket, by Hadoop's S3A."""
 
     def __init__(self, servers: str, topic: str, folder: Path, chance: random.Random, s3: str) -> None:
-        super().__init__(servers, topic, folder, chance, in_topic=True)
-        self._settings |= {"checkpoint": "s3a://bucket/checkpoint", "options": {}, "confs": s3a_settings(s3)}
+        super().__init__(servers, topic, folder, chance)
+        self._settings |= {"checkpoint": "s3a://bucket/checkpoint", "confs": s3a_settings(s3)}
         self._bucket = S3FileSystem(
             access_key="key", secret_key="secret", endpoint_override=s3, scheme="http", allow_bucket_creation=True
         )
@@ -102,9 +101,8 @@ class CopyInBucket(Copy):
 @pytest.mark.parametrize(
     ("kills", "place"),
     [
-        pytest.param(1, "topic", id="1-topic"),
-        pytest.param(KILLS, "checkpoint", marks=pytest.mark.test_all("kill"), id=f"{KILLS}-checkpoint"),
-        pytest.param(KILLS, "topic", marks=pytest.mark.test_all("kill"), id=f"{KILLS}-topic"),
+        pytest.param(1, "folder", id="1-folder"),
+        pytest.param(KILLS, "folder", marks=pytest.mark.test_all("kill"), id=f"{KILLS}-folder"),
         pytest.param(KILLS, "bucket", marks=[pytest.mark.test_all("kill"), pytest.mark.peer], id=f"{KILLS}-bucket"),
     ],
 )
@@ -120,7 +118,7 @@ def test_every_row_once(
     if place == "bucket":
         copy = CopyInBucket(brokers.servers, topic, server_dir, chance, request.getfixturevalue("s3"))
     else:
-        copy = Copy(brokers.servers, topic, server_dir, chance, in_topic=place == "topic")
+        copy = Copy(brokers.servers, topic, server_dir, chance)
     killed = copy.kill(brokers, kills)
     seen = read(brokers.servers, topic)
     assert max(seen.values(), default=0) <= 1

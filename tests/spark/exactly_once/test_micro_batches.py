@@ -18,7 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql.types import StructType
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.write.decisions.hard_link_log import hash_of_plan
+from spark_klog.spark.write.decisions.decision_place import hash_of_plan
 from spark_klog.spark.write.exactly_once_batch import EarlierWrite, ExactlyOnceBatchWriter, ReplannedWrite
 from spark_klog.spark.write.sink_options import NamedWrite, sink_options
 from spark_klog.spark.write.updates import _MicroBatch

@@ -27,10 +27,7 @@ def _lines(*words: str) -> list[dict[str, Any]]:
 
 @pytest.mark.test_all("again")
 @pytest.mark.usefixtures("logging_kept")
-@pytest.mark.parametrize("kind", ["checkpoint", "topic"])
-def test_who_holds_an_open_transaction(
-    spark: SparkSession, servers: str, topic: str, tmp_path: Path, kind: str
-) -> None:
+def test_who_holds_an_open_transaction(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     """One task has written, and the other waits for a file."""
     for name in (f"{topic}-from", topic):
         create_topic(servers, name, 2)
@@ -51,24 +48,23 @@ def test_who_holds_an_open_transaction(
         .option("topic", topic)
     )
     writer = writer.options(**{"kafka.bootstrap.servers": servers, "deliveryGuarantee": "exactly-once"})
-    if kind == "topic":
-        writer = writer.options(decisionLog="topic", decisionTopic=f"{topic}-decisions")
+    writer = writer.option("decisionTopic", f"{topic}-decisions")
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     where = ("-b", servers, "--decision-topic", f"{topic}-decisions")
-    whose = ("--checkpoint", str(checkpoint)) if kind == "checkpoint" else ()
     try:
         found: list[dict[str, Any]] = []
 
         def is_open() -> bool:
-            if query.exception() is None and list(checkpoint.glob("klog_sink/0")):
-                listed = _lines("transactions", "list", "--state", "ongoing", *where, *whose)
+            if query.exception() is None:
+                listed = _lines("transactions", "list", "--state", "ongoing", *where)
                 found[:] = [line for line in listed if line["query"] is not None]
             return bool(found)
 
         wait_for(is_open, "an open transaction of the sink", _SECONDS, query)
         (line,) = found
-        expected = str(checkpoint) if kind == "checkpoint" else str(query.id)
-        assert (line["query"], line["batch"], line["task"], line["isDecided"]) == (expected, None, None, False)
+        assert (line["query"], line["batch"], line["task"], line["isDecided"]) == (str(query.id), None, None, False)
+        (line,) = _lines("transactions", "list", "--state", "ongoing", *where, "--checkpoint", str(checkpoint))
+        assert line["query"] == str(checkpoint)
         (shown,) = _lines("checkpoint", "show", str(checkpoint), *where)
         (one,) = shown["decisions"]["open"]
         assert (one["transactionalId"], one["isDecided"]) == (line["transactionalId"], False)
@@ -85,5 +81,5 @@ def test_who_holds_an_open_transaction(
         True,
     )
     assert decisions["nextRun"][-1] == "runs and writes micro-batch 1"
-    assert decisions["place"].startswith(str(checkpoint) if kind == "checkpoint" else f"topic {topic}-decisions")
+    assert decisions["place"].startswith(f"topic {topic}-decisions")
     assert sorted(read(servers, topic)) == ["first", "wait"]

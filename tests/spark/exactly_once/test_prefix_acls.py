@@ -10,7 +10,7 @@ from spark_klog.client.admin.admin import Admin
 from spark_klog.client.admin.users import Acl, AclFilter
 from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ProtocolError
-from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decision_place
+from spark_klog.spark.write.decisions.decision_place import decision_place
 from spark_klog.spark.write.exactly_once import Transaction
 from spark_klog.spark.write.exactly_once_driver import Claimed, claim, decide
 from tests.support.kafka import HOST, NEWEST, Kafka
@@ -30,7 +30,7 @@ PROPERTIES = {
 
 @pytest.mark.peer
 @pytest.mark.test_all("mechanism")
-def test_rules_by_prefix(module_server_dir: Path, tmp_path: Path) -> None:
+def test_rules_by_prefix(module_server_dir: Path) -> None:
     listeners = {"SASL_PLAINTEXT": "SASL_PLAINTEXT"}
     with Kafka(NEWEST, module_server_dir / "acls", PROPERTIES, listeners=listeners) as kafka:
         settings = {
@@ -57,31 +57,25 @@ def test_rules_by_prefix(module_server_dir: Path, tmp_path: Path) -> None:
             acls = {Acl(what, name, "User:writer", may, how) for what, name, may, how in rules}
             admin.create_acls(acls).check()
             wait_until(lambda: set(admin.describe_acls(AclFilter(principal="User:writer"))) == acls, seconds=30)
-            place = DecisionPlace(tmp_path)
+            place = decision_place("s3a://bucket/a", None)
+            with pytest.raises(
+                ProtocolError, match=r"TOPIC_AUTHORIZATION_FAILED.*allow Read, Write and Describe on"
+            ) as at:
+                claim(settings, place, "team-a.")
+            assert "klog topics create __klog_decisions --partitions 1 --replication-factor 3 --config" in str(at.value)
+            may = ("create", "read", "write", "describe")
+            acls |= {Acl("topic", place.topic, "User:writer", operation, "literal") for operation in may}
+            admin.create_acls(acls).check()
+            wait_until(lambda: set(admin.describe_acls(AclFilter(principal="User:writer"))) == acls, seconds=30)
             lost = task(claim(settings, place, "team-a."), b"lost")
             claimed = claim(settings, place, "team-a.")
             state = admin.describe_transactions([lost.transactional_id]).check()[lost.transactional_id].state
             assert state in ("PrepareAbort", "CompleteAbort")
             decide(settings, claimed, 0, [task(claimed, b"a"), task(claimed, b"b")])
-
-            other = tmp_path / "other"
-            other.mkdir()
+            other = decision_place("s3a://bucket/other", None)
             with pytest.raises(ProtocolError, match=r"id team-b\..*: TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
-                task(claim(settings, DecisionPlace(other), "team-b."), b"c")
-
-            in_topic = decision_place("s3a://bucket/a", "auto", None)
-            with pytest.raises(
-                ProtocolError, match=r"TOPIC_AUTHORIZATION_FAILED.*allow Read, Write and Describe on"
-            ) as at:
-                claim(settings, in_topic, "team-a.")
-            assert "klog topics create __klog_decisions --partitions 1 --replication-factor 3 --config" in str(at.value)
-            may = ("create", "read", "write", "describe")
-            acls |= {Acl("topic", in_topic.topic, "User:writer", operation, "literal") for operation in may}
-            admin.create_acls(acls).check()
-            wait_until(lambda: set(admin.describe_acls(AclFilter(principal="User:writer"))) == acls, seconds=30)
-            claimed = claim(settings, in_topic, "team-a.")
-            decide(settings, claimed, 0, [task(claimed, b"in topic")])
+                task(claim(settings, other, "team-b."), b"c")
         claimed = claim(settings, place, "team-a.")
         decide(settings, claimed, 1, [task(claimed, b"end")])
         wait_until(lambda: "end" in by_confluent(kafka.bootstrap_servers, TOPIC, 0), seconds=30)
-        assert sorted(by_confluent(kafka.bootstrap_servers, TOPIC, 0)) == ["a", "b", "end", "in topic"]
+        assert sorted(by_confluent(kafka.bootstrap_servers, TOPIC, 0)) == ["a", "b", "end"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +15,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_klog.errors import ConfigError
 from spark_klog.spark.decisions import continue_at
-from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.write import exactly_once_driver
-from spark_klog.spark.write.decisions.decision_log import Identity
 from spark_klog.spark.write.decisions.decision_place import DecisionPlace
+from spark_klog.spark.write.decisions.entries import Identity
 from spark_klog.spark.write.exactly_once import Begun, Transaction
 from spark_klog.spark.write.exactly_once_driver import (
     CheckpointMismatch,
@@ -37,38 +35,12 @@ _SECONDS = 300
 
 
 @pytest.mark.parametrize(
-    "location",
-    [
-        "hdfs://namenode:8020/a",
-        "hdfs:///a",
-        "s3a://bucket/a",
-        "abfss://container@account.dfs.core.windows.net/a",
-        "gs://bucket/a",
-        "wasbs://container@account/a",
-        "dbfs:/a",
-    ],
-)
-def test_stores(location: str) -> None:
-    options = {**OPTIONS, "checkpointLocation": location, "decisionLog": "checkpoint"}
-    with pytest.raises(ConfigError) as caught:
-        KlogDataSource(options).streamWriter(SCHEMA, False)
-    assert f"needs a checkpointLocation that is a local or mounted folder of the driver, not {location}: " in str(
-        caught.value
-    )
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"decisionLog": "topics"},
-            "decisionLog=topics must be one of auto, checkpoint, topic; did you",
-        ),
         ({"decisionTopic": "a b"}, "option decisionTopic: "),
-        ({"decisionLog": "checkpoint", "decisionTopic": "d"}, "exclude each other"),
         (
-            {"deliveryGuarantee": "at-least-once", "decisionLog": "topic"},
-            "decisionLog needs deliveryGuarantee=exactly",
+            {"deliveryGuarantee": "at-least-once", "decisionTopic": "d"},
+            "decisionTopic needs deliveryGuarantee=exactly",
         ),
     ],
 )
@@ -78,35 +50,9 @@ def test_options_of_decisions(options: dict[str, str], message: str) -> None:
     assert message in str(caught.value)
 
 
-def refusal(spark: SparkSession, location: str) -> str:
-    """The error of a stream with a checkpoint location that Spark accepts."""
-    rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as value")
-    query = rows.writeStream.format("klog").options(**OPTIONS).option("checkpointLocation", location)
-    query = query.option("decisionLog", "checkpoint").start()
-    return config_error(error_of(lambda: query.awaitTermination(_SECONDS)))
-
-
 def config_error(text: str) -> str:
     """The line of our `ConfigError`; fails if Spark shows an error of pickling instead."""
     return text.split("\nspark_klog.errors.ConfigError: ")[1].splitlines()[0]
-
-
-@pytest.mark.test_all("long")
-def test_streams_with_checkpoints_elsewhere(spark: SparkSession, tmp_path: Path) -> None:
-    """A viewfs mount is not a local folder; if viewfs is Spark's default file system, a plain path is not either."""
-    mounted, there = tmp_path / "mounted", tmp_path / "there"
-    (mounted / "b").mkdir(parents=True)
-    spark.conf.set(f"fs.viewfs.mounttable.klog.link.{mounted}", f"file://{there}")
-    uri = f"viewfs://klog{mounted}/a"
-    assert f"a local or mounted folder of the driver, not {uri}: " in refusal(spark, uri)
-    spark.conf.set("fs.defaultFS", "viewfs://klog/")
-    try:
-        error = refusal(spark, f"{mounted}/b")
-    finally:
-        spark.conf.unset("fs.defaultFS")
-    assert f"checkpointLocation={mounted}/b is not a folder of the driver's machine with Spark's checkpoint" in error
-    assert (there / "b" / "metadata").is_file()
-    assert list((mounted / "b").iterdir()) == []
 
 
 def test_batch_writes_without_a_name(spark: SparkSession) -> None:
@@ -127,7 +73,6 @@ def test_batch_writes_without_a_name(spark: SparkSession) -> None:
         ({"writeId": "a", "writeVersion": "-1"}, False, "writeVersion=-1 must be an integer of at least 0"),
         ({"writeId": " a"}, False, "writeId=' a' must be 1 to 249 printable characters"),
         ({"writeId": "a", "kafka.acks": "1"}, False, "deliveryGuarantee=exactly-once needs kafka.acks=all"),
-        ({"writeId": "a", "decisionLog": "checkpoint"}, False, "option decisionLog=checkpoint is for streams"),
         ({"writeId": "a", "decisionTopic": "t"}, False, "option topic=t is the topic of the decisions: set another"),
         ({"topic": "__klog_decisions"}, True, "option topic=__klog_decisions is the topic of the decisions"),
     ],
@@ -166,12 +111,12 @@ def test_arguments_of_continue_at(options: dict[str, Any], batch: Any, told: str
 
 
 def test_a_micro_batch_that_does_not_follow_the_last_decision() -> None:
-    """Emptying klog_sink is right after at-least-once writes; beside another run it would duplicate rows."""
-    behind, ahead = str(CheckpointMismatch(3, 10)), str(CheckpointMismatch(12, 10))
+    """Going on is right after at-least-once writes; beside another run it would duplicate rows."""
+    behind, ahead = str(CheckpointMismatch(3, 10, "topic d (k)")), str(CheckpointMismatch(12, 10, "topic d (k)"))
     assert "Stop one of two runs, and start this one again if it is the other. Only if there was no other," in behind
     assert "the rows of micro-batches 3 to 10 are there already, and are written again" in behind
     assert "another run" not in ahead
-    assert "To go on, empty the directory klog_sink to write from micro-batch 12 on" in ahead
+    assert "To go on, stop the query and call spark_klog.spark.decisions.continue_at(OPTIONS, 12)" in ahead
 
 
 class _Writes(Exception):
@@ -179,23 +124,20 @@ class _Writes(Exception):
 
 
 @pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[ExactlyOnceWriter, Claimed]]:
+def task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ExactlyOnceWriter, Claimed]]:
     """The writer of a task of a micro-batch in a Python worker, but without Spark and brokers."""
 
     def begins(*_: Any) -> None:
         raise _Writes
 
-    def make(
-        batch: int, decided: int, *, is_replanned: bool = False, in_topic: bool = False
-    ) -> tuple[ExactlyOnceWriter, Claimed]:
+    def make(batch: int, decided: int, *, is_replanned: bool = False) -> tuple[ExactlyOnceWriter, Claimed]:
         context = SimpleNamespace(getLocalProperty=lambda _: str(batch), partitionId=lambda: 0)
         monkeypatch.setattr(exactly_once_driver, "TaskContext", SimpleNamespace(get=lambda: context))
         monkeypatch.setattr(exactly_once_driver, "PRODUCERS", SimpleNamespace(borrow_transactional=begins))
         monkeypatch.setattr(exactly_once_driver, "prepare_worker", lambda: None)
-        (tmp_path / "metadata").touch()
-        options = sink_options({**OPTIONS, "checkpointlocation": str(tmp_path)}, streaming=True)
+        options = sink_options({**OPTIONS, "checkpointlocation": "s3a://a/b"}, streaming=True)
         writer = ExactlyOnceWriter(options, SCHEMA)
-        place = DecisionPlace(None, "d", "stream/s3a://a/b") if in_topic else DecisionPlace(tmp_path)
+        place = DecisionPlace("d", "stream/s3a://a/b")
         writer._claimed = Claimed(Begun(7, decided), Identity(), place, 0.0, is_replanned)
         return writer, writer._claimed
 
@@ -224,7 +166,7 @@ def test_tasks_of_a_micro_batch_that_does_not_follow(task: Callable[..., Any], b
 def test_tasks_of_a_micro_batch_that_the_topic_does_not_expect(
     task: Callable[..., Any], batch: int, decided: int, message: str
 ) -> None:
-    writer, _ = task(batch, decided, in_topic=True)
+    writer, _ = task(batch, decided)
     with pytest.raises(CheckpointMismatch) as caught:
         writer.write(iter([]))
     assert message in str(caught.value)
@@ -243,9 +185,7 @@ def test_tasks_of_a_decided_micro_batch(task: Callable[..., Any]) -> None:
         writer.write(iter([]))
 
 
-@pytest.mark.parametrize(
-    ("batch", "decided", "is_replanned"), [(11, 10, False), (11, 10, True), (0, -1, False), (5, -1, False)]
-)
+@pytest.mark.parametrize(("batch", "decided", "is_replanned"), [(11, 10, False), (11, 10, True), (0, -1, False)])
 def test_tasks_of_a_micro_batch_that_follows(
     task: Callable[..., Any], batch: int, decided: int, is_replanned: bool
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -14,6 +14,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 import spark_klog
 from spark_klog.client.admin.admin import Admin
 from spark_klog.errors import ConfigError
+from spark_klog.spark.decisions import continue_at
+from spark_klog.spark.write.decisions.decision_place import decision_place
+from spark_klog.spark.write.decisions.entries import Identity
 from spark_klog.spark.write.sink_options import sink_options
 from tests.spark.support import Sent, create_topic, error_of, produce, set_topic
 
@@ -75,11 +78,11 @@ def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str,
     fill(servers, topic, 17, 24)
     copy(spark, servers, topic, f"file://{checkpoint}", **prefix)
     assert read(servers, topic) == read(servers, topic, committed=False) == once(24)
-    entries = sorted((checkpoint / "klog_sink").glob("[0-9]*"), key=lambda path: int(path.name))
-    assert len(entries) <= 7  # the decision before the last, and all entries after it, with a claim of each run
-    last = json.loads(entries[-1].read_text())
+    log = decision_place(str(checkpoint), None).open({"bootstrap.servers": servers}, Identity("team-a."))
+    assert log.read().decided >= 0
     with Admin({"bootstrap.servers": servers}) as admin:
-        ids = [one for one in admin.list_transactions() if one.transactional_id.startswith(f"team-a.{last['log']}-")]
+        prefix_of_ids = log.identity.id_prefix
+        ids = [one for one in admin.list_transactions() if one.transactional_id.startswith(prefix_of_ids)]
     assert {one.state for one in ids} == {"CompleteCommit"}
     assert len(ids) <= 2 * PARTITIONS + 2  # 9 tasks: workers reuse their ids
 
@@ -131,14 +134,17 @@ def test_failed_tasks_leave_nothing_open(spark: SparkSession, servers: str, topi
     assert read(servers, topic) == once(9) + Counter(["x" * 2000])
 
 
-@pytest.mark.test_all("long")  # the decision log's refusal is in test_hard_link_log.py
+@pytest.mark.test_all("long")  # test_continue_at.py, without Spark
 def test_a_checkpoint_of_an_at_least_once_query(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     prepare(servers, topic, 10)
     copy(spark, servers, topic, tmp_path, deliveryGuarantee="at-least-once")
     fill(servers, topic, 10, 16)
     query = start(spark, servers, topic, tmp_path)
-    assert "create that directory, empty" in error_of(lambda: query.awaitTermination(_SECONDS))
-    (tmp_path / "klog_sink").mkdir()
+    error = error_of(lambda: query.awaitTermination(_SECONDS))
+    assert "has no decision of this checkpoint" in error
+    (batch,) = re.findall(r"continue_at\(OPTIONS, (\d+)\)", error)[:1]
+    given = {"kafka.bootstrap.servers": servers, "deliveryGuarantee": "exactly-once"}
+    continue_at({**given, "checkpointLocation": str(tmp_path)}, int(batch))
     copy(spark, servers, topic, tmp_path)
     assert read(servers, topic) == once(16)
 
@@ -174,23 +180,6 @@ def test_more_time_than_the_brokers_allow(spark: SparkSession, servers: str, top
     assert read(servers, topic, committed=False) == Counter()
     copy(spark, servers, topic, tmp_path)
     assert read(servers, topic) == once(10)
-
-
-@pytest.mark.test_all("again")  # test_hard_link_log.py, without Spark
-def test_a_damaged_decision_log(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    prepare(servers, topic, 10)
-    copy(spark, servers, topic, tmp_path)
-    fill(servers, topic, 10, 20)
-    last = max((tmp_path / "klog_sink").glob("[0-9]*"), key=lambda path: int(path.name))
-    kept = last.read_bytes()
-    last.write_bytes(kept[:-1])
-    query = start(spark, servers, topic, tmp_path)
-    error = error_of(lambda: query.awaitTermination(_SECONDS))
-    assert f"spark_klog.errors.DecodeError: {last} is not an entry of a decision log" in error
-    assert "pickl" not in error.lower()
-    last.write_bytes(kept)
-    copy(spark, servers, topic, tmp_path)
-    assert read(servers, topic) == once(20)
 
 
 @pytest.mark.parametrize(

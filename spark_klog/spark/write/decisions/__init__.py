@@ -1,1 +1,1 @@
-"""Where the decisions of exactly-once writes are kept: `decision_log.py` has the protocol, and who implements it."""
+"""The decisions of exactly-once writes, in a compacted topic of the target cluster."""

@@ -1,14 +1,12 @@
-"""Where the decisions of a stream are: in its checkpoint, or in a topic of the target cluster.
+"""Where the decisions of a stream are in the target cluster: a topic, and the key of the stream's log in it.
 
-The option decisionLog says which; `auto` is the checkpoint if it is a folder of this machine with hard links, or has a
-decision log already, and else the topic. A checkpoint that this machine can read says so itself once its decisions are
-in a topic: a restart with other options finds them there.
-
-Of any other checkpoint only the address is known. It is the key of the log in the topic, so it must not change.
+The key of a checkpoint that this machine can read is Spark's id of the query. Of any other checkpoint only the address
+is known, so it must not change.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -18,22 +16,12 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
 
 from spark_klog.base.addresses import local_path, without_user
 from spark_klog.base.names import DECISION_TOPIC
-from spark_klog.errors import ConfigError
-from spark_klog.spark.write.decisions.decision_log import DecisionLog, Identity
-from spark_klog.spark.write.decisions.hard_link_log import (
-    METADATA,
-    HardLinkLog,
-    checkpoint_folder,
-    has_hard_links,
-    is_checkpoint,
-)
-from spark_klog.spark.write.decisions.topic_log import TopicDecisionLog
+from spark_klog.spark.write.decisions.decision_log import DecisionLog
+from spark_klog.spark.write.decisions.entries import Identity
 
-Kind: TypeAlias = Literal["auto", "checkpoint", "topic"]
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/]*))?(.*)", re.DOTALL)
 #: Names of one store: a checkpoint stays the same if the job's file system is another implementation of it.
 _SAME_STORE = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}
@@ -41,19 +29,16 @@ _SAME_STORE = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}
 
 @dataclass(frozen=True)
 class DecisionPlace:
-    """A decision log: in the `topic` by its `key`, or, without a topic, in the checkpoint `folder`.
+    """A decision log: in the `topic` by its `key`. `folder` is the query's checkpoint if this machine can read it."""
 
-    `folder` is the query's checkpoint if this machine can read it.
-    """
-
+    topic: str
+    key: str
     folder: Path | None = None
-    topic: str = ""
-    key: str = ""
 
     @property
     def told(self) -> str:
-        """The topic and the key for messages; empty for a checkpoint."""
-        return f"topic {self.topic} ({self.key})" if self.topic else ""
+        """The topic and the key for messages."""
+        return f"topic {self.topic} ({self.key})"
 
     def open(
         self,
@@ -63,13 +48,8 @@ class DecisionPlace:
         is_claimed: bool = False,
         decide_by: float = math.inf,
     ) -> DecisionLog:
-        """The log; raises what `HardLinkLog` and `TopicDecisionLog` raise, of which `settings` and `decide_by` are."""
-        if self.topic:
-            return TopicDecisionLog(
-                settings, self.topic, self.key, identity, is_claimed=is_claimed, decide_by=decide_by
-            )
-        assert self.folder is not None, "a log without a topic is in a folder"
-        return HardLinkLog(self.folder, identity, is_claimed=is_claimed)
+        """The log; see `DecisionLog` for the arguments and errors."""
+        return DecisionLog(settings, self.topic, self.key, identity, is_claimed=is_claimed, decide_by=decide_by)
 
 
 def stream_key(location: str) -> str:
@@ -89,34 +69,39 @@ def stream_key(location: str) -> str:
     return f"stream/{scheme}://{authority}{path}"
 
 
-def decision_place(location: str, kind: str, topic: str | None) -> DecisionPlace:
-    """The place by the options checkpointLocation, decisionLog and decisionTopic; Spark has made the checkpoint by now.
-
-    Raises `ConfigError` if the checkpoint has to be a local one and is not, or if its decisions are in another topic.
-    """
-    if cast("Kind", kind) == "checkpoint":
-        return DecisionPlace(checkpoint_folder(location))
+def decision_place(location: str, topic: str | None) -> DecisionPlace:
+    """The place by the options checkpointLocation and decisionTopic; Spark has made the checkpoint by now."""
     local = local_path(location)
-    folder = None if local is None or not is_checkpoint(Path(local)) else Path(local)
-    if folder is not None:
-        log = HardLinkLog(folder, Identity(), is_any=True)
-        moved = log.moved()
-        if moved is not None:
-            if topic is not None and topic != moved.topic:
-                raise ConfigError(
-                    f"option decisionTopic is {topic}, but the decisions of checkpoint {folder} are in topic "
-                    f"{moved.topic}: set decisionTopic={moved.topic}, or leave it out"
-                )
-            return DecisionPlace(folder, moved.topic, moved.key)
-        if cast("Kind", kind) == "auto" and (log.is_there or has_hard_links(folder)):
-            return DecisionPlace(folder)
-    key = stream_key(location) if folder is None else query_key(folder) or stream_key(location)
-    return DecisionPlace(folder, topic or DECISION_TOPIC, key)
+    by_id = "" if local is None else query_key(Path(local))
+    folder = Path(local) if local is not None and by_id else None
+    return DecisionPlace(topic or DECISION_TOPIC, by_id or stream_key(location), folder)
 
 
 def query_key(folder: Path) -> str:
-    """The key of a log by Spark's id of the query: machines may have checkpoints of the same path. Empty without it."""
+    """The key of a log by Spark's id of the query: machines may have checkpoints of the same path.
+
+    Empty unless Spark has begun a checkpoint in this folder, so that it is the one that Spark means by its path.
+    """
     try:
-        return f"stream/{uuid.UUID(json.loads((folder / METADATA).read_bytes())['id'])}"
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"stream/{uuid.UUID(json.loads((folder / 'metadata').read_bytes())['id'])}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
+
+
+def planned(checkpoint: Path | None, batch: int) -> str:
+    """`hash_of_plan` of Spark's file offsets/BATCH; empty if the file is missing or unreadable."""
+    if checkpoint is None:
+        return ""
+    try:
+        return hash_of_plan((checkpoint / "offsets" / str(batch)).read_bytes())
+    except OSError:
+        return ""
+
+
+def hash_of_plan(data: bytes) -> str:
+    """A hash of what a micro-batch reads, as Spark writes it into `offsets`; empty if it reads nothing.
+
+    The first two lines are a version, and the time and watermark of the plan.
+    """
+    lines = data.splitlines()
+    return hashlib.sha256(b"\n".join(lines[2:])).hexdigest() if len(lines) > 2 else ""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_klog.errors import DecodeError
-from spark_klog.spark.write.decisions.decision_log import Identity, decode_entry
+from spark_klog.spark.write.decisions.entries import Identity, decode_entry
 from spark_klog.spark.write.exactly_once import Decision, Entry, Log
 
 #: Keys that wait for a tombstone. Those beyond it stay in the topic until another process reads it.

@@ -1,6 +1,6 @@
 """Decision logs as an operator sees them: which query and micro-batch a transaction is of, and what a restart will do.
 
-Reads only: unlike `DecisionLog.read`, nothing is removed, created or claimed, so a query may run meanwhile.
+Reads only: unlike by `DecisionLog.read`, nothing is created or claimed, so a query may run meanwhile.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from spark_klog.client.admin.admin import TransactionDescription
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import offset_range
 from spark_klog.errors import DecodeError, ErrorCode, KlogError, ProtocolError
-from spark_klog.files.folder import LocalFolder
-from spark_klog.spark.write.decisions.decision_log import Identity, decode_entry
-from spark_klog.spark.write.decisions.decision_place import DecisionPlace, query_key, stream_key
+from spark_klog.spark.write.decisions.decision_place import DecisionPlace, planned, query_key, stream_key
 from spark_klog.spark.write.decisions.decision_topic import is_there, read_records
-from spark_klog.spark.write.decisions.hard_link_log import FOLDER, HardLinkLog, is_checkpoint, planned, read_back
+from spark_klog.spark.write.decisions.entries import Identity, decode_entry
 from spark_klog.spark.write.decisions.live_entries import LiveEntries
-from spark_klog.spark.write.exactly_once import PLAN, Decision, Ended, Entry, Log, Transaction
+from spark_klog.spark.write.exactly_once import PLAN, Decision, Ended, Log, Transaction
 from spark_klog.trees.checkpoint import CheckpointState
 
 _log = logging.getLogger(__name__)
@@ -66,8 +64,7 @@ class Holder:
 class LogState:
     """A decision log: `query` is a checkpoint, Spark's id of a query or a write's name, `place` where the log is.
 
-    `name` is that of a call of `write_updates`. `identity` is None if the log has no entry. `is_known` is False if it
-    is in a topic, and there is no cluster to read it.
+    `name` is that of a call of `write_updates`. `identity` is None if the log has no entry.
     """
 
     query: str
@@ -75,8 +72,6 @@ class LogState:
     name: str = ""
     identity: Identity | None = None
     log: Log = _EMPTY
-    is_in_topic: bool = False
-    is_known: bool = True
 
     @property
     def decision(self) -> Decision | None:
@@ -112,7 +107,7 @@ class LogState:
 class QueryLogs:
     """The logs of a query: its sink's, and those of its calls of `write_updates`.
 
-    If there are none, `searched` says in a message where they are not.
+    `searched` says in a message where they were looked for.
     """
 
     sink: LogState | None
@@ -124,67 +119,29 @@ class QueryLogs:
         return self.updates if self.sink is None else (self.sink, *self.updates)
 
 
-def logs_of_checkpoint(location: str, cluster: Cluster | None, topic: str, folder: Path | None = None) -> QueryLogs:
-    """The logs of a query by its option checkpointLocation.
+def logs_of_checkpoint(location: str, cluster: Cluster, topic: str, folder: Path | None = None) -> QueryLogs:
+    """The logs of a query in a `topic` of `cluster`, by its option checkpointLocation.
 
-    The sink's is in files of the checkpoint or, if they say so or there are none, in a topic of `cluster`: in the one
-    that the files name, or in `topic`. Those of `write_updates` are in `topic`, by Spark's id of the query, which the
-    files have. `folder` is where the checkpoint's files are, if not at the location. `DecodeError` if a file is
-    damaged; otherwise raises what `logs_in_topic` does.
+    Those of `write_updates` are found by Spark's id of the query, which the checkpoint's files have. `folder` is where
+    these files are, if not at the location. Raises what `logs_in_topic` does.
     """
     local = local_path(location)
     if folder is None and local is not None:
         folder = Path(local)
-    name = without_user(location)
-    by_id = query_key(folder) if folder is not None and is_checkpoint(folder) else ""
-    place = DecisionPlace(None, topic, by_id if local is not None and by_id else stream_key(location))
-    sink = None
-    if folder is not None and (folder / FOLDER).is_dir():
-        moved = HardLinkLog(folder, Identity(), is_any=True).moved()
-        if moved is None:
-            sink = _log_in(name, folder / FOLDER)
-        else:
-            place = DecisionPlace(None, moved.topic, moved.key)
-            sink = LogState(name, place.told, is_in_topic=True, is_known=cluster is not None)
-    if cluster is None:
-        return QueryLogs(sink, (), "in its files")
-    is_local = sink is not None and not sink.is_in_topic
+    by_id = query_key(folder) if folder is not None else ""
+    sinks = by_id if local is not None and by_id else stream_key(location)
     calls = f"{_WRITE}{by_id.removeprefix(_STREAM)}/" if by_id else ""
 
-    def is_wanted(one: str, _: bytes) -> bool:
-        return (one == place.key and not is_local) or (calls != "" and one.startswith(calls))
+    def is_wanted(key: str, _: bytes) -> bool:
+        return key == sinks or (calls != "" and key.startswith(calls))
 
-    found: list[LogState] = []
-    for where in dict.fromkeys([place.topic, topic]):
-        try:
-            found += (replace(one, query=name) for one in logs_in_topic(cluster, where, is_wanted))
-        except ProtocolError as error:
-            if not is_local:
-                raise
-            _log.warning("what write_updates has decided in topic %s is left out: %s", where, error)
-    sink = next((one for one in found if one.place == place.told), sink)
-    updates = tuple(one for one in found if one.name)
-    if sink is not None or updates:
-        return QueryLogs(sink, updates, "")
-    return QueryLogs(None, (), _searched(cluster, topic, [place.key, f"{calls}NAME"] if calls else [place.key]))
-
-
-def _searched(cluster: Cluster, topic: str, keys: list[str]) -> str:
-    there = f"in its files or in topic {topic} ({' or '.join(keys)})"
-    return there if is_there(cluster, topic) else f"{there}, which does not exist"
-
-
-def _log_in(query: str, folder: Path) -> LogState:
-    identity: Identity | None = None
-
-    def entry_of(number: int) -> Entry:
-        nonlocal identity
-        file = folder / str(number)
-        identity, entry = decode_entry(file.read_bytes(), str(file))
-        return entry
-
-    log = read_back(LocalFolder(folder), entry_of)
-    return LogState(query, str(folder), identity=identity if log.entries else None, log=log)
+    logs = [replace(state, query=without_user(location)) for state in logs_in_topic(cluster, topic, is_wanted)]
+    place = DecisionPlace(topic, sinks).told
+    sink = next((state for state in logs if state.place == place), None)
+    searched = f"in topic {topic} ({sinks} or {calls}NAME)" if calls else f"in topic {topic} ({sinks})"
+    if not logs and not is_there(cluster, topic):
+        searched += ", which does not exist"
+    return QueryLogs(sink, tuple(state for state in logs if state.name), searched)
 
 
 def owning_one_of(transactional_ids: Iterable[str]) -> Callable[[str, bytes], bool]:
@@ -227,7 +184,7 @@ def logs_in_topic(cluster: Cluster, topic: str, is_wanted: Callable[[str, bytes]
                 damaged.add(name)
                 _log.warning("%s", error)
     return [
-        LogState(*_whose(name, topic), identity=one.identity, log=one.left, is_in_topic=True)
+        LogState(*_whose(name, topic), identity=one.identity, log=one.left)
         for name, one in sorted(live.items())
         if one.entries and name not in damaged
     ]
@@ -237,7 +194,7 @@ def _whose(key: str, topic: str) -> tuple[str, str, str]:
     """The query, the place and the name of `write_updates` of a log's key."""
     match = _UPDATES.fullmatch(key)
     query, name = (match[1], match[2]) if match else (key.removeprefix(_STREAM), "")
-    return query, DecisionPlace(None, topic, key).told, name
+    return query, DecisionPlace(topic, key).told, name
 
 
 @dataclass(frozen=True)
@@ -278,10 +235,8 @@ def _can_commit(one: Transaction, now: TransactionDescription) -> bool:
 def restart(state: LogState, spark: CheckpointState, lost: Lost | None = None) -> list[str]:
     """What the next run of a query will do, a line for each step; `spark` is Spark's part of the checkpoint.
 
-    `lost` is what the cluster says of `state.to_commit`, None without one. Nothing is known of a log that is not.
+    `lost` is what the cluster says of `state.to_commit`, None if it is not known.
     """
-    if not state.is_known:
-        return []
     following = spark.planned + 1 if spark.done >= spark.planned else spark.planned
     decided, is_replanned = state.decided, following == state.decided and _is_replanned(state, spark.folder)
     replanned = f"micro-batch {decided} is decided, and has other offsets in the checkpoint now"
@@ -293,9 +248,7 @@ def restart(state: LogState, spark: CheckpointState, lost: Lost | None = None) -
     if lost is not None and (lost.aborted or lost.forgotten):
         return steps
     steps.append(f"aborts all other open transactions of {'the call' if state.name else 'the query'}")
-    # as `ExactlyOnceWriter.write` has it: who empties klog_sink goes on
-    follows = following in (decided, decided + 1) or (decided < 0 and not state.is_in_topic)
-    if not follows and not state.name:
+    if following not in (decided, decided + 1) and not state.name:  # as `ExactlyOnceWriter.write` has it
         last = f"the last decision is of {decided}" if decided >= 0 else "no decision is there"
         steps.append(f"fails with CheckpointMismatch: Spark runs micro-batch {following}, but {last}")
     elif is_replanned:

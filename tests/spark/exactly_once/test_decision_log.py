@@ -22,10 +22,10 @@ from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
 from spark_klog.client.net.connection import Connection
 from spark_klog.errors import ConfigError, DecodeError, KlogError, ProtocolError
 from spark_klog.protocol.schema import Api
-from spark_klog.spark.write.decisions import decision_topic, log_states, topic_log
-from spark_klog.spark.write.decisions.decision_log import Identity, encode_entry
+from spark_klog.spark.write.decisions import decision_log, decision_topic, log_states
+from spark_klog.spark.write.decisions.decision_log import DecisionLog
+from spark_klog.spark.write.decisions.entries import Identity, encode_entry
 from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
-from spark_klog.spark.write.decisions.topic_log import TopicDecisionLog
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
 from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
@@ -50,15 +50,15 @@ class Driver:
     """A process of its own as far as the log is concerned: it has a session, and no cache but its own."""
 
     def __init__(self, servers: str, topic: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
-        self._sessions, self._monkeypatch = topic_log._Sessions(), monkeypatch
-        self.log = TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity(), **more)
+        self._sessions, self._monkeypatch = decision_log._Sessions(), monkeypatch
+        self.log = DecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity(), **more)
 
     def read(self, **more: bool) -> Log:
-        self._monkeypatch.setattr(topic_log, "_SESSIONS", self._sessions)
+        self._monkeypatch.setattr(decision_log, "_SESSIONS", self._sessions)
         return self.log.read(**more)
 
     def append(self, number: int, entry: Entry) -> bool:
-        self._monkeypatch.setattr(topic_log, "_SESSIONS", self._sessions)
+        self._monkeypatch.setattr(decision_log, "_SESSIONS", self._sessions)
         return self.log.append(number, entry)
 
 
@@ -105,16 +105,16 @@ def test_a_driver_that_was_overtaken(servers: str, topic: str, monkeypatch: pyte
 def test_logs_of_one_topic(servers: str, topic: str) -> None:
     """Keys may begin with another log's key, or look like a record's."""
     keys = ["a", "a/0", "a/0/x", "", "/", "a/", "é"]
-    logs = {key: TopicDecisionLog({"bootstrap.servers": servers}, topic, key, Identity()) for key in keys}
+    logs = {key: DecisionLog({"bootstrap.servers": servers}, topic, key, Identity()) for key in keys}
     for batch, log in enumerate(logs.values()):
         assert log.append(log.read(may_lag=True).end, Decision(batch, ()))
     for batch, log in enumerate(logs.values()):
         assert log.read() == Log((Decision(batch, ()),), 0)
-        assert TopicDecisionLog({"bootstrap.servers": servers, "client.id": "x"}, topic, keys[batch], Identity()).read()
+        assert DecisionLog({"bootstrap.servers": servers, "client.id": "x"}, topic, keys[batch], Identity()).read()
 
 
 def test_the_topic(servers: str, topic: str) -> None:
-    TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity()).read()
+    DecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity()).read()
     with Admin({"bootstrap.servers": servers}) as admin:
         assert len(admin.describe_topic(topic).partitions) == 1
         (settings,) = admin.describe_configs([("topic", topic)]).check().values()
@@ -122,7 +122,7 @@ def test_the_topic(servers: str, topic: str) -> None:
         assert settings["unclean.leader.election.enable"].value == "false"
         assert settings["min.insync.replicas"].value == "1"
         admin.create_topic(f"{topic}-deleted", 1)
-    log = TopicDecisionLog({"bootstrap.servers": servers}, f"{topic}-deleted", KEY, Identity())
+    log = DecisionLog({"bootstrap.servers": servers}, f"{topic}-deleted", KEY, Identity())
     with pytest.raises(ConfigError, match=r"has cleanup\.policy=delete, which"):
         log.read()
 
@@ -173,7 +173,7 @@ def test_a_warning_of_risks(
 def answer_late(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     """Have the leader tell an end of 1 for so many `times`; return what was told."""
     told: list[int] = []
-    real = topic_log.list_offsets
+    real = decision_log.list_offsets
 
     def list_offsets(*arguments: Any) -> dict[tuple[str, int], int]:
         ends = real(*arguments)
@@ -182,7 +182,7 @@ def answer_late(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
         told.extend(ends.values())
         return ends
 
-    monkeypatch.setattr(topic_log, "list_offsets", list_offsets)
+    monkeypatch.setattr(decision_log, "list_offsets", list_offsets)
     return told
 
 
@@ -198,7 +198,7 @@ def test_a_leader_that_does_not_know_the_end_yet(servers: str, topic: str, monke
 def test_records_that_are_lost(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end stays before what was read."""
     log = Driver(servers, topic, monkeypatch)
-    log.log = TopicDecisionLog({"bootstrap.servers": servers, "request.timeout.ms": "1000"}, topic, KEY, Identity())
+    log.log = DecisionLog({"bootstrap.servers": servers, "request.timeout.ms": "1000"}, topic, KEY, Identity())
     for number in range(3):
         assert log.append(number, Claim())
     told = answer_late(monkeypatch, 1000)
@@ -249,7 +249,7 @@ def test_a_claim_that_is_read_late(servers: str, topic: str, monkeypatch: pytest
 
 def test_another_prefix(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Driver(servers, topic, monkeypatch).append(0, Claim())
-    other = TopicDecisionLog({"bootstrap.servers": servers, "client.id": "x"}, topic, KEY, Identity("team-a."))
+    other = DecisionLog({"bootstrap.servers": servers, "client.id": "x"}, topic, KEY, Identity("team-a."))
     with pytest.raises(ConfigError, match=r"Prefix is team-a\., but .* has written with klog- until now"):
         other.read()
 
@@ -295,7 +295,7 @@ def test_only_logs_with_an_open_transaction_are_kept(
             kept.append(self.log_key)
 
     monkeypatch.setattr(log_states, "LiveEntries", Counted)
-    logs = {key: TopicDecisionLog(settings, topic, key, Identity()) for key in ("write/a", "write/b", "write/a/b")}
+    logs = {key: DecisionLog(settings, topic, key, Identity()) for key in ("write/a", "write/b", "write/a/b")}
     for log in logs.values():
         for number, entry in enumerate((Claim(), Decision(0, (ONE,)), Ended(), Claim())):
             assert log.append(number, entry)
@@ -325,7 +325,7 @@ def count_requests(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
 
 def test_requests_of_a_micro_batch(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone in the topic, each append is one request, as is the read before it; a decision looks at the topic's id."""
-    log = TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity())
+    log = DecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity())
     assert log.append(0, Claim())
     asked: list[str] = []
     count_requests(monkeypatch, asked)
@@ -333,7 +333,7 @@ def test_requests_of_a_micro_batch(servers: str, topic: str, monkeypatch: pytest
     for place, entry in enumerate((Claim(), Decision(0, (ONE,)), Ended())):
         assert log.append(number + place, entry)
     assert asked == ["ListOffsets", "Produce", "Metadata", "Produce", "Produce"]
-    assert TopicDecisionLog({"bootstrap.servers": servers}, topic, "another", Identity()).append(0, Claim())
+    assert DecisionLog({"bootstrap.servers": servers}, topic, "another", Identity()).append(0, Claim())
     asked.clear()
     assert log.append(number + 3, Claim())
     assert asked == ["Produce", "Fetch"]
@@ -379,7 +379,7 @@ def test_threads_take_turns(servers: str, topic: str) -> None:
     won: list[int] = []
 
     def run() -> None:
-        log = TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity())
+        log = DecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity())
         for _ in range(10):
             number = log.read(may_lag=True).end
             if log.append(number, Claim()):
@@ -391,13 +391,13 @@ def test_threads_take_turns(servers: str, topic: str) -> None:
     for thread in threads:
         thread.join()
     assert sorted(won) == sorted(set(won))
-    assert TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity()).read().end == max(won) + 1
+    assert DecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity()).read().end == max(won) + 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process(servers: str, topic: str) -> None:
     """As pyspark.daemon's: it makes connections of its own."""
-    log = TopicDecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity())
+    log = DecisionLog({"bootstrap.servers": servers}, topic, KEY, Identity())
     assert log.append(0, Claim())
     child = os.fork()
     if not child:
