@@ -110,14 +110,14 @@ def _decisions(
 
     copied = f", and --location, if {without_user(directory)} is a copy" if location is None else ""
     if cluster == ChosenCluster():
-        told = f"if the query writes so, give -b HOST:PORT of the sink's cluster{copied}"
+        told = f"give -b HOST:PORT of the sink's cluster to see decisions{copied}"
         return {"decisions": None, "updates": [], "noDecisions": told}
     with cluster.connect() as admin:
         with admin.exclusive() as connected:
             logs = logs_of_checkpoint(location or directory, connected, topic, checkpoint.folder)
         lines = [_log_line(checkpoint, state, admin) for state in logs.all]
     advice = "--decision-topic" + (copied or " and --location")
-    told = f"no decisions {logs.searched}; if the query writes so, check {advice}"
+    told = f"no decisions {logs.searched}; if the query writes exactly once, check {advice}"
     return {
         "decisions": lines[0] if logs.sink is not None else None,
         "updates": lines[1:] if logs.sink is not None else lines,
