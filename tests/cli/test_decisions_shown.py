@@ -134,27 +134,20 @@ def test_no_decisions_are_found(servers: str, topic: str, tmp_path: Path) -> Non
     _Run.begin(servers, decision_place(location, decisions)).decide(0)
     where = ("-b", servers, "--decision-topic", decisions)
     assert _show(folder, *where, "--location", location)["decisions"]["decided"] == 0
-    give_b, copied = (
-        "if the query writes so, give -b HOST:PORT of the sink's cluster",
-        f"and --location, if {folder} is a copy",
-    )
+    give_b = "give -b HOST:PORT of the sink's cluster to see decisions"
+    copied, check = f"and --location, if {folder} is a copy", "if the query writes exactly once, check --decision-topic"
     for words, told in [
         ((), f"{give_b}, {copied}"),
         (("--location", location), give_b),
-        (
-            where,
-            f"no decisions in topic {decisions} (stream/{query} or write/{query}/NAME); if the query writes so, check "
-            f"--decision-topic, {copied}",
-        ),
+        (where, f"no decisions in topic {decisions} (stream/{query} or write/{query}/NAME); {check}, {copied}"),
         (
             (*where, "--location", f"{location}x"),
-            f"no decisions in topic {decisions} (stream/{location}x or write/{query}/NAME); if the query writes so, "
-            "check --decision-topic and --location",
+            f"no decisions in topic {decisions} (stream/{location}x or write/{query}/NAME); {check} and --location",
         ),
         (
             ("-b", servers, "--location", location, "--decision-topic", "nope"),
-            f"no decisions in topic nope (stream/{location} or write/{query}/NAME), which does not exist; if the "
-            "query writes so, check --decision-topic and --location",
+            f"no decisions in topic nope (stream/{location} or write/{query}/NAME), which does not exist; {check} and "
+            "--location",
         ),
     ]:
         assert klog("checkpoint", "show", str(folder), *words).stdout.endswith(f"\nexactly once: {told}\n")
