@@ -43,6 +43,7 @@ _ROUND_TRIP_SECONDS = 240.0
 #: Of each step on the way to a broker.
 _STEP_SECONDS = 10.0
 _REQUEST_MS = "10000"
+_SLOW = "starting Spark, writing and reading rows: this may take a minute"
 _INSTALL_PYSPARK = "pip install 'pyspark[sql]>=4.0'"
 #: The first runtime with Spark 4.
 _CONNECT_OF_SPARK_4 = "pip install 'databricks-connect>=17'"
@@ -113,9 +114,10 @@ def worker_python() -> str:
     command = named or "python3"
     script = Path(sys.prefix, "bin", "activate")
     activate = f", or activate this environment (source {script})," if script.is_file() else ""
+    scope = "" if named else "for programs other than klog's own: "
     advice = (
-        f"set PYSPARK_PYTHON={sys.executable}{activate} before Spark starts. Otherwise Spark says 'Failed to find the "
-        "data source: klog', 'klog.DefaultSource' or 'No module named spark_klog'"
+        f"{scope}set PYSPARK_PYTHON={sys.executable}{activate} before Spark starts. Otherwise Spark says 'Failed to "
+        "find the data source: klog', 'klog.DefaultSource' or 'No module named spark_klog'"
     )
     where = f"PYSPARK_PYTHON={named}" if named else "python3 of the PATH, as PYSPARK_PYTHON is not set"
     path = shutil.which(command)
@@ -392,6 +394,8 @@ def doctor(cluster: ChosenCluster, as_json: bool, no_spark: bool) -> None:
     settings = cluster.settings()
     is_well, status = True, StatusLine(is_quiet=as_json)
     for stage, findings in _stages(settings, no_spark):
+        if stage == _SLOW and not (status.is_shown or as_json):
+            click.echo(stage, err=True)
         while True:
             status.show(stage)
             with status:
@@ -420,8 +424,7 @@ def _stages(settings: dict[str, str], no_spark: bool) -> Iterator[tuple[str, Ite
     if "bootstrap.servers" in settings:
         yield "checking the way to the cluster", way_to(settings)
     if has_spark and not is_client and not no_spark:
-        said = "starting Spark, writing and reading rows: this may take a minute"
-        yield said, starmap(run, [("Spark", round_trip)])
+        yield _SLOW, starmap(run, [("Spark", round_trip)])
 
 
 def main() -> int:
@@ -431,6 +434,7 @@ def main() -> int:
     from spark_klog.embedded import EmbeddedCluster
 
     started = time.monotonic()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # what Spark takes by itself is a finding of its own
     with EmbeddedCluster() as cluster:
         builder = SparkSession.builder.master("local[2]").appName("klog doctor").config("spark.ui.enabled", "false")
         spark = builder.getOrCreate()

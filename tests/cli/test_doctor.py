@@ -104,6 +104,7 @@ def test_a_python_without_the_package(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (code, str(python) in line["found"], "No module named" in line["found"]) == (1, True, True)
     assert "as PYSPARK_PYTHON is not set" in line["found"]
     assert "Failed to find the data source: klog" in line["advice"]
+    assert line["advice"].startswith(f"for programs other than klog's own: set PYSPARK_PYTHON={sys.executable}")
 
 
 def test_a_relative_path_and_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +295,12 @@ def test_the_cheap_checks_come_first(cluster: EmbeddedCluster, monkeypatch: pyte
     checks = [line[10:34].strip() for line in stdout.getvalue().splitlines() if "-> " not in line]
     assert checks[-2:] == ["metadata", "Spark"]
     assert b"checking this machine" in b"".join(seen)
+
+
+def test_without_a_terminal_a_line_says_that_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "round_trip", lambda: "rows")
+    assert CliRunner().invoke(main, ["doctor"]).stderr == f"{doctor._SLOW}\n"
+    assert CliRunner().invoke(main, ["doctor", "--json"]).stderr == ""
 
 
 def test_a_round_trip_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

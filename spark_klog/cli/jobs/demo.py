@@ -82,7 +82,7 @@ def load(cluster: EmbeddedCluster) -> None:
     command += ["--group", GROUP, "--zookeeper", str(cluster.zookeeper_connect)]
     secho("spark-submit batch_load.py", bold=True)
     with (OUT / "spark-submit.log").open("ab") as log:
-        environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
+        environment = {"PYSPARK_PYTHON": sys.executable} | os.environ
         ended = subprocess.run(command, stderr=log, env=environment, check=False)
     if ended.returncode:
         raise DemoError(f"the load failed; see {OUT / 'spark-submit.log'}")

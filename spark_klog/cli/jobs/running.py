@@ -6,6 +6,7 @@ It can be imported without pyarrow, so that jobs can say in a line that they nee
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +43,11 @@ def spark_session(name: str) -> Any:
 
     spark = SparkSession.builder.appName(name).getOrCreate()
     if hasattr(spark, "_jsc"):
-        spark.sparkContext.setLogLevel("ERROR")
+        context = spark.sparkContext
+        context.setLogLevel("ERROR")
+        if "PYSPARK_PYTHON" not in os.environ and context.master.startswith("local"):
+            # Spark would take the python3 of the PATH: not this one, if no environment is activated
+            context.pythonExec = context.getConf().get("spark.pyspark.python", sys.executable)
     return spark
 
 

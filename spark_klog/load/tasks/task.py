@@ -69,6 +69,14 @@ if TYPE_CHECKING:
 READ = in_milliseconds(FULL)
 TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
 _HOUR_FORM = "%Y-%m-%dT%H"
+#: What went wrong, in Spark's messages, the most telling first: the package's error; the line behind the last traceback
+#: of a Python worker; what the JVM says of a worker that did not start, or died; Java's last cause.
+_CAUSES = (
+    r"^spark_klog\.errors\.(\w+: .+)$",
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$",
+    r"(Cannot run program .+|Python worker exited unexpectedly.*)$",
+    r"^(?:Caused by)?: (.+)$",
+)
 _ANSWER = pa.schema([pa.field("task", pa.int64())])
 #: The cores that a session is taken to have if it does not tell (Spark Connect).
 _CORES = 8
@@ -526,11 +534,13 @@ class SparkRunner:
 
 
 def cause_of(error: Exception) -> str:
-    """The package's error inside Spark's message, else Java's last cause, else the first line."""
-    for pattern in (r"^spark_klog\.errors\.(\w+: .+)$", r"^(?:Caused by)?: (.+)$"):
+    """The cause inside Spark's message, in a line; the first line of any other error."""
+    for pattern in _CAUSES:
         found = re.findall(pattern, str(error), re.MULTILINE)
         if found:
-            return str(found[-1]).removeprefix("LoadError: ")
+            cause = str(found[-1]).removeprefix("LoadError: ")
+            is_lacking = cause.startswith("ModuleNotFoundError")
+            return f"{cause}; klog doctor checks the Python of Spark's workers" if is_lacking else cause
     return (str(error).strip().splitlines() or [repr(error)])[0]
 
 
