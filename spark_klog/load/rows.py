@@ -9,7 +9,9 @@ the folder finds a field missing in the newest file, or with another type. All f
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +34,11 @@ Evolution = Literal["keep", "latest"]
 _WIDE = ({pa.int32(), pa.int64()}, {pa.float32(), pa.float64()})
 #: What the job's users may use in place of a load that they can't go on with.
 ANOTHER = "another --output or --table"
+#: Metadata of the members of a union, as a JSON array: the name of the branch that each is, and its aliases.
+_BRANCH = b"klog.branch"
+_MEMBER = re.compile(r"member\d+")
+#: Types whose values a later version of a branch may promote.
+_PROMOTED = {"int": "long", "float": "double"}
 _REMEDY = f"--schema-evolution latest takes it from this run on; or use {ANOTHER}"
 
 
@@ -139,10 +146,13 @@ def _run_schema(
             return before
         source = replace(source, message=source.message or before.message)
     schema = source.reader()
-    kind = schema.type
-    if renames and source.format == "avro":
-        kind = _with_aliases(kind, source.codec.parse(schema.text, schema.references))
-    kind = merged(kind if before is None else before.type, kind, source.column, widens=widens, renames=renames)
+    kind = named_type(schema, renames=renames)
+    files = kind if before is None else before.type
+    if before is not None and source.format == "avro":
+        # what branches the members of unions are, if an earlier version of the program has written them
+        last = replace(schema, text=before.text, references=dict(before.references))
+        files = merged(files, named_type(last, renames=renames), source.column, widens=True)
+    kind = merged(files, kind, source.column, widens=widens, renames=renames)
     assert not isinstance(schema.id, UUID)  # a load names schemas by ids
     return RowSchema(
         topic,
@@ -198,22 +208,33 @@ def _encoded(kind: pa.DataType) -> str:
 
 
 def merged(
-    old: pa.DataType, new: pa.DataType, path: str, *, widens: bool = False, renames: bool = False
+    old: pa.DataType,
+    new: pa.DataType,
+    path: str,
+    *,
+    widens: bool = False,
+    renames: bool = False,
+    moves: bool = True,
 ) -> pa.DataType:
     """A type with the fields of both, those of `old` first, all nullable; `LoadError` names one that has two types.
 
     If it `widens`, that is no error of an int and a long, or a float and a double. If it `renames`, a field of `new`
     that has an alias takes the place of the field of `old` that has that name. Aliases are those of `new`.
+    The members of Avro's unions stay the same branches. Unless one `moves`, it is an error if one of `new` is another.
     """
     if pa.types.is_struct(old) and pa.types.is_struct(new):
         fields = {one.name: one for one in old}
         if renames:
             names = _names_in(new, fields)
             fields = {names.get(name, name): one for name, one in fields.items()}
+        members = _member_names(fields, new, path)
+        if not moves and any(name != was for name, was in members.items()):
+            raise LoadError(f"{path} is a union of other types, or in another order, in two topics: use {ANOTHER}")
         for one in new:
-            was = fields.get(one.name, one).type
-            kind = merged(was, one.type, f"{path}.{one.name}", widens=widens, renames=renames)
-            fields[one.name] = pa.field(one.name, kind, metadata=one.metadata)
+            name = members.get(one.name, one.name)
+            was = fields.get(name, one).type
+            kind = merged(was, one.type, f"{path}.{name}", widens=widens, renames=renames, moves=moves)
+            fields[name] = pa.field(name, kind, metadata=one.metadata)
         # those that only the old one has, too
         return pa.struct(
             [
@@ -222,10 +243,10 @@ def merged(
             ]
         )
     if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
-        items = merged(old.item_type, new.item_type, f"{path}{{}}", widens=widens, renames=renames)
+        items = merged(old.item_type, new.item_type, f"{path}{{}}", widens=widens, renames=renames, moves=moves)
         return pa.map_(old.key_type, pa.field(old.item_field.name, items))
     if pa.types.is_list(old) and pa.types.is_list(new):
-        item = merged(old.value_type, new.value_type, f"{path}[]", widens=widens, renames=renames)
+        item = merged(old.value_type, new.value_type, f"{path}[]", widens=widens, renames=renames, moves=moves)
         return pa.list_(pa.field(old.value_field.name, item))
     if widens and {old, new} in _WIDE:
         return pa.int64() if pa.types.is_integer(old) else pa.float64()
@@ -283,36 +304,106 @@ def _named_back(kind: pa.DataType, dropped: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _with_aliases(kind: pa.DataType, schema: AvroSchema) -> pa.DataType:
-    """A type whose fields have the aliases of Avro's."""
+def named_type(reader: ReaderSchema, *, renames: bool = False) -> pa.DataType:
+    """The type of a reader's rows, in which the members of Avro's unions have the names of their branches as metadata.
+
+    If it `renames`, fields have their aliases, too.
+    """
+    if reader.format.format != "avro":
+        return reader.type
+    return _with_names(reader.type, reader.format.codec.parse(reader.text, reader.references), renames)
+
+
+def _with_names(kind: pa.DataType, schema: AvroSchema, renames: bool) -> pa.DataType:
     if schema.kind == "union":
         branches = [one for one in schema.branches if one.kind != "null"]
-        return _with_aliases(kind, branches[0]) if len(branches) == 1 else kind
+        if len(branches) == 1:
+            return _with_names(kind, branches[0], renames)
+        if not pa.types.is_struct(kind):  # int and long are one
+            return kind
+        members = zip(kind, branches, strict=True)
+        return pa.struct([_member(one.with_type(_with_names(one.type, of, renames)), of) for one, of in members])
     if schema.kind == "record" and pa.types.is_struct(kind):
         return pa.struct(
             [
-                with_aliases(one.with_type(_with_aliases(one.type, of.schema)), of.aliases)
+                with_aliases(one.with_type(_with_names(one.type, of.schema, renames)), of.aliases if renames else ())
                 for one, of in zip(kind, schema.fields, strict=True)
             ]
         )
     if schema.items is not None and pa.types.is_map(kind):
-        return pa.map_(kind.key_type, kind.item_field.with_type(_with_aliases(kind.item_type, schema.items)))
+        return pa.map_(kind.key_type, kind.item_field.with_type(_with_names(kind.item_type, schema.items, renames)))
     if schema.items is not None and pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_with_aliases(kind.value_type, schema.items)))
+        return pa.list_(kind.value_field.with_type(_with_names(kind.value_type, schema.items, renames)))
     return kind
 
 
-def fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column by its type in files, which `merged` has made of its own: fields that it has not are null."""
-    if array.type == kind:
+def _member(one: pa.Field, branch: AvroSchema) -> pa.Field:
+    return one.with_metadata({_BRANCH: json.dumps([branch.name or branch.kind, *branch.aliases])})
+
+
+def _branch_names(one: pa.Field) -> list[str]:
+    """The name of the branch that a member of a union is, and its aliases; [] of any other field."""
+    return [str(name) for name in json.loads((one.metadata or {}).get(_BRANCH, b"[]"))]
+
+
+def _member_names(known: Mapping[str, pa.Field], new: pa.DataType, path: str) -> dict[str, str]:
+    """By the names of a union's members in `new` those that files have for the same branches, by Avro's own rules.
+
+    Members of new branches come after the `known` ones. Empty of a struct that is no union; `LoadError` if it was one,
+    or is one now.
+    """
+    left = {name: branch[:1] for name, one in known.items() if (branch := _branch_names(one))}
+    is_union = any(map(_branch_names, new))
+    if known and bool(left) != is_union:
+        if is_union and all(map(_MEMBER.fullmatch, known)):  # of an earlier version, which did not keep the branches
+            return {}
+        raise LoadError(
+            f"{path} is of one type by one schema, and a union of several by another: use {ANOTHER}, or keep the "
+            "schema (--schema-evolution keep)"
+        )
+    if not is_union:
+        return {}
+    names: dict[str, str] = {}
+    for nearness in range(4):
+        for one in new:
+            near = _near_names(_branch_names(one), nearness)
+            same = [name for name, branch in left.items() if near.intersection(_near_names(branch, nearness))]
+            if same and one.name not in names:
+                names[one.name] = same[0]
+                del left[same[0]]
+    count = len(known)
+    for one in new:
+        if one.name not in names:
+            names[one.name] = f"member{count}"
+            count += 1
+    return names
+
+
+def _near_names(names: Sequence[str], nearness: int) -> set[str]:
+    """By what a branch is the same: its name, an alias, its name without namespace, or the type it is promoted to."""
+    if nearness < 2:
+        return set(names[: None if nearness else 1])
+    return {_PROMOTED.get(name, name) if nearness == 3 else name.rpartition(".")[2] for name in names[:1]}
+
+
+def fitted(array: pa.Array, kind: pa.DataType, own: pa.DataType | None = None) -> pa.Array:
+    """A column by its type in files, which `merged` has made of its own: fields that it has not are null.
+
+    `own` is the column's type with the names of branches (`named_type`), by which members of unions find their places.
+    """
+    if (array.type if own is None else own).equals(kind, check_metadata=True):
         return array
     nulls = array.is_null() if array.null_count else None
     if pa.types.is_struct(kind):
-        own = {one.name: number for number, one in enumerate(array.type)}
-        parts = [
-            fitted(array.field(own[one.name]), one.type) if one.name in own else pa.nulls(len(array), one.type)
-            for one in kind
-        ]
+        place = _name if own is None else _branch
+        numbers = {place(one): number for number, one in enumerate(array.type if own is None else own)}
+        parts = []
+        for one in kind:
+            number = numbers.get(place(one))
+            if number is None:
+                parts.append(pa.nulls(len(array), one.type))
+            else:
+                parts.append(fitted(array.field(number), one.type, None if own is None else own[number].type))
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=nulls)
     if not pa.types.is_nested(kind):  # a table may have wider numbers
         return array.cast(kind)
@@ -320,9 +411,17 @@ def fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         array = pa.concat_arrays([array])
     buffers = array.buffers()[:2]
     if pa.types.is_map(kind):
-        items = [array.keys, fitted(array.items, kind.item_type)]
+        items = [array.keys, fitted(array.items, kind.item_type, None if own is None else own.item_type)]
         entries = pa.StructArray.from_arrays(items, fields=[kind.key_field, kind.item_field])
         return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, children=[entries])
-    return pa.Array.from_buffers(
-        kind, len(array), buffers, array.null_count, children=[fitted(array.values, kind.value_type)]
-    )
+    values = fitted(array.values, kind.value_type, None if own is None else own.value_type)
+    return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, children=[values])
+
+
+def _name(one: pa.Field) -> str:
+    return str(one.name)
+
+
+def _branch(one: pa.Field) -> str:
+    """The branch of a union that a field is, else its name."""
+    return next(iter(_branch_names(one)), str(one.name))

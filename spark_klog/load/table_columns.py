@@ -22,12 +22,15 @@ BESIDE_VALUES = ("key", "topic", "partition", "offset", "timestamp")
 
 
 def table_columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
-    """The columns of all topics' records; `LoadError` if two topics have a field of two types, or values no fields."""
+    """The columns of all topics' records.
+
+    `LoadError` if two topics have a field of two types or a union of other branches, or if values have no fields.
+    """
     made: dict[str, pa.Field] = {}
     for topic in topics:
         columns = settings.columns(topic)
         for one in _of_values(columns, topic) if settings.table_columns == VALUES else columns:
-            made[one.name] = one.with_type(merged(made.get(one.name, one).type, one.type, one.name))
+            made[one.name] = one.with_type(merged(made.get(one.name, one).type, one.type, one.name, moves=False))
     if settings.table_columns == VALUES:  # fields that a later topic has stand before these
         made |= {name: made.pop(name) for name in [f"_{one}" for one in BESIDE_VALUES]}
     return pa.schema(made.values())

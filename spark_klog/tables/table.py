@@ -130,7 +130,7 @@ _ALIASES = b"klog.aliases"
 
 def with_aliases(column: pa.Field, names: Sequence[str]) -> pa.Field:
     """The column, which was called by the `names` before: a table that can does not add it, but renames its own."""
-    return column.with_metadata({_ALIASES: json.dumps(names)}) if names else column
+    return column.with_metadata({**(column.metadata or {}), _ALIASES: json.dumps(names)}) if names else column
 
 
 def aliases_of(column: pa.Field) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -38,7 +38,7 @@ from spark_klog.load.journal.model import (
     task_path,
 )
 from spark_klog.load.journal.store import Store, open_store, to_json
-from spark_klog.load.rows import fitted
+from spark_klog.load.rows import fitted, named_type
 from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, WriteSettings
 from spark_klog.load.tasks.change_writers import ChangeRangeWriter
 from spark_klog.load.tasks.time_limit import TaskTime
@@ -162,12 +162,13 @@ class Values:
     def _decode(self, name: str, batch: pa.RecordBatch) -> tuple[pa.Array, list[tuple[int, str]]]:
         """A column as rows, and (row, reason) of those that can't be written."""
         try:
-            column, undecoded = self._decoders[name].decode(batch[name], batch["headers"])
+            decoder = self._decoders[name]
+            column, undecoded = decoder.decode(batch[name], batch["headers"])
         except SchemaChanged:
             raise
         except KlogError as error:  # nothing is wrong with the records: the run goes on from here another time
             raise LoadError(f"{name}s can't be decoded now, run again later: {error}") from None
-        column = fitted(column, self._columns.field(name).type)
+        column = fitted(column, self._columns.field(name).type, decoder.type)
         bad = [(row, f"the {name} does not decode: {reason}") for row, reason in undecoded]
         if self._settings.format == JSON_LINES and not is_dated(column):
             why = f"the {name} has a time before the year 1 or after 9999, which JSON lines do not have"
@@ -286,9 +287,10 @@ class _Attempt:
         self.time = TaskTime(store, job.run, is_limited=job.is_limited)
 
     def decoders(self, topic: str) -> dict[str, ColumnDecoder]:
-        """What decodes keys and values of a topic, by column: each schema is asked for once."""
+        """What decodes keys and values of a topic, by column: each schema is asked for once. Types are `named_type`."""
         if topic not in self._decoders:
-            self._decoders[topic] = {one.column: one.decoder() for one in self.job.readers.get(topic, ())}
+            readers = self.job.readers.get(topic, ())
+            self._decoders[topic] = {one.column: replace(one.decoder(), type=named_type(one)) for one in readers}
         return self._decoders[topic]
 
     def is_late(self) -> bool:
