@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from time import perf_counter
@@ -138,6 +138,12 @@ class Turns:
             self._call_soon()
             await waiter
         self.begin()
+
+    async def each(self, elements: Iterable[_T]) -> AsyncIterator[_T]:
+        """Take a turn for each element: of a list that may be long, while what is in an element may be nothing."""
+        for element in elements:
+            await self.take()
+            yield element
 
     def _call_soon(self) -> None:
         if not self._is_due:

@@ -71,7 +71,7 @@ class Talk:
         beat = Heartbeat(
             *(member_id, epoch, instance, None, "client", "/1.2.3.4"),
             int(REBALANCE * 1000) if joins else -1,
-            topics if topics or (joins and not regex) else None,
+            frozenset(topics) if topics or (joins and not regex) else None,
             *(regex, assignor, frozenset() if joins else owned),
         )
 
@@ -166,7 +166,7 @@ class Classic(Client):
             *(self.member_id if self.epoch else "", self.instance, "client", "/1.2.3.4"),
             *(int(SESSION * 1000), int(REBALANCE * 1000), "consumer", (("range", b""),), False, True),
         )
-        answer = group.join_classic(join, self.owned, self.topics, self.talk.topics, self.talk.matching, now)
+        answer = group.join_classic(join, self.owned, frozenset(self.topics), self.talk.topics, self.talk.matching, now)
         if answer["error_code"]:
             return ErrorCode(answer["error_code"])
         assert (answer["leader"], answer["members"], answer["protocol_name"]) == ("", [], "range")
@@ -334,7 +334,7 @@ def test_members_of_the_classic_protocol(is_eager: bool) -> None:
     assert group.heartbeat_classic("a", None, a.epoch, talk.now) == UNKNOWN
     assert talk.beat(b.member_id, 0, "t")["error_code"] == UNKNOWN
     other = Join("", None, "c", "/1.2.3.4", 9000, 9000, "consumer", (("sticky", b""),), False, True)
-    refused = group.join_classic(other, frozenset(), ("t",), talk.topics, talk.matching, talk.now)
+    refused = group.join_classic(other, frozenset(), frozenset({"t"}), talk.topics, talk.matching, talk.now)
     assert refused["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert talk.loaded().members == group.membership.members
     # told to join again, b has the time of a rebalance for it
@@ -395,7 +395,7 @@ def test_ids_of_the_classic_protocol() -> None:
     join = Join("", None, "c", "/1.2.3.4", 9000, 9000, "consumer", (("range", b""),), True, True)
 
     def joined(join: Join) -> dict[str, Any]:
-        return talk.group.join_classic(join, frozenset(), ("t",), talk.topics, talk.matching, talk.now)
+        return talk.group.join_classic(join, frozenset(), frozenset({"t"}), talk.topics, talk.matching, talk.now)
 
     asked = joined(join)
     assert asked["error_code"] == ErrorCode.MEMBER_ID_REQUIRED

@@ -61,10 +61,10 @@ def test_records_of_kafka_are_read() -> None:
     assert membership.members == {
         "a": ConsumerMember(
             "a",
-            Subscription(None, "r", *client, ("clicks",), "", 10_000, None),
+            Subscription(None, "r", *client, frozenset({"clicks"}), "", 10_000, None),
             *(1, 1, MemberState.UNREVOKED, _some(2, 3), _some(0, 1)),
         ),
-        "b": ConsumerMember("b", Subscription("i", "r", *client, (), "cl.*", 10_000, "range"), 1, 0),
+        "b": ConsumerMember("b", Subscription("i", "r", *client, frozenset(), "cl.*", 10_000, "range"), 1, 0),
     }
     assert membership.targets == {"a": _some(2, 3), "b": _some(0, 1)}
     assert membership.holders == dict.fromkeys(_some(0, 1, 2, 3), "a")

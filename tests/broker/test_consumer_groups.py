@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupState, ConsumerGroupType, KafkaException, Producer, TopicPartition
@@ -272,6 +273,11 @@ _VALID |= {"subscribed_topic_names": ["t"], "topic_partitions": []}
         ({"instance_id": ""}, ErrorCode.INVALID_REQUEST),
         ({"member_epoch": -3}, ErrorCode.INVALID_REQUEST),
         ({"member_epoch": -2}, ErrorCode.INVALID_REQUEST),
+        ({"subscribed_topic_names": [f"t{number}" for number in range(10_200)]}, ErrorCode.INVALID_REQUEST),
+        (
+            {"member_epoch": 1, "topic_partitions": [{"topic_id": UUID(int=1), "partitions": list(range(10_200))}]},
+            ErrorCode.INVALID_REQUEST,
+        ),
         ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
         ({"topic_partitions": None}, ErrorCode.INVALID_REQUEST),
         ({"subscribed_topic_names": None}, ErrorCode.INVALID_REQUEST),

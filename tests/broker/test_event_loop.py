@@ -9,6 +9,7 @@ import os
 import struct
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -25,12 +26,17 @@ from spark_klog.broker.groups.group import Join
 from spark_klog.broker.handlers import list_offsets
 from spark_klog.broker.housekeeping import _dirtiest, clean_logs, keep_house
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from spark_klog.broker.net.server import Server
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.segments.segment import Segment
+from spark_klog.protocol import apis
+from spark_klog.protocol.codec import decode_request, decode_request_header
+from spark_klog.wire.primitives import Reader
 from tests.support.batches import make_batch
 from tests.support.commits import commit_offsets
+from tests.support.costly_requests import costly_frame
 from tests.support.loop_broker import (
     append,
     client_request,
@@ -49,9 +55,9 @@ def noted_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, note: Ca
     notes: list[Any] = []
     called = getattr(owner, name)
 
-    def noted(*args: Any) -> Any:
+    def noted(*args: Any, **more: Any) -> Any:
         notes.append(note(*args))
-        return called(*args)
+        return called(*args, **more)
 
     monkeypatch.setattr(owner, name, noted)
     return notes
@@ -630,6 +636,54 @@ def test_a_round_answers_few_bytes_of_long_requests() -> None:
             await asyncio.sleep(0)
 
     asyncio.run(run())
+
+
+#: Lists whose elements are looked up one by one.
+_LOOKED_UP = {
+    apis.LIST_OFFSETS: ("topics",),
+    apis.OFFSET_FOR_LEADER_EPOCH: ("topics",),
+    apis.OFFSET_COMMIT: ("topics",),
+    apis.OFFSET_FETCH: ("groups",),
+    apis.DESCRIBE_GROUPS: ("groups",),
+    apis.CONSUMER_GROUP_DESCRIBE: ("group_ids",),
+    apis.DELETE_RECORDS: ("topics",),
+    apis.ADD_PARTITIONS_TO_TXN: ("transactions", "topics"),
+    apis.WRITE_TXN_MARKERS: ("markers", "topics"),
+    apis.ALTER_REPLICA_LOG_DIRS: ("dirs", "topics"),
+    apis.ALTER_PARTITION_REASSIGNMENTS: ("topics",),
+    apis.ELECT_LEADERS: ("topic_partitions",),
+    apis.DESCRIBE_PRODUCERS: ("topics",),
+    apis.DESCRIBE_TRANSACTIONS: ("transactional_ids",),
+    apis.DESCRIBE_TOPIC_PARTITIONS: ("topics",),
+}
+
+
+def test_each_element_of_a_request_is_a_step_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if what is in an element is nothing: a topic without partitions."""
+    taken = noted_calls(monkeypatch, event_loop.Turns, "take", lambda *_: 1)
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.coordinator.load()
+            loading = asyncio.ensure_future(broker.transactions.run(asyncio.sleep(0)))
+            server, session, topic_id = Server(broker), client_request().session, uuid.UUID(int=0)
+            for api, path in _LOOKED_UP.items():
+                frame = costly_frame(api, api.versions.last, path, 4000, "name", topic_id, is_distinct=True)
+                _, request = decode_request(api, api.versions.last, _behind_header(frame))
+                for step in path[:-1]:
+                    request = request[step][0]
+                del taken[:]
+                await server.answer(bytearray(frame), session)
+                assert len(taken) >= len(request[path[-1]]) > 100, api.name
+            loading.cancel()
+
+    asyncio.run(run())
+
+
+def _behind_header(frame: bytes) -> Reader:
+    reader = Reader(frame)
+    decode_request_header(reader)
+    return reader
 
 
 def test_one_of_those_with_much_to_do_goes_on_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:

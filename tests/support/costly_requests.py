@@ -25,10 +25,13 @@ def arrays(struct: Struct, version: int, path: Path = ()) -> Iterator[Path]:
                 yield from arrays(field.type.element, version, (*path, field.name))
 
 
-def costly_frame(api: Api, version: int, path: Path, size: int, name: str, topic_id: uuid.UUID) -> bytes:
+def costly_frame(
+    api: Api, version: int, path: Path, size: int, name: str, topic_id: uuid.UUID, *, is_distinct: bool = False
+) -> bytes:
     """A request of about `size` bytes whose array at `path` repeats one small element.
 
-    `name` is the name of all its topics and groups, `topic_id` the id of all its topics.
+    `name` is the name of all its topics and groups, `topic_id` the id of all its topics. With `is_distinct` the
+    elements are numbered: each has a name of its own.
     """
 
     def value(kind: Type, field: str) -> Any:
@@ -63,8 +66,13 @@ def costly_frame(api: Api, version: int, path: Path, size: int, name: str, topic
             struct, parent = kind, parent[step][0]
     element = value(kind, path[-1])
 
+    def numbered(element: Any, number: int) -> Any:
+        if isinstance(element, dict):
+            return {field: numbered(inner, number) for field, inner in element.items()}
+        return f"{element}-{number:06}" if isinstance(element, str) else element
+
     def encoded(count: int) -> bytes:
-        parent[path[-1]] = [element] * count
+        parent[path[-1]] = [numbered(element, number) for number in range(count)] if is_distinct else [element] * count
         return encode_request(api, version, 7, CLIENT_ID, whole).to_bytes()
 
     each = (len(encoded(101)) - len(encoded(1))) / 100

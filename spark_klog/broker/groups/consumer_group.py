@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ class Heartbeat(NamedTuple):
     client_id: str
     client_host: str
     rebalance_timeout_ms: int
-    topics: tuple[str, ...] | None
+    topics: frozenset[str] | None
     regex: str | None
     assignor: str | None
     owned: Partitions | None
@@ -201,7 +201,7 @@ class ConsumerGroup:
         if before is None:
             if len(draft.members) >= self._max_size:
                 raise _Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {self.group_id} has {self._max_size} members")
-            nobody = Subscription(beat.instance_id, None, "", "", (), None, _UNCHANGED, None)
+            nobody = Subscription(beat.instance_id, None, "", "", frozenset(), None, _UNCHANGED, None)
             draft.put(ConsumerMember(beat.member_id, nobody))
             return None
         draft.put(ConsumerMember(beat.member_id, before.subscription))
@@ -242,7 +242,7 @@ class ConsumerGroup:
         self,
         join: Join,
         owned: Partitions,
-        names: tuple[str, ...],
+        names: frozenset[str],
         topics: Mapping[str, Topic],
         matching: Matching,
         now: float,
@@ -259,7 +259,7 @@ class ConsumerGroup:
         self,
         join: Join,
         owned: Partitions,
-        names: tuple[str, ...],
+        names: frozenset[str],
         topics: Mapping[str, Topic],
         matching: Matching,
         now: float,
@@ -573,24 +573,24 @@ def common_names(protocols: list[tuple[tuple[str, bytes], ...]]) -> set[str]:
     return set.intersection(*({name for name, _ in some} for some in protocols)) if protocols else set()
 
 
-def _shared(draft: Membership, names: Iterable[str]) -> tuple[str, ...]:
-    """Names without repetitions, in order: the same object as another member's, if that subscribes to the same."""
-    topics = tuple(sorted(set(names)))
-    others = {id(member.subscription.topics): member.subscription.topics for member in draft.members.values()}
-    return next((other for other in others.values() if other == topics), topics)
+def _shared(draft: Membership, names: frozenset[str]) -> frozenset[str]:
+    """The names, as the same object as another member's if that subscribes to the same."""
+    return next(
+        (each.subscription.topics for each in draft.members.values() if each.subscription.topics == names), names
+    )
 
 
 def _names_of(matching: Matching) -> Callable[[Subscription], frozenset[str]]:
     """Look up the names of a subscription's topics: once for all members that have the same."""
-    #: By the identity of the tuple: see `_shared`.
-    known: dict[tuple[int, str | None], frozenset[str]] = {}
+    known: dict[tuple[frozenset[str], str], frozenset[str]] = {}  # a set has its hash: nothing is looked through again
 
     def names(subscription: Subscription) -> frozenset[str]:
         topics, regex = subscription.topics, subscription.regex
-        key = id(topics), regex
-        if key not in known:
-            known[key] = frozenset(topics) | (matching(regex) if regex else frozenset())
-        return known[key]
+        if not regex:
+            return topics
+        if (topics, regex) not in known:
+            known[topics, regex] = topics | matching(regex)
+        return known[topics, regex]
 
     return names
 
@@ -599,8 +599,10 @@ def _subscribed(
     draft: Membership, topics: Mapping[str, Topic], names_of: Callable[[Subscription], frozenset[str]]
 ) -> dict[str, tuple[UUID, int]]:
     """The topics of all members that exist: id and number of partitions by name."""
-    names: frozenset[str] = frozenset().union(*{names_of(member.subscription) for member in draft.members.values()})
-    return {name: (topics[name].topic_id, len(topics[name].assignment)) for name in sorted(names & topics.keys())}
+    there: set[str] = set()
+    for names in {names_of(member.subscription) for member in draft.members.values()}:
+        there.update(names.intersection(topics) if len(topics) < len(names) else filter(topics.__contains__, names))
+    return {name: (topics[name].topic_id, len(topics[name].assignment)) for name in sorted(there)}
 
 
 def preferred_assignor(membership: Membership) -> str:

@@ -199,6 +199,7 @@ class ConsumerGroups:
 
     def _matching(self, allows: Callable[[str], bool]) -> Matching:
         """Look up the allowed topics that match, of those that `resolved` has returned."""
+        allows = cache(allows)  # members with other expressions match the same topics
 
         @cache
         def matching(regex: str) -> frozenset[str]:

@@ -52,7 +52,7 @@ _KEYS = {key.versions.first: key for key in _VALUES}
 #: The only version of the values.
 _VERSION = 0
 #: A member whose subscription is not read yet: compaction may put it after the member's partitions.
-_UNREAD = Subscription(None, None, "", "", (), None, -1, None)
+_UNREAD = Subscription(None, None, "", "", frozenset(), None, -1, None)
 Row = tuple[bytes, bytes | None]
 
 
@@ -150,7 +150,7 @@ def _subscription(subscription: Subscription) -> Message:
         "rack_id": subscription.rack_id,
         "client_id": subscription.client_id,
         "client_host": subscription.client_host,
-        "subscribed_topic_names": list(subscription.topics),
+        "subscribed_topic_names": sorted(subscription.topics),
         "subscribed_topic_regex": subscription.regex,
         "rebalance_timeout_ms": subscription.rebalance_timeout_ms,
         "server_assignor": subscription.assignor,
@@ -197,7 +197,7 @@ def _decoded_subscription(value: Message) -> Subscription:
         rack_id=value["rack_id"],
         client_id=value["client_id"],
         client_host=value["client_host"],
-        topics=tuple(value["subscribed_topic_names"]),
+        topics=frozenset(value["subscribed_topic_names"]),
         regex=value["subscribed_topic_regex"],
         rebalance_timeout_ms=value["rebalance_timeout_ms"],
         assignor=value["server_assignor"],

@@ -51,7 +51,7 @@ class Subscription:
     rack_id: str | None
     client_id: str
     client_host: str
-    topics: tuple[str, ...]
+    topics: frozenset[str]
     regex: str | None
     rebalance_timeout_ms: int
     assignor: str | None

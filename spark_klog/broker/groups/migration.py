@@ -23,11 +23,11 @@ from spark_klog.protocol.codec import Message, decode_versioned
 from spark_klog.protocol.tables.groups import MEMBER_SUBSCRIPTION, decode_assignment
 
 
-def read_subscription(metadata: bytes, topics: Mapping[str, Topic]) -> tuple[tuple[str, ...], Partitions]:
+def read_subscription(metadata: bytes, topics: Mapping[str, Topic]) -> tuple[frozenset[str], Partitions]:
     """(topics, owned partitions) of a member's metadata in the classic protocol. Raises `DecodeError`."""
     message = decode_versioned(MEMBER_SUBSCRIPTION, metadata)
     owned = {row["topic"]: row["partitions"] for row in message["owned_partitions"]}
-    return tuple(message["topics"]), _partitions(owned, topics)
+    return frozenset(message["topics"]), _partitions(owned, topics)
 
 
 def _partitions(numbers: Mapping[str, list[int]], topics: Mapping[str, Topic]) -> Partitions:
@@ -50,7 +50,7 @@ def membership_of(group: Group, topics: Mapping[str, Topic]) -> Membership | Non
             return None
         assigned -= membership.holders.keys()  # a wrong assignor may have given a partition to two
         subscription = Subscription(
-            *(join.instance_id, None, join.client_id, join.client_host, tuple(sorted(set(names))), None),
+            *(join.instance_id, None, join.client_id, join.client_host, names, None),
             *(join.rebalance_timeout_ms, None, ClassicProtocols(join.session_timeout_ms, join.protocols)),
         )
         epoch = group.generation

@@ -194,7 +194,7 @@ def _choose(
 def _equal_shares(topics: Topics, members: Mapping[str, AssignedMember]) -> dict[str, Partitions] | None:
     """The shares of members that subscribe to the same topics, which are all; None if two had the same partition."""
     subscribed = next(iter(members.values())).topics
-    every = {(topics[name][0], number) for name in topics.keys() & subscribed for number in range(topics[name][1])}
+    every = {(topics[name][0], number) for name in subscribed.intersection(topics) for number in range(topics[name][1])}
     kept = {
         name: member.target if member.target <= every else member.target & every for name, member in members.items()
     }

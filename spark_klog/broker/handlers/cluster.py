@@ -113,7 +113,7 @@ async def describe_topic_partitions(broker: Broker, request: Request, message: M
     start = (cursor["topic_name"], max(0, cursor["partition_index"])) if cursor else ("", 0)
     names = sorted({topic["name"] for topic in message["topics"]} or broker.registry.topics)
     topics: list[dict[str, Any]] = []
-    for name in names:
+    async for name in broker.turns.each(names):
         if name < start[0]:
             continue
         refusal = broker.authorizer.refusal(request.session, SEE, name)

@@ -17,6 +17,8 @@ from spark_klog.protocol.tables.groups import JOIN_EPOCH, STATIC_LEAVE_EPOCH
 
 #: From this version on members choose their ids.
 _FIRST_WITH_OWN_ID = 1
+#: So many names and partitions of a heartbeat may be of topics that are not there (any more).
+_MANY_TOPICS, _MANY_PARTITIONS = 10_000, 10_000
 #: What a member of a consumer group is.
 _CLASSIC_MEMBER, _CONSUMER_MEMBER = 0, 1
 
@@ -27,7 +29,7 @@ async def consumer_group_heartbeat(broker: Broker, request: Request, message: Me
     code = await broker.coordinator.code(group, for_reading=epoch > JOIN_EPOCH)
     if code:
         return refused_heartbeat(code, member_id, f"group {group}")
-    if reason := _invalid(request, message):
+    if reason := _too_many(broker, message) or _invalid(request, message):
         return refused_heartbeat(ErrorCode.INVALID_REQUEST, member_id, reason)
     assignor, regex = message["server_assignor"], message.get("subscribed_topic_regex")
     if assignor and assignor not in SERVER_ASSIGNORS:
@@ -45,7 +47,7 @@ async def consumer_group_heartbeat(broker: Broker, request: Request, message: Me
         client_id=request.client_id or "",
         client_host=f"/{request.session.host}",
         rebalance_timeout_ms=message["rebalance_timeout_ms"],
-        topics=None if message["subscribed_topic_names"] is None else tuple(message["subscribed_topic_names"]),
+        topics=None if message["subscribed_topic_names"] is None else frozenset(message["subscribed_topic_names"]),
         regex=regex,
         assignor=assignor,
         owned=None if message["topic_partitions"] is None else partitions_of(message["topic_partitions"]),
@@ -60,6 +62,17 @@ async def consumer_group_heartbeat(broker: Broker, request: Request, message: Me
     if not answer["error_code"] and (code := await broker.coordinator.flushed(group)):
         return refused_heartbeat(code, member_id, f"a change of group {group} could not be written")
     return answer
+
+
+def _too_many(broker: Broker, message: Message) -> str:
+    """Why the request has more names or partitions than a member needs: the group's next step looks at all of them."""
+    topics = broker.registry.topics
+    if len(message["subscribed_topic_names"] or ()) > _MANY_TOPICS + len(topics):
+        return f"a member may subscribe to all topics and {_MANY_TOPICS} other names: subscribe by a regular expression"
+    owned = sum(len(row["partitions"]) for row in message["topic_partitions"] or ())
+    if owned > _MANY_PARTITIONS and owned > sum(len(topic.assignment) for topic in topics.values()) + _MANY_PARTITIONS:
+        return f"a member can't own {owned} partitions"
+    return ""
 
 
 def _invalid(request: Request, message: Message) -> str:
@@ -132,7 +145,7 @@ async def _described(broker: Broker, request: Request, group: ConsumerGroup) -> 
             "member_epoch": member.epoch,
             "client_id": subscription.client_id,
             "client_host": subscription.client_host,
-            "subscribed_topic_names": list(subscription.topics),
+            "subscribed_topic_names": sorted(subscription.topics),
             "subscribed_topic_regex": subscription.regex,
             "assignment": _named(broker, member.assigned),
             "target_assignment": _named(broker, membership.targets.get(member.member_id, frozenset())),

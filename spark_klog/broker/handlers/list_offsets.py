@@ -22,7 +22,7 @@ _UNKNOWN = (-1, -1)
 async def offset_for_leader_epoch(broker: Broker, request: Request, message: Message) -> Message:
     """OffsetForLeaderEpoch v0-4 (KIP-101, KIP-320): end offset of a leader epoch; consumers detect truncation by it."""
     topics = []
-    for topic in message["topics"]:
+    async for topic in broker.turns.each(message["topics"]):
         partitions = [await _end_of_epoch(broker, request, topic["topic"], entry) for entry in topic["partitions"]]
         topics.append({"topic": topic["topic"], "partitions": partitions})
     return {"topics": topics}
@@ -53,7 +53,7 @@ async def list_offsets(broker: Broker, request: Request, message: Message) -> Me
         await broker.turns.take()
         times.update((topic["name"], entry["partition_index"]) for entry in topic["partitions"])
     is_committed = message["isolation_level"] == READ_COMMITTED
-    for topic in message["topics"]:
+    async for topic in broker.turns.each(message["topics"]):
         name, partitions = topic["name"], []
         for entry in topic["partitions"]:
             await broker.turns.take()

@@ -24,7 +24,7 @@ async def elect_leaders(broker: Broker, request: Request, message: Message) -> M
     """ElectLeaders v0-2 (KIP-460). A partition's only replica leads it, so an election never changes anything."""
     is_admin = broker.authorizer.is_admin(request.session)
     results = []
-    for name, partitions in await _requested(broker, message, is_admin):
+    async for name, partitions in broker.turns.each(_requested(broker, message, is_admin)):
         if is_admin:
             codes = {partition: await _elect(broker, name, partition, message) for partition in partitions}
         else:
@@ -37,7 +37,7 @@ async def elect_leaders(broker: Broker, request: Request, message: Message) -> M
     return {"error_code": code, "replica_election_results": results}
 
 
-async def _requested(broker: Broker, message: Message, is_admin: bool) -> list[tuple[str, list[int]]]:
+def _requested(broker: Broker, message: Message, is_admin: bool) -> list[tuple[str, list[int]]]:
     if message["topic_partitions"] is not None:
         return [(topic["topic"], topic["partitions"]) for topic in message["topic_partitions"]]
     if not is_admin:
@@ -65,7 +65,7 @@ async def alter_replica_log_dirs(broker: Broker, request: Request, message: Mess
     results: dict[str, dict[int, ErrorCode]] = {}
     is_admin = broker.authorizer.is_admin(request.session)
     for directory in message["dirs"]:
-        for topic in directory["topics"]:
+        async for topic in broker.turns.each(directory["topics"]):
             codes = results.setdefault(topic["name"], {})
             for partition in topic["partitions"]:
                 await broker.turns.take()
@@ -111,7 +111,7 @@ async def alter_partition_reassignments(broker: Broker, request: Request, messag
     is_admin = broker.authorizer.is_admin(request.session)
     denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only admins reassign partitions"
     responses = []
-    for topic in message["topics"]:
+    async for topic in broker.turns.each(message["topics"]):
         partitions = []
         for entry in topic["partitions"]:
             index = entry["partition_index"]

@@ -27,7 +27,7 @@ NAMED_TWICE = "the request names it more than once"
 async def delete_records(broker: Broker, request: Request, message: Message) -> Message:
     """DeleteRecords v0-2 (KIP-107): delete the records before an offset; -1 is the high watermark."""
     topics = []
-    for topic in message["topics"]:
+    async for topic in broker.turns.each(message["topics"]):
         partitions = [
             await _delete_records_before(broker, request, topic["name"], entry) for entry in topic["partitions"]
         ]

@@ -81,7 +81,7 @@ async def describe_producers(broker: Broker, request: Request, message: Message)
     """DescribeProducers v0 (KIP-664): producers in partitions led here, with their open transactions."""
     topics = []
     answered: set[tuple[str, int]] = set()
-    for topic in message["topics"]:
+    async for topic in broker.turns.each(message["topics"]):
         name = topic["name"]
         indexes = [index for index in dict.fromkeys(topic["partition_indexes"]) if (name, index) not in answered]
         answered.update((name, index) for index in indexes)

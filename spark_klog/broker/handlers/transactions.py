@@ -31,7 +31,7 @@ _NONE = -1
 async def write_txn_markers(broker: Broker, request: Request, message: Message) -> Message:
     """WriteTxnMarkers v1-2: end transactions in partitions that this broker leads, for another broker or an admin."""
     is_admin = broker.authorizer.is_admin(request.session)
-    return {"markers": [await _write(broker, entry, is_admin) for entry in message["markers"]]}
+    return {"markers": [await _write(broker, entry, is_admin) async for entry in broker.turns.each(message["markers"])]}
 
 
 async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Message:
@@ -48,7 +48,9 @@ async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Messa
         return {"partition_index": partition, "error_code": code}
 
     topics = []
-    for topic in entry["topics"]:  # Python 3.10 has no await in a comprehension within another one
+    async for topic in broker.turns.each(
+        entry["topics"]
+    ):  # Python 3.10 has no await in a comprehension within another one
         partitions = [await written(topic["name"], each) for each in dict.fromkeys(topic["partition_indexes"])]
         topics.append({"name": topic["name"], "partitions": partitions})
     return {"producer_id": producer.producer_id, "topics": topics}
@@ -108,7 +110,8 @@ async def add_partitions_to_txn(broker: Broker, request: Request, message: Messa
 async def _add(broker: Broker, request: Request, entry: dict[str, Any], *, verify_only: bool) -> list[Message]:
     transactional_id = entry["transactional_id"]
     producer = ProducerIdAndEpoch(entry["producer_id"], entry["producer_epoch"])
-    keys = [(topic["name"], partition) for topic in entry["topics"] for partition in topic["partitions"]]
+    topics = broker.turns.each(entry["topics"])
+    keys = [(topic["name"], partition) async for topic in topics for partition in topic["partitions"]]
     codes = {key: await _refusal(broker, request, key, verify_only=verify_only) for key in keys}
     if verify_only:
         for key in keys:
