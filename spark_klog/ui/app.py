@@ -27,7 +27,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -39,7 +39,7 @@ from spark_klog.client.settings import without_ids
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.trees.paths import host_and_port
 from spark_klog.ui import changes, views
-from spark_klog.ui.guard import Guard, OutageWatch, Session
+from spark_klog.ui.guard import Guard, GuardedConnection, OutageWatch, Session
 from spark_klog.ui.log_in import LogIn, Token, chosen_token
 from spark_klog.ui.messages import (
     FIELDS,
@@ -70,8 +70,8 @@ _MESSAGES_SECONDS = 1.0
 #: Views that need no broker.
 _WITHOUT_BROKERS = ("session", "loads", "subjects", "subject")
 _OPTION = "--listen"
-_MAX_CONNECTIONS = 200
 _CLOSE_SECONDS = 3
+_FAILURES = (KlogError, RequestRefused, OSError, TypeError, ClientDisconnect)
 _THREAD_SECONDS = 0.5
 #: Time of a call, unless the settings say otherwise: a view should say soon that a broker is away.
 _TIMEOUTS = {"default.api.timeout.ms": "10000", "request.timeout.ms": "10000"}
@@ -394,7 +394,7 @@ def serve(
                     Mount("/static", StaticFiles(directory=_STATIC)),
                 ],
                 middleware=[Middleware(Guard, host=host), *log_in],
-                exception_handlers=dict.fromkeys((KlogError, RequestRefused, OSError, TypeError), _failed),
+                exception_handlers=dict.fromkeys(_FAILURES, _failed),
             )
             asyncio.run(_run(app, streams, listener, lambda: ready(f"http://{address}/", key)))
         _leave_calls()
@@ -417,12 +417,13 @@ def _leave_calls() -> None:
 async def _run(app: Starlette, streams: Streams, listener: object, ready: Callable[[], None]) -> None:
     config = uvicorn.Config(
         app,
+        http=GuardedConnection,
+        ws="none",
         log_config=None,
-        log_level=logging.WARNING,
+        log_level=logging.ERROR,  # a warning is what any client can cause
         access_log=False,
         server_header=False,
         lifespan="off",
-        limit_concurrency=_MAX_CONNECTIONS,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
     server = _Server(config, streams, ready)

@@ -4,10 +4,13 @@
 * Requests that a browser marks as another site's (Sec-Fetch-Site) are refused.
 * A change is a POST of JSON with the session's token, which other sites can't read, and without a foreign Origin.
 * The content security policy allows our files only: no inline script or style, no other server.
+* A client that keeps the server waiting, for a request or for an answer to be read, holds a connection for a bounded
+  time, and only while there are others left.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
@@ -20,6 +23,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import service_unavailable
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from spark_klog.client import Admin
 from spark_klog.errors import ConnectionFailed, KlogError, ProtocolError
@@ -39,6 +44,9 @@ _TIMEOUTS = (
 #: Says "still trying"; of each request here that would be a line every three seconds.
 _BACKOFF = logging.getLogger("spark_klog.client.retry")
 TOKEN_HEADER = "x-klog-token"
+_MAX_CONNECTIONS = 200
+#: How long a client may take for a request's head, for its body, and for reading a part of an answer.
+_REQUEST_SECONDS, _READ_SECONDS, _LOOK_SECONDS = 10.0, 30.0, 1.0
 #: A produced value is base64 in JSON.
 _MAX_BODY = 2 * 1024 * 1024
 _POLICY = (
@@ -149,7 +157,7 @@ class Guard:
         if reason is None:
             await self._app(scope, receive, send_with_headers)
         else:
-            await JSONResponse({"error": reason}, 403)(scope, receive, send_with_headers)
+            await JSONResponse({"error": reason}, 403, {"Connection": "close"})(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> str | None:
         if not is_own_host(request.headers.get("host", ""), self._host):
@@ -157,6 +165,54 @@ class Guard:
         if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             return "the request comes from a page of another site"
         return None
+
+
+class GuardedConnection(H11Protocol):
+    """Uvicorn's protocol, with bounds of time and number for connections whose clients are silent."""
+
+    _awaited: object = None
+    _since = 0.0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _MAX_CONNECTIONS:
+            others = [each for each in self.connections if isinstance(each, GuardedConnection) and each is not self]
+            if silent := [each for each in others if each._look() is not None]:
+                longest = min(silent, key=lambda each: each._since)
+                longest.transport.abort()
+                self.connections.discard(longest)
+            else:
+                self.app = service_unavailable
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        awaited, now = self._look(), self.loop.time()
+        if awaited is not None and now - self._since > (
+            _READ_SECONDS if isinstance(awaited, int) else _REQUEST_SECONDS
+        ):
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(_LOOK_SECONDS, self._watch)
+
+    def _look(self) -> object:
+        """What the client has to do next, since `_since`: read bytes (a number), or send a request or its body.
+
+        None if the server has to do something.
+        """
+        cycle = self.cycle
+        awaited: object = self.transport.get_write_buffer_size()
+        if not awaited:
+            is_over = cycle is None or cycle.response_complete
+            awaited = (cycle, is_over) if is_over or cycle.more_body else None
+        if awaited != self._awaited or not self._since:
+            self._awaited, self._since = awaited, self.loop.time()
+        return awaited
 
 
 class Session:

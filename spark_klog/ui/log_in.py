@@ -103,7 +103,7 @@ class LogIn:
         return answer
 
     def _refusal(self, request: Request, reason: str) -> Response:
-        headers = {"WWW-Authenticate": "Bearer"}
+        headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
         if request.url.path.startswith("/api/"):
             error = f"{reason.lower()}: open the address that klog ui has printed, or send Authorization: Bearer TOKEN"
             return JSONResponse({"error": error}, 401, headers)

@@ -1,7 +1,8 @@
 """HTTP/1.1 server of small pages, in an event loop or in a thread of its own: one request per connection.
 
-A request's head has at most 8 KiB; it must arrive within 5 seconds, and its body within another 5. At most 16
-connections are served at a time (or as many as the server is made for), further ones get status 503.
+A request's head has at most 8 KiB; it must arrive within 5 seconds, and its body within another 5. At most 64
+connections are open at a time (or as many as the server is made for). A further one closes the connection that has kept
+the server waiting for longest, for a request or for an answer to be read; if there is none, it gets status 503.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from spark_klog.wire.listening import RequestRefused, bind, parse_listen
 
@@ -23,10 +24,26 @@ LOOPBACK = "127.0.0.1"
 TEXT = "text/plain; charset=utf-8"
 _MAX_HEAD = 8 * 1024
 _RECEIVE_SECONDS, _SEND_SECONDS, _CLOSE_SECONDS = 5.0, 30.0, 5.0
-_MAX_CONNECTIONS = 16
+_MAX_CONNECTIONS = 64
 _MAX_DIGITS = 15
 _MAX_TRAILERS = 32
 _CHUNK_SIZE = re.compile(b"[0-9A-Fa-f]{1,8}")
+T = TypeVar("T")
+
+
+class Client:
+    """A client's connection. It is in `awaited`, last, while the server waits for the client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, awaited: dict[Client, None]) -> None:
+        self.reader, self.writer, self._awaited = reader, writer, awaited
+
+    async def within(self, seconds: float, step: Awaitable[T]) -> T:
+        """Wait for what only the client can end; `asyncio.TimeoutError` after `seconds`."""
+        self._awaited[self] = None
+        try:
+            return await asyncio.wait_for(step, seconds)
+        finally:
+            self._awaited.pop(self, None)
 
 
 class Request(NamedTuple):
@@ -35,11 +52,11 @@ class Request(NamedTuple):
     method: str
     path: str
     headers: Mapping[str, str]
-    reader: asyncio.StreamReader
+    client: Client
     query: str = ""
 
     async def body(self, size: int) -> bytes:
-        return await asyncio.wait_for(self.reader.readexactly(size), _RECEIVE_SECONDS)
+        return await self.client.within(_RECEIVE_SECONDS, self.client.reader.readexactly(size))
 
     async def whole_body(self, most: int) -> bytes:
         """The body, of the size in Content-Length or in chunks (RFC 9112), if it has at most `most` bytes.
@@ -58,7 +75,7 @@ class Request(NamedTuple):
             raise _too_large(most)
         try:
             if coding:
-                return await asyncio.wait_for(self._chunks(most), _RECEIVE_SECONDS)
+                return await self.client.within(_RECEIVE_SECONDS, self._chunks(most))
             return await self.body(int(size)) if int(size) else b""
         except asyncio.TimeoutError:
             raise RequestRefused(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None
@@ -68,8 +85,8 @@ class Request(NamedTuple):
         while size := await self._chunk_size():
             if len(made) + size > most:
                 raise _too_large(most)
-            made += await self.reader.readexactly(size)
-            if await self.reader.readexactly(2) != b"\r\n":
+            made += await self.client.reader.readexactly(size)
+            if await self.client.reader.readexactly(2) != b"\r\n":
                 raise RequestRefused(HTTPStatus.BAD_REQUEST, "a chunk has another size than it says")
         for _ in range(_MAX_TRAILERS):
             if await self._line() == b"\r\n":
@@ -84,7 +101,7 @@ class Request(NamedTuple):
 
     async def _line(self) -> bytes:
         try:
-            return await self.reader.readuntil(b"\r\n")
+            return await self.client.reader.readuntil(b"\r\n")
         except asyncio.LimitOverrunError:
             raise RequestRefused(HTTPStatus.BAD_REQUEST, "a line of a chunk is too long") from None
 
@@ -110,7 +127,7 @@ def refusal(status: int, advice: str = "", allow: str = "") -> Response:
     return Response(status, TEXT, f"{status} {HTTPStatus(status).phrase}{advice}\n".encode(), allow)
 
 
-def parse_head(head: bytes, reader: asyncio.StreamReader) -> Request | None:
+def parse_head(head: bytes, client: Client) -> Request | None:
     """The request that a head begins, which ends with an empty line; None if it is malformed."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
@@ -119,7 +136,7 @@ def parse_head(head: bytes, reader: asyncio.StreamReader) -> Request | None:
     named = (line.partition(":") for line in lines if line)
     headers = {name.strip().lower(): value.strip() for name, _, value in named}
     path, _, query = words[1].partition("?")
-    return Request(words[0], path, headers, reader, query)
+    return Request(words[0], path, headers, client, query)
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
@@ -129,20 +146,28 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 
 class HttpServer:
-    """Serves what `pages` answers, to at most `most` connections at a time."""
+    """Serves what `pages` answers, to at most `most` connections at a time; those that are silent go first."""
 
     def __init__(self, pages: Pages, most: int = _MAX_CONNECTIONS) -> None:
         self._pages = pages
         self._most = most
-        self._open = 0
+        self._clients: set[Client] = set()
+        #: Those that keep the server waiting, the longest first.
+        self._awaited: dict[Client, None] = {}
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         return await asyncio.start_server(self._connected, sock=listener, limit=_MAX_HEAD)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        client = Client(reader, writer, self._awaited)
+        self._clients.add(client)
+        if len(self._clients) > self._most and self._awaited:
+            silent = next(iter(self._awaited))
+            del self._awaited[silent]
+            self._clients.discard(silent)
+            silent.writer.transport.abort()
         try:
-            method, response = await self._answer(reader)
+            method, response = await self._answer(client)
             allow = f"Allow: {response.allow}\r\n" if response.allow else ""
             head = (
                 f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
@@ -151,21 +176,21 @@ class HttpServer:
             )
             writer.write(head.encode("ascii") + (b"" if method == "HEAD" else response.body))
             writer.transport.set_write_buffer_limits(0)
-            await asyncio.wait_for(writer.drain(), _SEND_SECONDS)
-        except (OSError, EOFError, asyncio.TimeoutError) as error:
-            _log.debug("an HTTP client disconnected: %r", error)
+            await client.within(_SEND_SECONDS, writer.drain())
+        except (OSError, EOFError, asyncio.TimeoutError, asyncio.CancelledError) as error:
+            _log.debug("an HTTP client's connection ends: %r", error)  # cancelled: the server closes
         finally:
-            self._open -= 1
+            self._clients.discard(client)
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Response]:
-        if self._open > self._most:
+    async def _answer(self, client: Client) -> tuple[str, Response]:
+        if len(self._clients) > self._most:
             return "", refusal(503)
         try:
-            head = await asyncio.wait_for(_head(reader), _RECEIVE_SECONDS)
+            head = await client.within(_RECEIVE_SECONDS, _head(client.reader))
         except asyncio.LimitOverrunError:
             return "", refusal(431)
-        request = parse_head(head, reader)
+        request = parse_head(head, client)
         return ("", refusal(400)) if request is None else (request.method, await self._pages(request))
 
 

@@ -177,19 +177,6 @@ def test_http(broker: Measured) -> None:
             assert client.recv(100).startswith(b"HTTP/1.1 " + status)
 
 
-@pytest.mark.test_all("long")
-def test_silent_clients_of_the_page(broker: Measured) -> None:
-    """Such a client holds a place for some seconds."""
-    silent = [socket.create_connection((HOST, broker.metrics_port), 10) for _ in range(16)]
-    time.sleep(0.2)
-    assert broker.ask()[0].status == 503
-    produce(broker, "t", 10)
-    for client in silent:
-        assert client.recv(1) == b""
-        client.close()
-    assert broker.ask()[0].status == 200
-
-
 def test_a_metric_has_so_many_samples_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_page, "MAX_SERIES", 3)
     broker = Broker(BrokerConfig(HOST, 0, tmp_path))
@@ -269,5 +256,5 @@ def test_the_format_is_what_the_parser_reads() -> None:
     ],
 )
 def test_the_head_of_a_request(head: bytes, expected: tuple[str, str, dict[str, str], None, str] | None) -> None:
-    found = parse_head(head, reader=None)  # type: ignore[arg-type]
+    found = parse_head(head, client=None)  # type: ignore[arg-type]
     assert found == (expected and Request(*expected))  # type: ignore[arg-type]

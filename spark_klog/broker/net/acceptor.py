@@ -1,7 +1,9 @@
 """Accepts connections of a listener, with bounds on their number in total and by address, and on the TLS handshake.
 
-A refused connection is closed at once. Nothing is allocated for a client of a TLS listener before its first byte: TLS
-buffers are large, and a thousand silent clients should cost little.
+A refused connection is closed at once. At a bound, and without a free file descriptor, a new connection is not refused
+but replaces the oldest one that has sent no request, or is not authenticated: silent clients keep nobody out. Nothing
+is allocated for a client of a TLS listener before its first byte: TLS buffers are large, and a thousand silent clients
+should cost little.
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import socket
 import ssl
+import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 
 from spark_klog.broker.net.connection import Connection
 from spark_klog.broker.security.config import Listener
@@ -21,6 +26,7 @@ from spark_klog.broker.security.session import Session
 from spark_klog.trees.paths import host_and_port
 
 if TYPE_CHECKING:
+    from spark_klog.broker.metrics import Metrics
     from spark_klog.broker.net.server import Server
 
 _log = logging.getLogger(__name__)
@@ -36,27 +42,74 @@ _MOST_DROPPED = 1 << 16
 class ConnectionLimits:
     """Counts connections (`max.connections`, `max.connections.per.ip`). For one event loop."""
 
-    def __init__(self, most: int, most_per_ip: int) -> None:
-        self._most, self._most_per_ip = most, most_per_ip
+    def __init__(self, most: int, most_per_ip: int, metrics: Metrics) -> None:
+        descriptors = _descriptors()
+        self._most, self._most_per_ip = min(most, descriptors // 2), most_per_ip
+        self._per_ip = f"max.connections.per.ip={most_per_ip}"
+        self._bound = (
+            f"max.connections={most}" if most == self._most else f"half of the {descriptors} open files (ulimit)"
+        )
         self._by_ip: Counter[str] = Counter()
         self._all = 0
+        #: IP addresses and opening tasks of connections that may be silent, the oldest first.
+        self._silent: dict[Connection, tuple[str, asyncio.Task[None]]] = {}
+        #: Connections that made room for others.
+        self.evicted = 0
+        self._metrics = metrics
+        self._logged_at = float("-inf")
 
     def refusal(self, ip: str) -> str | None:
         """Return why one more connection is refused, or None and count it."""
-        if self._all >= self._most:
-            return f"max.connections={self._most} is reached"
-        if self._by_ip[ip] >= self._most_per_ip:
-            return f"max.connections.per.ip={self._most_per_ip} is reached"
+        if self._by_ip[ip] >= self._most_per_ip and not self.close_silent(self._per_ip, ip):
+            return f"{self._per_ip} is reached"
+        if self._all >= self._most and not self.close_silent(self._bound):
+            return f"{self._bound} is reached"
         self._by_ip[ip] += 1
         self._all += 1
         return None
 
-    def release(self, ip: str) -> None:
+    def watch(self, connection: Connection, ip: str, opening: asyncio.Task[None]) -> None:
+        """Let a connection be closed for another one, until its client has sent a request."""
+        self._silent[connection] = ip, opening
+
+    def close_silent(self, bound: str, ip: str | None = None) -> bool:
+        """Close the oldest silent connection, of all or of an IP address, as `bound` is reached; False if none is."""
+        have_spoken, silent = [], None
+        for connection, (its_ip, _) in self._silent.items():
+            if not connection.is_silent:
+                have_spoken.append(connection)
+            elif ip in (None, its_ip):
+                silent = connection
+                break
+        for connection in have_spoken:
+            del self._silent[connection]
+        if silent is None:
+            return False
+        _, opening = self._silent.pop(silent)
+        silent.abort() if silent.was_made else opening.cancel()
+        self.evicted += 1
+        self._metrics.connections_dropped += 1
+        if time.monotonic() - self._logged_at >= _PAUSE_SECONDS:
+            _log.warning("%s: silent, and closed to make room for others (%s)", silent.session.peer, bound)
+            self._logged_at = time.monotonic()
+        return True
+
+    def release(self, connection: Connection, ip: str) -> None:
         """Uncount a connection that is gone."""
+        self._silent.pop(connection, None)
         self._all -= 1
         self._by_ip[ip] -= 1
         if not self._by_ip[ip]:
             del self._by_ip[ip]
+
+
+def _descriptors() -> int:
+    """Raise the bound of this process's file descriptors as far as is allowed, as the JVM does, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 class Acceptor:
@@ -87,19 +140,23 @@ class Acceptor:
             task.cancel()
 
     def _accept(self) -> None:
+        limits = self._server.limits
+        evicted = limits.evicted
         for _ in range(_BURST):
             try:
                 client, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
+                if error.errno in _OUT_OF_RESOURCES and limits.close_silent(str(error.strerror)):
+                    return  # its descriptor is free when the loop calls again
                 _log.error("%s takes no connections for %g s: %s", self._listener, _PAUSE_SECONDS, error.strerror)
                 if error.errno in _OUT_OF_RESOURCES:
                     self._loop.remove_reader(self._listening)
                     self._loop.call_later(_PAUSE_SECONDS, self._resume)
                 return
             ip, port = address[:2]
-            reason = self._server.limits.refusal(ip)
+            reason = limits.refusal(ip)
             if reason is not None:
                 client.close()
                 self._log_refused(host_and_port(ip, port), reason)
@@ -108,6 +165,8 @@ class Acceptor:
             task = self._loop.create_task(self._open(client, ip, port))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+            if limits.evicted != evicted:
+                return  # the tasks have to begin before one of these connections can make room, too
 
     def _log_refused(self, peer: str, reason: str) -> None:
         """Log at most one line a second, so that a flood of connections does not flood the log."""
@@ -121,7 +180,9 @@ class Acceptor:
     async def _open(self, client: socket.socket, ip: str, port: int) -> None:
         broker, peer = self._server.broker, host_and_port(ip, port)
         session = Session(self._listener, peer, broker.config.security.mechanisms, broker.users.credential)
-        connection = Connection(self._server, session, lambda: self._server.limits.release(ip))
+        limits = self._server.limits
+        connection = Connection(self._server, session, lambda: limits.release(connection, ip))
+        limits.watch(connection, ip, cast("asyncio.Task[None]", asyncio.current_task()))
         try:
             # asyncio sets it only on sockets that it accepts itself; without it the last part of a response waits
             # 40 ms for the client's delayed acknowledgement
@@ -137,7 +198,7 @@ class Acceptor:
             _log.warning("%s: connection to %s failed: %s", peer, self._listener.name, reason)
         finally:
             if not connection.was_made:
-                self._server.limits.release(ip)
+                limits.release(connection, ip)
 
     @property
     def _seconds(self) -> float:

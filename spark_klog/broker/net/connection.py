@@ -279,12 +279,18 @@ class Connection(asyncio.BufferedProtocol):
         self._closed_at = 0.0
         #: Whether the request that is being answered is a Produce.
         self._is_producing = False
+        self._has_sent_request = False
         now = time.monotonic()
         self.activity = Activity(now, now)
 
     @property
     def was_made(self) -> bool:
         return self._stage is not _Stage.OPENING
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the client has sent no request yet, or has not logged in."""
+        return not (self._has_sent_request and self.session.is_open)
 
     @property
     def is_busy(self) -> bool:
@@ -457,6 +463,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _deliver(self, frame: bytearray) -> None:
         self._requests.append(frame)
+        self._has_sent_request = True
         if len(self._requests) >= _MAX_QUEUED or self._memory.used > self._memory.limit:
             self._pause_reading()
 

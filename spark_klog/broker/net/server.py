@@ -94,7 +94,7 @@ class Server:
         self.broker = broker
         self.connections: set[Connection] = set()
         config = broker.config
-        self.limits = ConnectionLimits(config.max_connections, config.max_connections_per_ip)
+        self.limits = ConnectionLimits(config.max_connections, config.max_connections_per_ip, broker.metrics)
         self.frame_memory = FrameMemory(config.queued_max_bytes)
         self.response_memory = ResponseMemory(config.queued_max_response_bytes)
         self.scratch = bytearray(SCRATCH_BYTES)  # see Connection
