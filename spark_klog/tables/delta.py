@@ -171,12 +171,13 @@ class DeltaLakeTable:
             table = self._existing()
             if self._has(table, run):
                 return
-            names = table.metadata().partition_columns
+            metadata = table.metadata()
+            names = metadata.partition_columns
             now = time.time_ns() // 1_000_000
-            actions: list[AddAction | RemoveAction] = [
-                AddAction(item.path, item.size, _partition(item.hour, names), now, True, statistics_json(item.metadata))
-                for item in files
-            ]
+            actions: list[AddAction | RemoveAction] = []
+            for item in files:
+                statistics = statistics_json(item.metadata, metadata.configuration)
+                actions.append(AddAction(item.path, item.size, _partition(item.hour, names), now, True, statistics))
             table.create_write_transaction(actions, "append", table.schema(), names, commit_properties=_committing(run))
 
         self._again("written", attempt)

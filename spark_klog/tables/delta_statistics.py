@@ -1,135 +1,183 @@
 """The statistics of a Parquet file in the form that a Delta table's add action has them (PROTOCOL.md, Per-file
 Statistics): numRecords, minValues, maxValues and nullCount, as JSON.
 
-They are taken from the file's footer. A bound that is not certain is left out, as readers skip files by it.
+They are taken from the file's footer. If a file has minima, but none of some column, deltalake finds no row of the file
+by a filter on that column; likewise for maxima. So a bound that JSON can't have is rounded away from the values. If
+nothing can stand for it, the file has no minima (or no maxima) at all, which readers take as unknown.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-#: Leading leaves of a table that have bounds; Delta's default of delta.dataSkippingNumIndexedCols.
-_INDEXED = 32
+#: Properties of a table that say which columns have bounds: their names, or how many leading ones (-1: all).
+_STATS_COLUMNS, _INDEXED = "delta.dataSkippingStatsColumns", "delta.dataSkippingNumIndexedCols"
+_DEFAULT_INDEXED = 32
 #: Columns that have bounds wherever they are: where a record is from.
 PLACE = ("topic", "partition", "offset", "timestamp", "_topic", "_partition", "_offset", "_timestamp")
+#: In a file's metadata: `nan_columns` as JSON. A footer's bounds leave out NaN, to Spark the largest of all numbers.
+NAN_COLUMNS = "klog.nan"
 #: Characters of a bound of strings, as Delta's writers cut them.
 _PREFIX = 32
 _LARGEST_CHARACTER = "\U0010ffff"
+#: Bounds of strings that a footer leaves out, as they are longer than 4 KB. Nobody filters by a larger text.
+_ANY_STRING = "", _LARGEST_CHARACTER * 2 * _PREFIX
+#: The sides of the bounds of a column without a value, or of a type that has none.
+_NOTHING = ""
 _EPOCH = datetime(1970, 1, 1)
-_UNITS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 1}
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A leaf of the file's schema: its path and type; None for a leaf of lists and maps, which have no statistics."""
+    """A leaf of the file's schema: its path and type, and how many columns with statistics are before it.
+
+    `path` is None for a leaf of lists and maps, which count as one column each, without bounds.
+    """
 
     path: tuple[str, ...] | None
     type: pa.DataType
+    before: int
 
 
-def statistics_json(metadata: pq.FileMetaData) -> str:
-    """The statistics of a file by its footer."""
-    minimum: dict[str, Any] = {}
-    maximum: dict[str, Any] = {}
-    nulls: dict[str, Any] = {}
+def statistics_json(metadata: pq.FileMetaData, properties: Mapping[str, str]) -> str:
+    """The statistics of a file by its footer, for a table that has these properties."""
+    indexed = -1 if _STATS_COLUMNS in properties else int(properties.get(_INDEXED, _DEFAULT_INDEXED))
+    has_nan = json.loads((metadata.metadata or {}).get(NAN_COLUMNS.encode(), b"{}"))
+    sides: dict[str, dict[str, Any] | None] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for number, leaf in enumerate(_leaves(metadata.schema.to_arrow_schema())):
-        if leaf.path is None or (number >= _INDEXED and leaf.path[0] not in PLACE):
+        if leaf.path is None or (0 <= indexed <= leaf.before and leaf.path[0] not in PLACE):
             continue
-        low, high, count = _bounds(metadata, number, leaf.type)
-        for target, value in ((minimum, low), (maximum, high), (nulls, count)):
-            if value is not None:
-                _put(target, leaf.path, value)
-    whole = {"numRecords": metadata.num_rows, "minValues": minimum, "maxValues": maximum, "nullCount": nulls}
-    return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+        chunks = [metadata.row_group(group).column(number) for group in range(metadata.num_row_groups)]
+        low, high, nulls = _texts(chunks, leaf.type)
+        if pa.types.is_floating(leaf.type) and has_nan.get(str(number), True):
+            high = None
+        for name, text in zip(sides, (low, high, nulls), strict=True):
+            values = sides[name]
+            if text is None:
+                sides[name] = None
+            elif text and values is not None:
+                _put(values, leaf.path, text)
+    known = {name: values for name, values in sides.items() if values is not None}
+    return _object({"numRecords": str(metadata.num_rows), **known})
+
+
+def nan_columns(table: pa.Table) -> dict[int, bool]:
+    """Of the columns of floating numbers that a file of these rows has, by their numbers: whether they have NaN."""
+    made = {}
+    for number, leaf in enumerate(_leaves(table.schema)):
+        if leaf.path is not None and pa.types.is_floating(leaf.type):
+            column = table[leaf.path[0]]
+            if leaf.path[1:]:
+                column = pc.struct_field(column, list(leaf.path[1:]))
+            made[number] = bool(pc.any(pc.is_nan(column)).as_py())
+    return made
 
 
 def _leaves(schema: pa.Schema) -> Iterator[_Leaf]:
     """The leaves in the order of a file's columns."""
+    places = count()
     for field in schema:
-        yield from _leaves_of((field.name,), field.type)
+        yield from _leaves_of((field.name,), field.type, places)
 
 
-def _leaves_of(path: tuple[str, ...] | None, kind: pa.DataType) -> Iterator[_Leaf]:
+def _leaves_of(path: tuple[str, ...], kind: pa.DataType, places: Iterator[int]) -> Iterator[_Leaf]:
     if pa.types.is_struct(kind):
         for field in kind:
-            yield from _leaves_of(None if path is None else (*path, field.name), field.type)
-    elif pa.types.is_map(kind):
-        yield from _leaves_of(None, kind.key_type)
-        yield from _leaves_of(None, kind.item_type)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        yield from _leaves_of(None, kind.value_type)
+            yield from _leaves_of((*path, field.name), field.type, places)
+    elif pa.types.is_nested(kind):
+        before = next(places)
+        yield from (_Leaf(None, one, before) for one in _primitives(kind))
     else:
-        yield _Leaf(path, kind)
+        yield _Leaf(path, kind, next(places))
 
 
-def _put(target: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+def _primitives(kind: pa.DataType) -> Iterator[pa.DataType]:
+    if not pa.types.is_nested(kind):
+        yield kind
+    elif pa.types.is_map(kind):
+        yield from _primitives(kind.key_type)
+        yield from _primitives(kind.item_type)
+    else:
+        for field in kind if pa.types.is_struct(kind) else [kind.value_field]:
+            yield from _primitives(field.type)
+
+
+def _put(target: dict[str, Any], path: tuple[str, ...], text: str) -> None:
     for name in path[:-1]:
         target = target.setdefault(name, {})
-    target[path[-1]] = value
+    target[path[-1]] = text
 
 
-def _bounds(metadata: pq.FileMetaData, column: int, kind: pa.DataType) -> tuple[Any, Any, int | None]:
-    """The least and the largest value as JSON has them, and the nulls; None for what is not known."""
-    lows, highs = [], []
-    nulls: int | None = 0
-    is_known = True
-    for group in range(metadata.num_row_groups):
-        chunk = metadata.row_group(group).column(column)
-        found = chunk.statistics
-        count = found.null_count if found is not None and found.has_null_count else None
-        nulls = None if nulls is None or count is None else nulls + count
-        if count == chunk.num_values:
-            continue
-        if found is None or not found.has_min_max:
-            is_known = False
-            continue
-        try:
-            lows.append(_value(found, kind, is_max=False))
-            highs.append(_value(found, kind, is_max=True))
-        except (OverflowError, ValueError):  # a time that has no date
-            is_known = False
-    if not lows or not is_known:
-        return None, None, nulls
-    return _json(min(lows), kind, is_max=False), _json(max(highs), kind, is_max=True), nulls
+def _object(values: Mapping[str, Any]) -> str:
+    """JSON of texts that are JSON: a decimal has more digits than a float of Python's."""
+    texts = (f"{_quoted(name)}:{one if isinstance(one, str) else _object(one)}" for name, one in values.items())
+    return f"{{{','.join(texts)}}}"
 
 
-def _value(found: pq.Statistics, kind: pa.DataType, *, is_max: bool) -> Any:
-    if pa.types.is_timestamp(kind):
-        # in whole microseconds: a bound of nanoseconds is rounded away from the values
-        raw = (found.max_raw if is_max else found.min_raw) * _UNITS[kind.unit]
-        return -(-raw // 1000) if kind.unit == "ns" and is_max else raw // 1000 if kind.unit == "ns" else raw
-    return found.max if is_max else found.min
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
-def _json(value: Any, kind: pa.DataType, *, is_max: bool) -> Any:
-    """A bound as Delta's JSON has it; None for types without bounds, and for bounds that could be wrong."""
-    if pa.types.is_boolean(kind):
-        return None
-    if pa.types.is_integer(kind):
-        return int(value)
-    if pa.types.is_floating(kind):
-        # A footer leaves out NaN, which is larger than all others in Delta.
-        return None if is_max or value != value or abs(value) == float("inf") else float(value)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return value if len(value) <= _PREFIX else value[:_PREFIX] + _LARGEST_CHARACTER * is_max
-    if pa.types.is_date(kind):
-        return str(value.isoformat())
-    if pa.types.is_timestamp(kind):
-        # of milliseconds; rounded up, as not all readers know that writers cut the rest off
-        value = -(-value // 1000) if is_max else value // 1000
-        try:
-            text = (_EPOCH + timedelta(milliseconds=value)).isoformat(timespec="milliseconds")
-        except OverflowError:
-            return None
-        return text + "Z" * (kind.tz is not None)
+def _texts(chunks: list[Any], kind: pa.DataType) -> tuple[str | None, str | None, str | None]:
+    """The least and the largest value and the number of nulls, as JSON; None for what is not known."""
+    known = [chunk.statistics for chunk in chunks]
+    if not all(one is not None and one.has_null_count for one in known):
+        return None, None, None
+    nulls = str(sum(one.null_count for one in known))
+    filled = [one for one, chunk in zip(known, chunks, strict=True) if one.null_count < chunk.num_values]
+    if not filled or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _NOTHING, _NOTHING, nulls
+    if not all(one.has_min_max for one in filled):
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        return (_quoted(_ANY_STRING[0]), _quoted(_ANY_STRING[1]), nulls) if is_text else (None, None, nulls)
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # as numbers: Python has no dates of all of them
+        lows, highs = [one.min_raw for one in filled], [one.max_raw for one in filled]
+    else:
+        lows, highs = [one.min for one in filled], [one.max for one in filled]
+    return _text(min(lows), kind, is_max=False), _text(max(highs), kind, is_max=True), nulls
+
+
+def _text(value: Any, kind: pa.DataType, *, is_max: bool) -> str | None:
+    """A bound as JSON; None for times and dates before the year 1 and after 9999, which no reader of statistics has."""
+    if pa.types.is_floating(kind):  # "Infinity" is what Spark writes
+        return repr(float(value)) if abs(value) != float("inf") else _quoted("-Infinity" if value < 0 else "Infinity")
     if pa.types.is_decimal(kind):
-        number = float(value)
-        return number if number == value else None
-    return None
+        return format(value, "f")
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _quoted(_cut(value, is_max=is_max))
+    try:
+        if pa.types.is_date(kind):
+            return _quoted(date.fromordinal(date(1970, 1, 1).toordinal() + value).isoformat())
+        if pa.types.is_timestamp(kind):
+            return _quoted(_time(_EPOCH + timedelta(microseconds=value), is_max=is_max) + "Z" * (kind.tz is not None))
+    except (OverflowError, ValueError):
+        return None
+    return json.dumps(value)
+
+
+def _cut(text: str, *, is_max: bool) -> str:
+    """The text or one that is shorter and smaller, or larger."""
+    rest = text[_PREFIX:]
+    if not rest or not is_max:
+        return text[:_PREFIX]
+    largest = len(rest) - len(rest.lstrip(_LARGEST_CHARACTER))
+    return text[:_PREFIX] + _LARGEST_CHARACTER * (largest + 1)
+
+
+def _time(value: datetime, *, is_max: bool) -> str:
+    """In milliseconds; rounded up, as not all readers know that writers cut the rest off."""
+    if is_max and value.microsecond % 1000:
+        try:
+            value += timedelta(microseconds=1000 - value.microsecond % 1000)
+        except OverflowError:  # in the last millisecond of the year 9999
+            return value.isoformat()
+    return value.isoformat(timespec="milliseconds")

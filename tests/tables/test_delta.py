@@ -24,7 +24,7 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables import delta
 from spark_klog.tables.delta import DeltaLakeTable, storage_options
-from spark_klog.tables.delta_statistics import statistics_json
+from spark_klog.tables.delta_statistics import NAN_COLUMNS, nan_columns, statistics_json
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import DataFile, Run, RunConflict, Table, TableFile
 
@@ -288,7 +288,7 @@ def test_compact(tmp_path: Path) -> None:
 
 
 def test_statistics_are_those_of_deltalake(tmp_path: Path) -> None:
-    """Each bound that a file has by its footer is that of deltalake's own writer, or is left out."""
+    """Each bound that a file has by its footer is that of deltalake's own writer."""
     times = [datetime(2023, 11, 14, 22, 13, 20, 123_456, timezone.utc), datetime(1969, 1, 1, tzinfo=timezone.utc), None]
     columns = {
         "number": pa.array([3, None, -7], pa.int32()),
@@ -297,7 +297,7 @@ def test_statistics_are_those_of_deltalake(tmp_path: Path) -> None:
         "bytes": pa.array([b"a", None, b"b"]),
         "time": pa.array(times, pa.timestamp("us", tz="UTC")),
         "day": pa.array([_DAY, None, _DAY + timedelta(1)]),
-        "real": pa.array([1.5, float("nan"), -2.0]),
+        "real": pa.array([1.5, None, -2.0]),
         "price": pa.array([Decimal("1.25"), Decimal("-3.50"), None], pa.decimal128(10, 2)),
         "flag": pa.array([True, None, False]),
         "none": pa.array([None, None, None], pa.int64()),
@@ -306,7 +306,11 @@ def test_statistics_are_those_of_deltalake(tmp_path: Path) -> None:
     }
     data = pa.table(columns)
     write_deltalake(tmp_path / "theirs", data)
-    pq.write_table(data, tmp_path / "mine.parquet", row_group_size=2)
+    has_nan = nan_columns(data)
+    assert has_nan == {6: False}
+    pq.write_table(
+        data.replace_schema_metadata({NAN_COLUMNS: json.dumps(has_nan)}), tmp_path / "mine.parquet", row_group_size=2
+    )
     table = DeltaLakeTable(str(tmp_path / "ours"))
     table.prepare(data.schema, "none", "", "load")
     (tmp_path / "mine.parquet").rename(tmp_path / "ours/mine.parquet")
@@ -316,19 +320,38 @@ def test_statistics_are_those_of_deltalake(tmp_path: Path) -> None:
         pa.table(DeltaTable(tmp_path / name).get_add_actions(flatten=True)).to_pylist()[0]
         for name in ("ours", "theirs")
     )
-    left_out = {"max.real", "min.flag", "max.flag", "null_count.tags", "null_count.bytes"}
-    for name in theirs.keys() - {"path", "size_bytes", "modification_time", "min.long", "max.long"} - left_out:
+    left_out = {"null_count.tags", "null_count.bytes", "min.long", "max.long"}
+    for name in theirs.keys() - {"path", "size_bytes", "modification_time"} - left_out:
         up = timedelta(milliseconds=name == "max.time")  # deltalake cuts the microseconds off, which is no bound
         assert ours.get(name) == (theirs[name] + up if up else theirs[name]), name
-    assert "max.real" not in statistics_json(footer)
     assert ours["min.long"] == "a" * 32
     assert ours["max.long"] == "x" * 32 + "\U0010ffff"
 
 
-def test_times_without_a_date_have_no_bounds(tmp_path: Path) -> None:
-    times = pa.array([1 << 60, 0], pa.timestamp("us", tz="UTC"))
-    pq.write_table(pa.table({"timestamp": times}), tmp_path / "file.parquet")
-    assert '"maxValues":{}' in statistics_json(pq.read_metadata(tmp_path / "file.parquet"))
+def test_bounds_that_json_cannot_have(tmp_path: Path) -> None:
+    """A file without one of its minima (or maxima) has none: deltalake takes one that is missing for no row at all."""
+
+    def bounds(column: pa.Array, nan: str | None = '{"0": false}') -> tuple[Any, Any]:
+        rows = pa.table({"x": column, "offset": pa.array(range(len(column)))})
+        pq.write_table(rows.replace_schema_metadata(nan and {NAN_COLUMNS: nan}), tmp_path / "file.parquet")
+        made = json.loads(statistics_json(pq.read_metadata(tmp_path / "file.parquet"), {}))
+        assert made["nullCount"] == {"x": 0, "offset": 0}
+        return tuple(made[name]["x"] if name in made else None for name in ("minValues", "maxValues"))
+
+    times = pa.timestamp("us", tz="UTC")
+    last = 253_402_300_799_999_999
+    assert bounds(pa.array([1 << 60, 0], times)) == ("1970-01-01T00:00:00.000Z", None)
+    assert bounds(pa.array([-(1 << 60), last], times)) == (None, "9999-12-31T23:59:59.999999Z")
+    assert bounds(pa.array([1, last + 1], pa.timestamp("us"))) == ("1970-01-01T00:00:00.000", None)
+    assert bounds(pa.array([-(1 << 30), 1 << 30], pa.int32()).cast(pa.date32())) == (None, None)
+    assert bounds(pa.array([-1.0, float("inf")])) == (-1, "Infinity")
+    reals = pa.array([1.0, float("nan")])
+    nested = pa.StructArray.from_arrays([reals, reals.slice(0, 1).take([0, 0])], ["a", "b"])
+    assert nan_columns(pa.table({"x": nested, "tags": pa.array([[], [1]]), "y": reals})) == {0: True, 1: False, 3: True}
+    assert bounds(reals, '{"0": true}') == (1, None)
+    assert bounds(pa.array([1.0, 2.0]), nan=None) == (1, None)  # of an older version
+    assert bounds(pa.array(["b" * 5000, "a"])) == ("", "\U0010ffff" * 64)
+    assert bounds(pa.array(["b" * 32 + "\U0010ffff" * 3])) == ("b" * 32, "b" * 32 + "\U0010ffff" * 4)
 
 
 def test_an_existing_table_is_taken_as_it_is(tmp_path: Path) -> None:

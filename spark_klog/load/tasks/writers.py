@@ -22,6 +22,7 @@ from spark_klog.columns.plain_json import plain_json
 from spark_klog.load.journal.model import FileEntry, Range, file_path
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_columns import as_columns
+from spark_klog.tables.delta_statistics import NAN_COLUMNS, nan_columns
 from spark_klog.tables.table import has_field_ids
 
 HOUR_US = 3_600_000_000
@@ -62,8 +63,17 @@ class _ParquetWriter(FileWriter):
             sorting_columns=pq.SortingColumn.from_ordering(schema, ordering) if ordering else None,
         )
 
+        self._has_nan: dict[int, bool] = {}
+
     def write(self, table: pa.Table) -> None:
         self._writer.write_table(table, row_group_size=len(table))
+        for column, has_nan in nan_columns(table).items():
+            self._has_nan[column] = has_nan or self._has_nan.get(column, False)
+
+    def close(self) -> None:
+        if self._has_nan:
+            self._writer.add_key_value_metadata({NAN_COLUMNS: json.dumps(self._has_nan)})
+        super().close()
 
 
 class _ArrowWriter(FileWriter):
