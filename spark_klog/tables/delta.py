@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, Transaction
+from deltalake import CommitProperties, DeltaTable, Field, QueryBuilder, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -25,7 +25,7 @@ from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files.folder import reason
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.columns import differences
-from spark_klog.tables.delta_merge import merge
+from spark_klog.tables.delta_merge import merge, quoted
 from spark_klog.tables.delta_statistics import statistics_json
 from spark_klog.tables.table import (
     COMMIT_ENTRY,
@@ -119,11 +119,11 @@ class DeltaLakeTable:
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         table = self._open()
-        if table is not None:
-            dataset = self._trying("read", table.to_pyarrow_dataset)
-            batches = dataset.to_batches(columns=list(columns))
+        if table is not None:  # deltalake's dataset refuses a table that may have deletion vectors
+            query = f"SELECT {', '.join(map(quoted, columns))} FROM t"
+            batches = self._trying("read", lambda: iter(QueryBuilder().register("t", table).execute(query)))
             while (batch := self._trying("read", lambda: next(batches, None))) is not None:
-                yield batch
+                yield pa.record_batch(batch)
 
     # ----- writing
 

@@ -24,7 +24,7 @@ def merge(table: DeltaTable, changes: ChangeFiles, own: AbstractSet[str], proper
     gone = own - set(changes.schema.names)
     schema = pa.schema([*changes.schema, *(one for one in pa.schema(table.schema().to_arrow()) if one.name in gone)])
     columns = [name for name in schema.names if name != DELETED]
-    values = {_quoted(name): _of(_CHANGE, name) for name in columns}
+    values = {quoted(name): _of(_CHANGE, name) for name in columns}
     (
         table.merge(
             pa.RecordBatchReader.from_batches(schema, _batches(changes, schema)),
@@ -49,10 +49,11 @@ def _batches(changes: ChangeFiles, schema: pa.Schema) -> Iterator[pa.RecordBatch
 
 
 def _of(table: str, name: str) -> str:
-    return f"{table}.{_quoted(name)}"
+    return f"{table}.{quoted(name)}"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name in DataFusion's SQL."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
 

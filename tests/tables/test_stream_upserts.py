@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.spark import versions
@@ -57,6 +58,22 @@ def test_changes_of_a_topic_that_was_created_again(kind: str, tmp_path: Path, ca
     for incarnation in (None, 1):
         with pytest.raises(LoadError, match=rf"of incarnation {incarnation or 0}: .* Give upsert\(incarnation=2\)"):
             _again([Change(77, "new", 0, 900, 9_000)], tmp_path / f"j{incarnation}", source, incarnation=incarnation)
+
+
+def test_a_table_that_may_have_deletion_vectors(tmp_path: Path) -> None:
+    """Its rows are compared, as those of others are."""
+    source = Source("delta", tmp_path)
+    source.merge(_ROWS, 1)
+    DeltaTable(tmp_path / "table").alter.set_table_properties({"delta.enableDeletionVectors": "true"})
+    assert "deletionVectors" in (DeltaTable(tmp_path / "table").protocol().reader_features or [])
+    anew = [Change(number, "new", number % 2, number, 2_000 + number) for number in range(4)]
+    with pytest.raises(LoadError, match="than 4 of the changes"):
+        _again(anew, tmp_path / "a", source)
+    _again([Change(99, "new", 0, 600, 2_000)], tmp_path / "b", source)
+    source.merge([Change(3, None, 1, 600, 2_000)], 2)
+    rows = pa.Table.from_batches(source.table.rows(["name", "id"]))
+    assert rows.column_names == ["name", "id"]
+    assert sorted(rows["id"].to_pylist()) == [0, 1, 2, *range(4, 10)]
 
 
 class _Frame:
