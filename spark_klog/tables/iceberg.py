@@ -297,12 +297,9 @@ class IcebergTable:
             overwrite.delete_data_file(file)
         for file in upsert.added:
             overwrite.append_data_file(file)
-        try:
-            has_rows = bool(upsert.inserted)  # of one that only deletes no row can tell
-            self._commit_run(transaction, overwrite, run, (last.offsets if last else {}) if has_rows else run.offsets)
-        except CommitFailedException:
-            upsert.remove()
-            raise
+        has_rows = bool(upsert.inserted)  # of one that only deletes no row can tell
+        starts = (last.offsets if last else {}) if has_rows else run.offsets
+        self._commit_run(transaction, overwrite, run, starts, [one.file_path for one in upsert.added])
 
     def _without(self, run: Run) -> tuple[Table, Run | None] | None:
         """The table before the run, and its last run; None if it has the run, after an attempt of unknown outcome."""
@@ -311,23 +308,29 @@ class IcebergTable:
         last = last_run(self.address, table, run.load)
         return None if is_committed(self.address, last, run) else (table, last)
 
-    def _commit_run(self, transaction: OneAttempt, producer: Any, run: Run, starts: Offsets | None) -> None:
+    def _commit_run(
+        self,
+        transaction: OneAttempt,
+        producer: Any,
+        run: Run,
+        starts: Offsets | None,
+        data_files: Collection[str] = (),
+    ) -> None:
         sequence = transaction.table_metadata.next_sequence_number()
         transaction.set_properties(run_properties(run, producer.snapshot_id, sequence, starts))
         producer.commit()
-        self._commit(transaction)
+        self._commit(transaction, data_files)
         _log.info("committed run %s to %s, snapshot %s", run.number, self.address, producer.snapshot_id)
 
-    def _commit(self, transaction: OneAttempt) -> None:
-        """CommitFailedException only if nothing was committed, which a lost response may hide."""
+    def _commit(self, transaction: OneAttempt, data_files: Collection[str] = ()) -> None:
+        """CommitFailedException if the table does not show the commit; `data_files` are of no other attempt."""
         try:
             transaction.commit_transaction()
         except CommitFailedException:
-            metadata = self._present().metadata
-            if any(metadata.snapshot_by_id(one.snapshot_id) is not None for one in transaction.snapshots):
-                return
-            transaction.remove_files()
-            raise
+            now = self._present()
+            if not transaction.is_in(now):
+                transaction.remove_files(now, data_files)
+                raise
 
     def files(self) -> Iterator[TableFile]:
         table = self._table()

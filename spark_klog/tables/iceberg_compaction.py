@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntry
 from pyiceberg.table import Table
@@ -26,7 +25,7 @@ from spark_klog.errors import LoadError
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns
 from spark_klog.tables.iceberg_rows import NotProjected, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
-from spark_klog.tables.iceberg_transaction import OneAttempt
+from spark_klog.tables.iceberg_transaction import OneAttempt, named_files
 from spark_klog.tables.iceberg_writing import DataFileWriter
 
 _log = logging.getLogger(__name__)
@@ -46,10 +45,10 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one commit replaces. `attempts` has the snapshots that tried to: {id: number of files that go}."""
+    """What one commit replaces. `bases` has the snapshots, or None, that attempts to commit it have followed."""
 
     files: list[Rewritten]
-    attempts: dict[int, int] = field(default_factory=dict)
+    bases: set[int | None] = field(default_factory=set)
 
 
 class Compaction:
@@ -84,16 +83,16 @@ class Compaction:
         `texts` are for the snapshot's summary. To be called again after an attempt that failed, also if it is not known
         whether it did.
         """
-        for snapshot_id, count in batch.attempts.items():
-            if table.metadata.snapshot_by_id(snapshot_id) is not None:
-                return count
+        there = named_files(table, self._table.metadata) if batch.bases else set()
         live = {entry.data_file.file_path: entry.data_file for entry in _undisturbed(table)}
         is_as_planned = (table.spec().spec_id, table.schema().schema_id) == (
             self._table.spec().spec_id,
             self._table.schema().schema_id,
         )
         good = [one for one in batch.files if is_as_planned and all(source.file_path in live for source in one.sources)]
-        count = sum(len(one.sources) for one in good)
+        done = [one for one in batch.files if one not in good and one.file.file_path in there]
+        head = table.metadata.current_snapshot_id
+        may_come = head in batch.bases  # an earlier attempt may be on its way
         if good:
             transaction = OneAttempt(table)
             overwrite = transaction.update_snapshot(snapshot_properties=dict(texts)).overwrite()
@@ -105,18 +104,14 @@ class Compaction:
                     overwrite.delete_data_file(live[source.file_path])
             overwrite.commit()
             transaction.set_operation(Operation.REPLACE)
-            batch.attempts[overwrite.snapshot_id] = count
-            try:
-                commit(transaction)
-            except CommitFailedException:  # other errors leave open whether it is committed
-                del batch.attempts[overwrite.snapshot_id]
-                raise
+            batch.bases.add(head)
+            commit(transaction)
         for one in batch.files:
-            if one not in good:
+            if one not in good and one not in done:
                 _log.info("%s: files that %s replaces have changed meanwhile", self._address, one.file.file_path)
-                if len(batch.attempts) <= bool(good):  # no other attempt has named it
+                if not may_come:
                     self._remove(one.file.file_path)
-        return count
+        return sum(len(one.sources) for one in (*good, *done))
 
     def _bins(self) -> Iterator[list[DataFile]]:
         """Small files that one of the target's size has room for, in the order of topics, partitions and offsets."""

@@ -30,7 +30,7 @@ from spark_klog.tables.table import LOAD_PROPERTY, STREAMS, Offsets, Run
 _log = logging.getLogger(__name__)
 _RUN, _TOKEN, _OFFSETS, _TOPIC_IDS = "klog.run", "klog.token", "klog.offsets", "klog.topic-ids"
 _INCARNATIONS = "klog.incarnations"
-_SNAPSHOT, _STARTS = "klog.snapshot", "klog.starts"
+SNAPSHOT, _STARTS = "klog.snapshot", "klog.starts"
 #: In the summary of a snapshot that a cherry-pick makes: the one that it repeats.
 _PICKED = "source-snapshot-id"
 #: Former versions of the metadata that are read, and partitions in which a row of a run is looked for.
@@ -51,7 +51,7 @@ def run_texts(run: Run) -> dict[str, str]:
 
 def run_properties(run: Run, snapshot_id: int, sequence: int, starts: Offsets | None) -> dict[str, str]:
     """The properties of a table with a run as its last one. `starts` is where its rows begin, if it has added some."""
-    texts = {**run_texts(run), _SNAPSHOT: json.dumps([snapshot_id, sequence])}
+    texts = {**run_texts(run), SNAPSHOT: json.dumps([snapshot_id, sequence])}
     return texts if starts is None else {**texts, _STARTS: json.dumps(starts)}
 
 
@@ -64,14 +64,14 @@ def last_run(address: str, table: Table, load: str) -> Run | None:
     if properties.get(LOAD_PROPERTY, load) != load:
         return None
     recorded = _run_of({**properties, LOAD_PROPERTY: load}, load)
-    snapshot_id, sequence = json.loads(properties.get(_SNAPSHOT, "[0, 0]"))
+    snapshot_id, sequence = json.loads(properties.get(SNAPSHOT, "[0, 0]"))
     # in format version 1 the numbers of snapshots are 0: after an upgrade 1 is not the first one
-    history = _History(table, 0 if _SNAPSHOT not in properties else _MOST_VERSIONS, is_numbered=sequence > 0)
+    history = _History(table, 0 if SNAPSHOT not in properties else _MOST_VERSIONS, is_numbered=sequence > 0)
     if recorded is None:
         for one in history.ancestors():
             if (run := _run_of(one.summary, load)) is not None:
                 return run
-        if _SNAPSHOT in properties and history.is_cut:
+        if SNAPSHOT in properties and history.is_cut:
             raise LoadError(
                 f"{address}: the snapshots that tell which runs of load {load} it has are expired, and the "
                 f"property {_RUN} is unset: set it again, or load into another table"
@@ -105,7 +105,7 @@ def last_run(address: str, table: Table, load: str) -> Run | None:
     raise LoadError(
         f"{address} may lack run {recorded.number} of load {load} (snapshot {snapshot_id}): what others have written "
         "since has no history any more, as snapshots are expired and former versions of the metadata removed, and no "
-        f"row of the run tells. If nobody has rolled it back, set its property {_SNAPSHOT} to "
+        f"row of the run tells. If nobody has rolled it back, set its property {SNAPSHOT} to "
         f"[{head.snapshot_id}, {head.sequence_number}]; else load into another table"
     )
 

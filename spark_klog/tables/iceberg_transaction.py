@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
-from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
+from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, SetPropertiesUpdate
+
+from spark_klog.tables.iceberg_runs import SNAPSHOT
 
 
 class OneAttempt(Transaction):
@@ -40,20 +43,55 @@ class OneAttempt(Transaction):
         )
 
     def commit_transaction(self) -> Table:
-        """Commit; CommitFailedException if the table is not as it was read. After other errors it may be committed."""
+        """Commit. The table may have it after any error: of a request that a proxy sends twice one is a conflict."""
         requirements = (*self._requirements, AssertTableUUID(uuid=self._table.metadata.table_uuid))
         self._table._do_commit(self._updates, requirements)
         return self._table
 
-    def remove_files(self) -> None:
-        """Remove the metadata of a commit that is known to have failed."""
-        io = self._table.io
-        for snapshot in self.snapshots:
-            with suppress(Exception):  # Iceberg's remove_orphan_files removes them later
+    def is_in(self, now: Table) -> bool:
+        """Whether the table as it is `now` has the commit. If its snapshot has expired, the properties tell."""
+        if any(now.metadata.snapshot_by_id(one.snapshot_id) is not None for one in self.snapshots):
+            return True
+        changes = [update.updates for update in self._updates if isinstance(update, SetPropertiesUpdate)]
+        return any(SNAPSHOT in each and each[SNAPSHOT] == now.properties.get(SNAPSHOT) for each in changes)
+
+    def remove_files(self, now: Table, data_files: Collection[str] = ()) -> None:
+        """Remove the metadata of a commit that failed, and its data files, unless the table as it is `now` names them.
+
+        Nothing is removed while the current snapshot is the one that the commit follows: a request that is still on its
+        way may succeed. Iceberg's remove_orphan_files removes later what is left.
+        """
+        io, before = self._table.io, self._table.metadata
+        if now.metadata.current_snapshot_id == before.current_snapshot_id:
+            return
+        with suppress(Exception):  # of any store's package
+            named = named_files(now, before)
+            for snapshot in self.snapshots:
                 manifests = snapshot.manifests(io)
                 ours = [one.manifest_path for one in manifests if one.added_snapshot_id == snapshot.snapshot_id]
-                for path in (snapshot.manifest_list, *ours):
+                for path in {snapshot.manifest_list, *ours, *data_files} - named:
                     io.delete(path)
+
+
+def named_files(table: Table, before: TableMetadata) -> set[str]:
+    """The manifest lists, manifests and data files that a table has got since its metadata was `before`.
+
+    They are those of all its snapshots, and entries of files that these have removed.
+    """
+    io, paths = table.io, set[str]()
+    known = {one.snapshot_id for one in before.snapshots}
+    head = before.current_snapshot()
+    read = set() if head is None else {one.manifest_path for one in head.manifests(io)}
+    for snapshot in table.metadata.snapshots:
+        if snapshot.snapshot_id not in known:
+            paths.add(snapshot.manifest_list)
+            for manifest in snapshot.manifests(io):
+                if manifest.manifest_path not in read:
+                    read.add(manifest.manifest_path)
+                    paths.add(manifest.manifest_path)
+                    entries = manifest.fetch_manifest_entry(io, discard_deleted=False)
+                    paths.update(entry.data_file.file_path for entry in entries)
+    return paths
 
 
 def _with(update: AddSnapshotUpdate, operation: Operation) -> AddSnapshotUpdate:
