@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from reference_texts import CURES, SETTINGS
+from reference_texts import CURES, OPTIONS, SETTINGS
 
 import spark_klog
 from spark_klog import errors
@@ -38,7 +38,8 @@ from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis
 from spark_klog.protocol.schema import Api
 from spark_klog.security import settings as security_settings
-from spark_klog.spark import listener
+from spark_klog.spark import listener, option_table
+from spark_klog.spark.option_table import Use
 
 _PACKAGE = Path(spark_klog.__file__).parent
 #: Modules with errors of their own that users may see.
@@ -184,6 +185,19 @@ def client_settings_page() -> str:
     )
 
 
+def options_table(uses: Use) -> str:
+    """The connector's options for these uses; neighbours that differ by their names alone share a row."""
+    rows: list[list[str]] = []
+    for name in option_table.names_for(uses):
+        text, default = OPTIONS[name]
+        shown = default if default is not None else _default(option_table.OPTIONS[name].default).strip("`")
+        if rows and rows[-1][1:] == [shown, text]:
+            rows[-1][0] += f", {name}"
+        else:
+            rows.append([name, shown, text])
+    return _table(("option", "default", ""), ((name, shown.replace("_", r"\_"), text) for name, shown, text in rows))
+
+
 def broker_settings_page() -> str:
     defaults = {name: item.default for name, item in BROKER_SETTINGS.items()}
     log_texts = setting_texts(LogConfig())
@@ -298,12 +312,27 @@ PAGES: dict[str, Callable[[], str]] = {
     "protocol.md": protocol,
 }
 
+#: Pages with a table of options between two comments, and the options' uses.
+TABLES = {"reading.md": Use.READ, "writing.md": Use.WRITE}
+_MADE = re.compile("(?<=<!-- made by docs/generate.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def with_table(page: str, text: str) -> str:
+    """The text of a page with its table of options as it is now."""
+    return _MADE.sub(lambda _: f"\n{options_table(TABLES[page])}\n\n", text, count=1)
+
 
 def generate(folder: Path) -> None:
-    """Write the pages into `folder`; pages that have not changed are left alone."""
+    """Write the pages into `folder`, and the tables of options into the pages above it that have one.
+
+    Pages that have not changed are left alone.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, make in PAGES.items():
-        path, text = folder / name, make()
+    made = {folder / name: make() for name, make in PAGES.items()}
+    made |= {
+        path: with_table(path.name, path.read_text()) for name in TABLES if (path := folder.parent / name).exists()
+    }
+    for path, text in made.items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
 

@@ -126,3 +126,279 @@ CURES = {
     "UnsupportedVersionError": "Use a newer broker, or leave out what the text names.",
     "WokenUp": "",
 }
+_TASKS = "a task for each partition; if there are more than 32, partitions with little to read share a task"
+#: What the connector's own options mean, by their names, in Markdown; and their defaults, if the value does not say it.
+OPTIONS: dict[str, tuple[str, str | None]] = {
+    "cluster": (
+        "in place of kafka.bootstrap.servers: a [named cluster](../recipes/named-clusters.md)",
+        None,
+    ),
+    "path": (
+        "batch only, in place of kafka.bootstrap.servers: data directories of brokers by comma, as paths or URIs of "
+        "pyarrow's file systems; see [Log directories](../recipes/log-directories.md). Without subscribe, "
+        "subscribePattern or assign all topics but internal ones. `.load(PATH)` is the same",
+        None,
+    ),
+    "subscribe": (
+        "topics by comma; exactly one of this and the two below",
+        None,
+    ),
+    "subscribePattern": (
+        "a regular expression, to be found in the name (`^...$` for whole names), as with Spark's connector. What "
+        "Java's patterns have and Python's do not is refused (`[a-z&&[^b]]`, `[[:alpha:]]` and other classes in "
+        "classes, octal escapes, `\\p{...}`, `\\Q...\\E`, `\\h`, `(?<name>...)`, before Python 3.11 possessive "
+        "repeats)",
+        None,
+    ),
+    "assign": (
+        '`{"topic":[0,1]}`',
+        None,
+    ),
+    "startingTimestamp": (
+        "ms since the epoch, for all partitions; before the two below",
+        None,
+    ),
+    "startingOffsetsByTimestamp": (
+        '`{"topic":{"0":1700000000000}}`; before the one below',
+        None,
+    ),
+    "startingOffsets": (
+        "earliest, latest (stream only), or JSON by topic and partition, -2 earliest, -1 latest, in which a topic as "
+        'a whole may have one of the words (`{"clicks":"earliest","views":{"0":23}}`, as in Spark 4.4); `-10m` before'
+        " now (ms, s, m, h, d, w), `-1000` offsets before the end (markers of transactions, aborted records and gaps "
+        "of compaction count, so there may be fewer records), an ISO time with its zone (`2026-11-21T10:00:00Z`, "
+        "`...+01:00`; without one it is refused, as a source in Python does not learn `spark.sql.session.timeZone`), "
+        "`group`: where the group of `kafka.group.id` has committed. Partitions without a committed offset begin at "
+        "their first record, and a warning names them. A stream uses this option for a new query only: later starts "
+        "use the checkpoint",
+        "batch: earliest, stream: latest",
+    ),
+    "startingOffsetsByTimestampStrategy": (
+        "or latest: what to do with partitions that have no record at or after the timestamp",
+        None,
+    ),
+    "endingTimestamp": (
+        "batch only; as above",
+        None,
+    ),
+    "endingOffsetsByTimestamp": (
+        "batch only; as above",
+        None,
+    ),
+    "endingOffsets": (
+        "batch only; as above",
+        "latest",
+    ),
+    "maxOffsetsPerTrigger": (
+        "the most offsets of a micro-batch; partitions with more unread records get a larger share",
+        "no limit",
+    ),
+    "maxBytesPerTrigger": (
+        "the same for bytes, an estimate",
+        "no limit",
+    ),
+    "minOffsetsPerTrigger": (
+        "no micro-batch before so many offsets wait, or maxTriggerDelay has passed",
+        "none",
+    ),
+    "maxTriggerDelay": (
+        "see minOffsetsPerTrigger",
+        "15m",
+    ),
+    "availableNow": (
+        "all: with pyspark 4.0 and 4.1 the limits above are ignored, so that `Trigger.AvailableNow` reads all in one "
+        "micro-batch there ([why](../recipes/switch.md#what-is-different)). Without effect with 4.2 and later, where "
+        "it reads all within the limits",
+        None,
+    ),
+    "minPartitions": (
+        "split partitions into more tasks, evenly",
+        _TASKS,
+    ),
+    "maxRecordsPerPartition": (
+        "split partitions into more tasks, evenly",
+        _TASKS,
+    ),
+    "maxBytesPerPartition": (
+        "split partitions into more tasks, evenly",
+        f"{_TASKS}. With path about 48 MB a task",
+    ),
+    "failOnDataLoss": (
+        "false: go on without records that are gone, with a warning for each range; report: also in the progress "
+        "record of the batch. klog reports lost records before the batch is in the checkpoint",
+        "true",
+    ),
+    "badRecords": (
+        "skip: leave out corrupt batches, and records whose timestamp does not fit into microseconds or whose key or "
+        "value does not decode; deadletter: also keep their bytes (of a record the value; with valueFormat or "
+        "keyFormat key, value and headers), in base64, their place and the reason as JSON files in a folder or URI, "
+        "one for each",
+        None,
+    ),
+    "badRecordsPath": (
+        "the folder or URI of badRecords=deadletter",
+        None,
+    ),
+    "valueFormat": (
+        "avro, protobuf: the column has the type of one schema, and each record is read by the schema that wrote it, "
+        "and written by the column's; see [Rows by schemas](../recipes/schemas.md). json-schema: all records are read"
+        " by the column's schema",
+        "bytes",
+    ),
+    "keyFormat": (
+        "avro, protobuf: the column has the type of one schema, and each record is read by the schema that wrote it, "
+        "and written by the column's; see [Rows by schemas](../recipes/schemas.md). json-schema: all records are read"
+        " by the column's schema",
+        "bytes",
+    ),
+    "schemaRegistryUrl": (
+        "http(s)://HOST:PORT, several by comma; `schemaRegistry.*` are the registry's other settings, by Confluent's "
+        "names. Without a registry all records are bare, of `valueSchema`",
+        None,
+    ),
+    "valueSubject": (
+        "whose latest schema's type the column has, or by whose latest or new version it is written. To read several "
+        "topics needs this or one of the two below",
+        "TOPIC-value",
+    ),
+    "keySubject": (
+        "whose latest schema's type the column has, or by whose latest or new version it is written. To read several "
+        "topics needs this or one of the two below",
+        "TOPIC-key",
+    ),
+    "valueSchemaId": (
+        "instead: a schema by its id",
+        "",
+    ),
+    "keySchemaId": (
+        "instead: a schema by its id",
+        "",
+    ),
+    "valueSchema": (
+        "instead: the text of a schema (in JSON; of Protobuf a .proto text)",
+        "",
+    ),
+    "keySchema": (
+        "instead: the text of a schema (in JSON; of Protobuf a .proto text)",
+        "",
+    ),
+    "valueMessage": (
+        "which message of a Protobuf schema the column is, by its full or short name; see [How Protobuf becomes "
+        "rows](../explanation/protobuf.md)",
+        "the first of the file",
+    ),
+    "keyMessage": (
+        "which message of a Protobuf schema the column is, by its full or short name; see [How Protobuf becomes "
+        "rows](../explanation/protobuf.md)",
+        "the first of the file",
+    ),
+    "valueSubjectNameStrategy": (
+        "TopicNameStrategy, RecordNameStrategy or TopicRecordNameStrategy: how the subject is called",
+        "TopicNameStrategy",
+    ),
+    "keySubjectNameStrategy": (
+        "TopicNameStrategy, RecordNameStrategy or TopicRecordNameStrategy: how the subject is called",
+        "TopicNameStrategy",
+    ),
+    "autoRegisterSchemas": (
+        "true: registers the schema under the subject; false: it must be there",
+        None,
+    ),
+    "useLatestVersion": (
+        "true: writes by the subject's latest version",
+        None,
+    ),
+    "mode": (
+        "PERMISSIVE: a key or value that does not decode is null, instead of what badRecords says, or of an error of "
+        "the function",
+        "FAILFAST",
+    ),
+    "validate": (
+        "json-schema only: records are checked in full against the schema that wrote them, or before they are sent, "
+        "which is slow",
+        None,
+    ),
+    "schemaEvolution": (
+        "what a record of a newer version of the subject does: [restart and "
+        "fail](../recipes/schemas.md#when-the-schema-changes) end the query, keep (or none) if the query's schema "
+        "can't read it",
+        None,
+    ),
+    "includeHeaders": (
+        "reads: adds the column headers. Without effect on writes, as with Spark's connector: a column headers is "
+        "always written",
+        None,
+    ),
+    "fetchOffset.numRetries": (
+        "how often to ask again if latest offsets are smaller than before",
+        None,
+    ),
+    "fetchOffset.retryIntervalMs": (
+        "how soon; at least 50 ms pass between two requests",
+        None,
+    ),
+    "kafkaConsumer.pollTimeoutMs": (
+        "how long a task waits for records that should be there",
+        "kafka.request.timeout.ms",
+    ),
+    "estimateRecordBytes": (
+        "a stream samples each partition that has records to read once a minute (64 KiB, up to 8 MiB if its batches "
+        "are larger), so that `ProgressListener` can report bytes",
+        None,
+    ),
+    "groupIdPrefix": (
+        "accepted without effect: reading needs no group",
+        None,
+    ),
+    "commitOffsets": (
+        "true: a stream commits its progress as the offsets of `kafka.group.id`, after each micro-batch. Give it a "
+        "group that no other application uses",
+        "false",
+    ),
+    "offsetsPath": (
+        "offsets of the group as plain files: a folder, or any URI of pyarrow's file systems; needs `commitOffsets` "
+        "or `startingOffsets=group`",
+        None,
+    ),
+    "topic": (
+        "the topic of all rows; without it the column `topic` names the topic of each row",
+        None,
+    ),
+    "createTopics": (
+        "the number of partitions of topics that do not exist, which are then created with the brokers' default "
+        "replication (Kafka 2.4 or later). Without it a row for a topic that does not exist is an error within about "
+        "a second: the sink, unlike Spark's, does not let the broker create topics",
+        None,
+    ),
+    "deliveryGuarantee": (
+        "exactly-once: see [Exactly once](../recipes/exactly-once.md). A batch write needs `writeId`, too; in "
+        "`foreachBatch` use "
+        "[`spark_klog.write_updates`](../recipes/exactly-once.md#foreachbatch-updates-and-several-outputs)",
+        None,
+    ),
+    "writeId": (
+        "exactly-once batch writes only: a name for these rows, of up to 249 characters, by which a second run finds "
+        "that they are written",
+        None,
+    ),
+    "writeVersion": (
+        "with `writeId`: a number. Versions are written in ascending order, each once; one before the last is refused",
+        None,
+    ),
+    "writePlan": (
+        "with `writeVersion`: what the version is made of, such as a hash of its offsets, in up to 249 characters. If"
+        " the last version comes again with another one, it is refused (`ReplannedWrite`)",
+        None,
+    ),
+    "transactionalIdPrefix": (
+        "exactly-once only: the prefix of its transactional ids, for ACLs. A query keeps its prefix: a restart with "
+        "another one is refused, and the error names both",
+        None,
+    ),
+    "decisionTopic": (
+        "exactly-once only: the topic of the cluster that keeps the decisions, see [where the decisions "
+        "are](../recipes/exactly-once.md#where-the-decisions-are). It is another one than that of the rows. It is "
+        "created if it is missing; one that is there must have `cleanup.policy=compact`; its partition 0 is used",
+        None,
+    ),
+}

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
-from spark_klog.base.names import OF_REGISTRY, ROW_FORMATS, Format, topic_pattern
-from spark_klog.base.settings import BOOLEAN, choice, items, nearest, number, value_of
+from spark_klog.base.names import OF_REGISTRY, Format, topic_pattern
+from spark_klog.base.settings import BOOLEAN, items, nearest, value_of
 from spark_klog.client.places import (
     GroupSpec,
     OffsetSpec,
@@ -34,6 +34,7 @@ from spark_klog.client.settings import (
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.security.config import Settings, check_holds_no_secret
+from spark_klog.spark.option_table import WORDING, Option, Use, names_for, option, option_named
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, ReaderSchema
@@ -47,75 +48,12 @@ LOST, RECORD_BYTES, HELD_UP = "lost ranges", "record bytes", "held up by open tr
 #: The prefix of Kafka's settings among the options.
 PREFIX = "kafka."
 SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
-#: Options for the end of a read; not allowed in a stream, which has no end.
-ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-#: Options of micro-batches; without effect in a batch query, as with Spark's Kafka connector.
-TRIGGER = (
-    "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "availableNow",
-    "commitOffsets",
-    "schemaEvolution",
-)
-SOURCE = (
-    "path",
-    *SUBSCRIPTIONS,
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsets",
-    "startingOffsetsByTimestampStrategy",
-    *ENDING,
-    *TRIGGER,
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "maxBytesPerPartition",
-    "failOnDataLoss",
-    "badRecords",
-    "badRecordsPath",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "kafkaConsumer.pollTimeoutMs",
-    "groupIdPrefix",
-    "offsetsPath",
-    "estimateRecordBytes",
-    "mode",
-)
-#: Options of a registry's subjects, to write only.
-SUBJECTS = ("autoRegisterSchemas", "useLatestVersion", "keySubjectNameStrategy", "valueSubjectNameStrategy")
-SINK = (
-    "topic",
-    "createTopics",
-    "deliveryGuarantee",
-    "transactionalIdPrefix",
-    "decisionTopic",
-    "writeId",
-    "writeVersion",
-    "writePlan",
-    *SUBJECTS,
-)
-#: Options of rows instead of bytes, of reads and writes.
-FORMATS = (
-    "keyFormat",
-    "keySchema",
-    "keySchemaId",
-    "keySubject",
-    "keyMessage",
-    "valueFormat",
-    "valueSchema",
-    "valueSchemaId",
-    "valueSubject",
-    "valueMessage",
-    "schemaRegistryUrl",
-    "validate",
-)
+#: Options of rows instead of bytes, of reads and writes, which need one of the two formats.
+_OF_ROWS = tuple(f"{column}{name}" for column in ("key", "value") for name in ("Schema", "SchemaId", "Subject"))
+_OF_ROWS += ("keyMessage", "valueMessage", "schemaRegistryUrl", "validate")
 #: The prefix of a registry's settings among the options; Databricks' and Confluent's names mean the same.
 REGISTRY_PREFIX = "schemaRegistry."
 REGISTRY_PREFIXES = tuple(prefix.lower() for prefix in (REGISTRY_PREFIX, f"confluent.{OF_REGISTRY}", OF_REGISTRY))
-#: The name of a cluster in clusters.toml.
-_CLUSTER = "cluster"
-_KNOWN = (*SOURCE, *SINK, *FORMATS, "includeHeaders", _CLUSTER)
 #: Settings that users can't set, as with Spark's Kafka connector.
 PROTECTED = {
     "key.deserializer": "keys are binary: cast the column instead",
@@ -132,7 +70,6 @@ PROTECTED = {
 _SHOWN_KEYS = frozenset({"ssl.keystore.key", "ssl.key.pem"})
 _SHOWN_USER = "basic.auth.user.info"
 _TWO = "; or set schemaRegistry.basic.auth.username and schemaRegistry.basic.auth.password, which Spark hides"
-_KNOWN_BY_KEY = {name.lower(): name for name in _KNOWN}
 #: Spark keeps the options and TBLPROPERTIES of a table in its catalog, and passes none of them to a Python source.
 _DROPPED = (
     "No option is set: Spark drops those of CREATE TABLE ... USING klog. Use CREATE TEMPORARY VIEW ... USING klog "
@@ -140,50 +77,14 @@ _DROPPED = (
 )
 #: What is meant by names of other connectors that look more like another option.
 _MEANT = {"topics": "subscribe (to read; topics with commas between them) or topic (to write)"}
-_WORDING = "option {}={} must be {}"
-_DURATION = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
-_UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 #: Kafka's settings that apply to directories.
 _OF_DIRECTORIES = ("isolation.level", "decompressed.max.bytes")
-#: Defaults for retries of ListOffsets: a broker may return latest offsets older than those it returned before.
-_OFFSET_RETRIES, _OFFSET_RETRY_MS = 5, 200
 
 
-def boolean(own: dict[str, str], name: str, default: bool) -> bool:
-    return bool(value_of(BOOLEAN, name, own.get(name, str(default)).lower(), _WORDING))
+def split(options: Mapping[str, str], use: Use) -> tuple[dict[str, str], dict[str, str]]:
+    """(client settings without their prefix, the connector's own options); `ConfigError` for names not of this use.
 
-
-def count(own: dict[str, str], name: str, smallest: int = 1) -> int | None:
-    """Parse an integer of at least `smallest`; None if the option is not set."""
-    text = own.get(name)
-    wanted = "an integer of at least {}"
-    kind = number("count", smallest, malformed=wanted, outside=wanted)
-    return None if text is None else int(value_of(kind, name, text, _WORDING))
-
-
-def milliseconds(own: dict[str, str], name: str, default: int) -> int:
-    """Parse a duration as Spark writes it: 15m, 30s, 500ms; a bare number is ms."""
-    text = own.get(name)
-    if text is None:
-        return default
-    match = _DURATION.fullmatch(text.strip().lower())
-    if not match:
-        raise ConfigError(f"option {name}={text} must be a duration like 15m, 30s or 500ms")
-    return int(match[1]) * _UNIT_MS[match[2]]
-
-
-def chosen(own: dict[str, str], name: str, values: Mapping[str, str]) -> str:
-    """The value of the chosen word; the first one is the default."""
-    given = own.get(name, next(iter(values)))
-    question = nearest(given.strip(), values)
-    wanted = f"one of {', '.join(values)}{question and f'; {question}'}"
-    kind = choice("choice", {word.lower(): value for word, value in values.items()}, wanted, any_case=True)
-    return str(value_of(kind, name, given, _WORDING))
-
-
-def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(client settings without their prefix, the connector's own options); `ConfigError` for unknown names.
-
+    An option of streams has no effect in a batch query, and a warning says so, as with Spark's Kafka connector.
     Spark ignores the case of names: the results have settings in lower case, options as the documents write them.
     """
     settings = Settings()
@@ -203,16 +104,24 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
                     "and set kafka.ssl.key.password, which Spark hides, or set kafka.ssl.keystore.location to a file"
                 )
             settings[setting] = value
-        elif key in _KNOWN_BY_KEY:
-            if key != "path" or value:  # without a path Spark passes an empty one
-                own[_KNOWN_BY_KEY[key]] = value
+        elif row := option_named(key):
+            if key == "path" and not value:  # without a path Spark passes an empty one
+                continue
+            if row.uses & use:
+                own[row.name] = value
+            else:
+                _refuse(row, use)
         else:
             if is_known(key):
                 raise ConfigError(f"unknown option {name!r}: write {PREFIX}{key}")
             meant = _MEANT.get(key)
-            hint = f"did you mean {meant}?" if meant else nearest(key, [*_KNOWN, "kafka.bootstrap.servers"])
+            hint = (
+                f"did you mean {meant}?"
+                if meant
+                else nearest(key, [*names_for(Use.READ | Use.WRITE), "kafka.bootstrap.servers"])
+            )
             raise ConfigError(f"unknown option {name!r}{hint and '; ' + hint}")
-    cluster = own.pop(_CLUSTER, None)
+    cluster = own.pop("cluster", None)
     if cluster is not None:
         if "bootstrap.servers" in settings:
             raise ConfigError(f"set only one of the options cluster={cluster} and kafka.bootstrap.servers")
@@ -227,6 +136,22 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         client_config(settings, PREFIX)
         _warn_without_effect(*without_effect(settings), *(name for name in settings if name == "linger.ms"))
     return settings, own
+
+
+def _refuse(row: Option, use: Use) -> None:
+    """Raise `ConfigError` for an option of another use; log one that has no effect."""
+    if use == Use.BATCH and row.uses & Use.STREAM:
+        _log.warning("option %s has no effect in a batch query", row.name)
+        return
+    if use in Use.READ and row.uses & Use.READ:
+        if row.name == "path":
+            raise ConfigError("option path: only batch queries can read log directories; a stream needs brokers")
+        raise ConfigError(f"option {row.name} is for batch queries: a stream has no end")
+    if use in Use.READ:
+        hint = ": use subscribe, subscribePattern or assign" if row.name == "topic" else ""
+        raise ConfigError(f"option {row.name} is for writing{hint}")
+    hint = ": set the option topic" if row.name in ("path", *SUBSCRIPTIONS) else ""
+    raise ConfigError(f"option {row.name} is for reading{hint}")
 
 
 def _without_registry(named: Settings, own: dict[str, str]) -> Settings:
@@ -405,7 +330,7 @@ def _group_offsets(
     group.
     """
     group, connect, path = settings.get("group.id"), settings.get("zookeeper.connect"), own.get("offsetsPath")
-    commits = boolean(own, "commitOffsets", False) if "commitOffsets" in own else None
+    commits: bool | None = option(own, "commitOffsets")
     if group is None:
         if commits:
             raise ConfigError("option commitOffsets needs kafka.group.id, the group whose offsets to commit")
@@ -424,9 +349,9 @@ def _group_offsets(
         raise ConfigError(f"option kafka.offsets.storage={storage} must be kafka or zookeeper")
     if storage == "zookeeper" and connect is None:
         raise ConfigError("option kafka.offsets.storage=zookeeper needs kafka.zookeeper.connect")
-    dotted = {f"{PREFIX}{name}": value for name, value in settings.items()}
     # The default is Kafka's: on when offsets go to the coordinator.
-    dual = boolean(dotted, "kafka.dual.commit.enabled", storage == "kafka") and connect is not None
+    dual_text = settings.get("dual.commit.enabled", str(storage == "kafka"))
+    dual = value_of(BOOLEAN, "kafka.dual.commit.enabled", dual_text, WORDING) and connect is not None
     trees = [path] if path is not None else []
     if connect is not None and (storage == "zookeeper" or dual):
         trees.append(f"zookeeper://{connect}")
@@ -445,12 +370,10 @@ def _bound(settings: dict[str, str], own: dict[str, str], which: str, default: s
     return name, parse_offsets(name, own.get(name, default), system_ms, settings.get("group.id"))
 
 
-def _paths(settings: dict[str, str], own: dict[str, str], streaming: bool) -> tuple[str, ...]:
+def _paths(settings: dict[str, str], own: dict[str, str]) -> tuple[str, ...]:
     """The data directories of the option path, separated by commas as in Kafka's log.dirs; empty for brokers."""
     if "path" not in own:
         return ()
-    if streaming:
-        raise ConfigError("option path: only batch queries can read log directories; a stream needs brokers")
     if "bootstrap.servers" in settings:
         raise ConfigError("set only one of the options path and kafka.bootstrap.servers: directories need no broker")
     for name in settings:
@@ -473,22 +396,17 @@ def directory_config(settings: Mapping[str, str]) -> ClientConfig:
 
 def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions:
     """Check the options of a read; `ConfigError` for options that are unknown, conflict, or don't suit the query."""
-    settings, own = split(options)
-    paths = _paths(settings, own, streaming)
-    for name in SINK:
-        if name in own:
-            hint = ": use subscribe, subscribePattern or assign" if name == "topic" else ""
-            raise ConfigError(f"option {name} is for writing{hint}")
-    strict = chosen(own, "startingOffsetsByTimestampStrategy", {"error": "error", "latest": "latest"}) == "error"
+    settings, own = split(options, Use.STREAM if streaming else Use.BATCH)
+    paths = _paths(settings, own)
+    strict = option(own, "startingOffsetsByTimestampStrategy") == "error"
     start_option, starting = _bound(settings, own, "starting", "latest" if streaming else "earliest", strict)
     end_option, ending = _bound(settings, own, "ending", "latest", False)
-    _check_query(own, streaming, starting, start_option, ending, end_option)
+    _check_query(streaming, starting, start_option, ending, end_option)
     is_read = isinstance(starting, GroupSpec) or isinstance(ending, GroupSpec)
-    mode = chosen(own, "badRecords", {"fail": "fail", "skip": "skip", "deadletter": "deadletter"})
+    mode = option(own, "badRecords")
     path = own.get("badRecordsPath")
     if (mode == "deadletter") != (path is not None):
         raise ConfigError("options badRecords=deadletter and badRecordsPath require each other")
-    retries, pause = count(own, "fetchOffset.numRetries", 0), count(own, "fetchOffset.retryIntervalMs", 0)
     subscription = _subscription(own, ALL_TOPICS if paths else None)
     return SourceOptions(
         client=settings,
@@ -497,18 +415,18 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         starting_option=start_option,
         ending=ending,
         ending_option=end_option,
-        on_data_loss=chosen(own, "failOnDataLoss", {"true": "fail", "false": "warn", "report": "report"}),
+        on_data_loss=option(own, "failOnDataLoss"),
         trigger=_trigger_limits(own),
         split=SplitLimits(
-            count(own, "minPartitions"), count(own, "maxRecordsPerPartition"), count(own, "maxBytesPerPartition")
+            option(own, "minPartitions"), option(own, "maxRecordsPerPartition"), option(own, "maxBytesPerPartition")
         ),
         bad_records=BadRecordsOptions(mode, path),
-        offset_retries=_OFFSET_RETRIES if retries is None else retries,
-        offset_retry_ms=_OFFSET_RETRY_MS if pause is None else pause,
+        offset_retries=option(own, "fetchOffset.numRetries"),
+        offset_retry_ms=option(own, "fetchOffset.retryIntervalMs"),
         group_offsets=_group_offsets(settings, own, streaming=streaming, is_read=is_read),
         paths=paths,
-        poll_timeout_ms=count(own, "kafkaConsumer.pollTimeoutMs"),
-        estimate_record_bytes=boolean(own, "estimateRecordBytes", False),
+        poll_timeout_ms=option(own, "kafkaConsumer.pollTimeoutMs"),
+        estimate_record_bytes=option(own, "estimateRecordBytes"),
         formats=_read_formats(settings, own, subscription),
     )
 
@@ -520,7 +438,7 @@ def has_formats(options: Mapping[str, Any]) -> bool:
 
 def source_formats(options: Mapping[str, str]) -> tuple[ColumnFormat, ...]:
     """The formats of a read, before it is known whether it is a stream; errors as of `source_options`."""
-    settings, own = split(options)
+    settings, own = split(options, Use.READ)
     return _read_formats(settings, own, _subscription(own, ALL_TOPICS if "path" in own else None))
 
 
@@ -530,9 +448,8 @@ def _read_formats(
     """The formats of keys and values that are to be rows."""
     topics = list(subscription.topics or subscription.assign or ())
     topic = topics[0] if len(topics) == 1 else None
-    mode = chosen(own, "mode", {"failfast": "failfast", "permissive": "permissive"})
-    formats = column_formats(settings, own, topic, is_permissive=mode == "permissive")
-    evolution = cast("Evolution", chosen(own, "schemaEvolution", {name: name for name in ("keep", "restart", "fail")}))
+    formats = column_formats(settings, own, topic, is_permissive=option(own, "mode") == "permissive")
+    evolution: Evolution = option(own, "schemaEvolution")
     for name in ("mode", "schemaEvolution"):
         if name in own and not formats:
             raise ConfigError(f"option {name} needs valueFormat or keyFormat")
@@ -563,7 +480,7 @@ def column_formats(
     registry = _registry(settings, own)
     names = ("key", "value")
     if not any(f"{name}Format" in own for name in names):
-        alone = next((name for name in FORMATS if name in own), None)
+        alone = next((name for name in _OF_ROWS if name in own), None)
         if alone is not None or registry is not None:
             raise ConfigError(f"option {alone or 'schemaRegistryUrl'} needs valueFormat or keyFormat, such as avro")
         return ()
@@ -575,13 +492,11 @@ def column_formats(
     for column in ("key", "value"):
         named = _row_names(column)
         given = {name: own[name].strip() for name in named[3:] if own.get(name, "").strip()}
-        kind = None
-        if named.format in own:
-            kind = cast("Format", chosen(own, named.format, {name: name for name in ROW_FORMATS}))
+        kind: Format | None = option(own, named.format)
         named.check(kind, given, has_registry=registry is not None)
         if kind is None:
             continue
-        schema_id = count(own, named.schema_id, 0)
+        schema_id = option(own, named.schema_id)
         subject, text = given.get(named.subject), given.get(named.schema)
         if registry is not None and subject is None and topic is not None:
             subject = f"{topic}-{column}"
@@ -592,7 +507,7 @@ def column_formats(
             )
         made = ColumnFormat(column, kind, registry, text, schema_id, subject, is_permissive)
         formats.append(replace(made, message=given.get(named.message)))
-    validates = boolean(own, "validate", False)
+    validates = option(own, "validate")
     if validates and not any(one.format == "json-schema" for one in formats):
         raise ConfigError("option validate=true needs valueFormat=json-schema or keyFormat=json-schema")
     return tuple(replace(one, validates=validates and one.format == "json-schema") for one in formats)
@@ -623,17 +538,7 @@ def _registry(settings: dict[str, str], own: dict[str, str]) -> RegistrySettings
     return RegistrySettings.beside(settings, given, REGISTRY_PREFIX)
 
 
-def _check_query(
-    own: dict[str, str], streaming: bool, starting: Spec, start_option: str, ending: Spec, end_option: str
-) -> None:
-    if streaming:
-        for name in ENDING:
-            if name in own:
-                raise ConfigError(f"option {name} is for batch queries: a stream has no end")
-    else:
-        for name in TRIGGER:
-            if own.pop(name, None) is not None:  # its value does not matter then
-                _log.warning("option %s has no effect in a batch query", name)
+def _check_query(streaming: bool, starting: Spec, start_option: str, ending: Spec, end_option: str) -> None:
     nothing = "there would be nothing to read of"
     if not streaming and isinstance(starting, OffsetSpec) and (names := starting.holders(LATEST)):
         raise ConfigError(f"option {start_option} can't be latest (-1) in a batch query: {nothing} {', '.join(names)}")
@@ -643,11 +548,11 @@ def _check_query(
 
 def _trigger_limits(own: dict[str, str]) -> TriggerLimits:
     limits = TriggerLimits(
-        count(own, "maxOffsetsPerTrigger"),
-        count(own, "maxBytesPerTrigger"),
-        count(own, "minOffsetsPerTrigger"),
-        milliseconds(own, "maxTriggerDelay", TriggerLimits.max_delay_ms),
-        chosen(own, "availableNow", {name: name for name in ("limited", "all")}) == "all",
+        option(own, "maxOffsetsPerTrigger"),
+        option(own, "maxBytesPerTrigger"),
+        option(own, "minOffsetsPerTrigger"),
+        option(own, "maxTriggerDelay"),
+        option(own, "availableNow") == "all",
     )
     if limits.max_offsets is not None and limits.min_offsets is not None and limits.max_offsets < limits.min_offsets:
         raise ConfigError(
@@ -658,4 +563,4 @@ def _trigger_limits(own: dict[str, str]) -> TriggerLimits:
 
 def include_headers(options: Mapping[str, Any]) -> bool:
     given = {name.lower(): value for name, value in options.items()}
-    return boolean({"includeHeaders": given.get("includeheaders", "false")}, "includeHeaders", False)
+    return bool(option({"includeHeaders": given.get("includeheaders", "false")}, "includeHeaders"))

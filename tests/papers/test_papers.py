@@ -25,7 +25,8 @@ from spark_klog.broker.settings import config as broker_settings
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.settings import is_known
-from spark_klog.spark.options import FORMATS, PREFIX, SINK, SOURCE
+from spark_klog.spark.option_table import Use, names_for
+from spark_klog.spark.options import PREFIX
 from tests.support import papers
 from tests.support.papers import ROOT, Snippet
 
@@ -99,7 +100,7 @@ def test_python(snippet: Snippet) -> None:
             assert node.module is not None
             module = importlib.import_module(node.module)
             assert [name.name for name in node.names if not hasattr(module, name.name)] == []
-    known = {name.lower() for name in (*SOURCE, *SINK, *FORMATS, "includeHeaders", "cluster")} | _SPARKS
+    known = {name.lower() for name in names_for(Use.READ | Use.WRITE)} | _SPARKS
     for option in _OPTION.findall(snippet.text):
         is_setting = option.startswith(PREFIX) and is_known(option[len(PREFIX) :])
         assert is_setting or option.lower() in known, option
@@ -191,11 +192,15 @@ def test_named_tests_exist(page: str) -> None:
 
 
 def test_every_option_is_in_the_tables() -> None:
-    pages = {"reading": (*SOURCE, *FORMATS), "writing": (*SINK, *FORMATS)}
-    for page, names in pages.items():
-        text = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+    pages = {"reading": Use.READ, "writing": Use.WRITE, "functions": Use.FROM | Use.TO}
+    for page, uses in pages.items():
+        path = ROOT / "docs" / "reference" / f"{page}.md"
+        text = path.read_text()
         cells = " ".join(re.findall(r"^\| ([^|]+)\|", text, re.MULTILINE))
+        names = names_for(uses)
         assert [name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", cells)] == [], page
+        assert path.name not in generate.TABLES or text == generate.with_table(path.name, text), "run make docs"
+    assert set(generate.OPTIONS) == set(names_for(Use.READ | Use.WRITE))
 
 
 def test_generated_pages(tmp_path: Path) -> None:

@@ -1,24 +1,10 @@
-"""Options of the functions for columns: Databricks' names and those of the source and sink. Case does not matter.
-
-| ours | Databricks' | |
-| --- | --- | --- |
-| mode | the same | of from_...: FAILFAST or PERMISSIVE |
-| schemaEvolution | avroSchemaEvolutionMode, schema.registry.schema.evolution.mode | keep (none), restart, fail |
-| autoRegisterSchemas, useLatestVersion | | of to_...: as Confluent's serializers |
-| schemaRegistryUrl | schema.registry.address | |
-| subject | schema.registry.subject | |
-| schemaId | | INT32 |
-| messageName | schema.registry.protobuf.name | of Protobuf: the message of a schema |
-| validate | | of JSON Schema: true checks records in full |
-| schemaRegistry.* | confluent.schema.registry.*, schema.registry.* | `registry.settings.NAMES` |
-"""
+"""Options of the functions for columns: Databricks' names and those of the source and sink. Case does not matter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 from spark_klog.base.names import Format
 from spark_klog.base.settings import advice, nearest
@@ -29,24 +15,10 @@ from spark_klog.schemas.column_writing import WriteFormat
 from spark_klog.schemas.registry.client import RegistrySettings
 from spark_klog.schemas.registry.settings import NAMES
 from spark_klog.security.config import Settings
-from spark_klog.spark.options import REGISTRY_PREFIX, REGISTRY_PREFIXES, boolean, chosen, count
+from spark_klog.spark.option_table import OPTIONS, Use, names_for, option
+from spark_klog.spark.options import REGISTRY_PREFIX, REGISTRY_PREFIXES
 
-_FROM = ("mode", "schemaEvolution")
-_TO = ("autoRegisterSchemas", "useLatestVersion")
-_SHARED = ("schemaRegistryUrl", "subject", "schemaId")
-#: Options of one format only.
-_OF_FORMAT: dict[Format, tuple[str, ...]] = {"protobuf": ("messageName",), "json-schema": ("validate",)}
-_ALL = (*_SHARED, *_FROM, *_TO, *chain.from_iterable(_OF_FORMAT.values()))
-#: Databricks' names of ours, in lower case.
-_OTHER_NAMES = {
-    "schema.registry.address": "schemaRegistryUrl",
-    "schema.registry.subject": "subject",
-    "schema.registry.protobuf.name": "messageName",
-    "avroschemaevolutionmode": "schemaEvolution",
-    "schema.registry.schema.evolution.mode": "schemaEvolution",
-}
-_EVOLUTIONS = {"keep": "keep", "none": "keep", "restart": "restart", "fail": "fail"}
-_MODES = {"failfast": "failfast", "permissive": "permissive"}
+_BY_NAME = {name.lower(): OPTIONS[own] for own in names_for(Use.FROM | Use.TO) for name in (own, *OPTIONS[own].others)}
 #: Options of Spark's and Databricks' functions that there is no need for here.
 _ADVICE = {
     "avroschema": "give the schema that rows are to have as schema=; with a registry each record is read by its own",
@@ -81,14 +53,13 @@ class FunctionOptions:
         schema: str | None,
         is_key: bool = False,
     ) -> FunctionOptions:
-        known: tuple[str, ...] = _SHARED + (_FROM if function.startswith("from_") else _TO)
-        known += _OF_FORMAT.get(form, ())
+        use = Use.FROM if function.startswith("from_") else Use.TO
         own, settings = Settings(), Settings()
         given = [*(options or {}).items(), *((name, value) for name, value in keywords.items() if value is not None)]
         for name, value in given:
             if not isinstance(value, str | bool | int):
                 raise ConfigError(f"{function}: option {name} must be a text, not a {type(value).__name__}")
-            target, setting = _place(function, name, known)
+            target, setting = _place(function, name, use, form)
             place = own if target else settings
             if place.setdefault(setting, str(value)) != str(value):
                 raise ConfigError(f"{function}: option {name} and another name of the same option differ: remove one")
@@ -111,7 +82,7 @@ class FunctionOptions:
         if self.text is not None and "schemaId" in self.own:
             raise self._error("schema and option schemaId exclude each other: remove one of them")
         if self.registry is None:
-            for name in ("subject", "schemaId", "schemaEvolution", *_TO):
+            for name in ("subject", "schemaId", "schemaEvolution", "autoRegisterSchemas", "useLatestVersion"):
                 if name in self.own:
                     raise self._error(f"{name} needs schemaRegistryUrl")
 
@@ -119,18 +90,18 @@ class FunctionOptions:
         return ConfigError(f"{self.function}: {what}")
 
     def _source(self, **more: Any) -> ColumnFormat:
-        number, subject = count(self.own, "schemaId", 0), self.own.get("subject", "").strip() or None
+        number, subject = option(self.own, "schemaId"), self.own.get("subject", "").strip() or None
         if "messageName" in self.own:
             more["message"] = self.own["messageName"].strip() or None
         if "validate" in self.own:
-            more["validates"] = boolean(self.own, "validate", False)
+            more["validates"] = option(self.own, "validate")
         return ColumnFormat(self.column, self.format, self.registry, self.text, number, subject, **more)
 
     def reading(self) -> ColumnFormat:
         """How a column is read."""
-        mode = chosen(self.own, "mode", _MODES)
-        evolution = cast("Evolution", chosen(self.own, "schemaEvolution", _EVOLUTIONS))
-        source = self._source(is_permissive=mode == "permissive", evolution=evolution, ends_at_unreadable=True)
+        evolution: Evolution = option(self.own, "schemaEvolution")
+        is_permissive = option(self.own, "mode") == "permissive"
+        source = self._source(is_permissive=is_permissive, evolution=evolution, ends_at_unreadable=True)
         if source.text is None and source.schema_id is None and source.subject is None:
             has = "subject, or schema" if self.registry is not None else "schema, or subject and schemaRegistryUrl"
             raise self._error(f"set {has}: Spark has to know the type of the rows before it reads them")
@@ -145,8 +116,8 @@ class FunctionOptions:
     def writing(self) -> WriteFormat:
         """How a column is written."""
         source = self._source()
-        registers = boolean(self.own, "autoRegisterSchemas", True)
-        uses_latest = boolean(self.own, "useLatestVersion", False)
+        registers = option(self.own, "autoRegisterSchemas")
+        uses_latest = option(self.own, "useLatestVersion")
         if uses_latest and registers and "autoRegisterSchemas" in self.own:
             raise self._error("options autoRegisterSchemas=true and useLatestVersion=true exclude each other")
         other = "schema" if source.text is not None else "option schemaId" if source.schema_id is not None else None
@@ -157,16 +128,17 @@ class FunctionOptions:
         return WriteFormat(source, registers=registers, uses_latest=uses_latest)
 
 
-def _place(function: str, name: str, known: tuple[str, ...]) -> tuple[bool, str]:
+def _place(function: str, name: str, use: Use, form: Format) -> tuple[bool, str]:
     """(whether it is an option of ours, its name there or the registry's setting)."""
     key = name.lower()
-    own = _OTHER_NAMES.get(key) or next((one for one in _ALL if one.lower() == key), None)
-    if own is not None:
-        if own in known:
-            return True, own
-        of_format = next((form for form, names in _OF_FORMAT.items() if own in names), None)
-        others = of_format or ("reading" if own in _FROM else "writing")
-        raise ConfigError(f"{function}: option {name} is for the functions of {others}")
+    row = _BY_NAME.get(key)
+    if row is not None:
+        if row.of and form not in row.of:
+            raise ConfigError(f"{function}: option {name} is for the functions of {row.of[0]}")
+        if not row.uses & use:
+            direction = "reading" if row.uses & Use.FROM else "writing"
+            raise ConfigError(f"{function}: option {name} is for the functions of {direction}")
+        return True, row.name
     for prefix in REGISTRY_PREFIXES:
         setting = key.removeprefix(prefix)
         if setting != key:
@@ -175,5 +147,7 @@ def _place(function: str, name: str, known: tuple[str, ...]) -> tuple[bool, str]
             return False, setting
     if key in _ADVICE:
         raise ConfigError(f"{function}: option {name} is not supported: {_ADVICE[key]}")
-    hint = nearest(key, (*known, *_OTHER_NAMES, f"{REGISTRY_PREFIX}url")) or f"the known ones are {', '.join(known)}"
+    known = [own for own in names_for(use) if not OPTIONS[own].of or form in OPTIONS[own].of]
+    others = [other for own in known for other in OPTIONS[own].others]
+    hint = nearest(key, (*known, *others, f"{REGISTRY_PREFIX}url")) or f"the known ones are {', '.join(known)}"
     raise ConfigError(f"{function}: unknown option {name!r}; {hint}, and {REGISTRY_PREFIX}*")

@@ -5,22 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from spark_klog.base.names import DECISION_TOPIC, SUBJECT_STRATEGIES, check_topic_name
+from spark_klog.base.names import DECISION_TOPIC, check_topic_name
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options import (
-    PREFIX,
-    SOURCE,
-    SUBJECTS,
-    SUBSCRIPTIONS,
-    boolean,
-    chosen,
-    column_formats,
-    count,
-    split,
-)
+from spark_klog.spark.option_table import DEFAULT_ID_PREFIX, Use, option
+from spark_klog.spark.options import PREFIX, column_formats, split
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_writing import Strategy, WriteFormat, WriterSchema
@@ -31,8 +22,8 @@ _CHECKPOINT = "checkpointlocation"
 _SPARKS = frozenset({_CHECKPOINT, "queryname"})
 #: The default of transaction.timeout.ms in exactly-once writes: the brokers' default of transaction.max.timeout.ms.
 _TRANSACTION_MS = 900_000
-#: How the transactional ids of exactly-once writes begin, without the option transactionalIdPrefix.
-DEFAULT_ID_PREFIX = "klog-"
+#: Options of a registry's subjects.
+_SUBJECTS = ("autoRegisterSchemas", "useLatestVersion", "keySubjectNameStrategy", "valueSubjectNameStrategy")
 #: Of a writeId, writePlan or transactionalIdPrefix, in characters, far below Kafka's 32,767 bytes: a decision has the
 #: prefix once for each task.
 _LONGEST_NAME = 249
@@ -77,17 +68,12 @@ class SinkOptions:
 
 def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOptions:
     """Check the options of a write; `ConfigError` for options that are unknown, for reading, or for streams only."""
-    settings, own = split({name: value for name, value in options.items() if name.lower() not in _SPARKS})
-    for name in SOURCE:
-        if name in own:
-            instead = ": set the option topic" if name == "path" or name in SUBSCRIPTIONS else ""
-            raise ConfigError(f"option {name} is for reading{instead}")
-    boolean(own, "includeHeaders", False)  # without effect, as with Spark's connector: a column headers is written
-    create = count(own, "createTopics")
+    settings, own = split({name: value for name, value in options.items() if name.lower() not in _SPARKS}, Use.WRITE)
+    option(own, "includeHeaders")  # without effect, as with Spark's connector: a column headers is written
+    create = option(own, "createTopics")
     if create is not None and create > _MOST_PARTITIONS:
         raise ConfigError(f"option createTopics={create} must be at most {_MOST_PARTITIONS}, Kafka's limit")
-    guarantee = chosen(own, "deliveryGuarantee", {name: name for name in ("at-least-once", "exactly-once")})
-    is_exact = guarantee == "exactly-once"
+    is_exact = option(own, "deliveryGuarantee") == "exactly-once"
     named = _named_write(own, is_exact, streaming)
     checkpoint = _checkpoint(options) if is_exact and streaming else None
     if not streaming and any(name.lower() == _CHECKPOINT for name in options):
@@ -106,10 +92,10 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
 def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | None) -> tuple[WriteFormat, ...]:
     """How to write the columns that are rows."""
     sources = column_formats(settings, own, None)
-    given = next((name for name in SUBJECTS if name in own), None)
+    given = next((name for name in _SUBJECTS if name in own), None)
     if given is not None and not any(one.registry for one in sources):
         raise ConfigError(f"option {given} needs schemaRegistryUrl, and valueFormat or keyFormat")
-    registers, uses_latest = boolean(own, "autoRegisterSchemas", True), boolean(own, "useLatestVersion", False)
+    registers, uses_latest = option(own, "autoRegisterSchemas"), option(own, "useLatestVersion")
     if uses_latest and registers and "autoRegisterSchemas" in own:
         raise ConfigError("options autoRegisterSchemas=true and useLatestVersion=true exclude each other")
     if not sources:
@@ -118,9 +104,8 @@ def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | N
 
     formats = []
     for one in sources:
-        name = f"{one.column}SubjectNameStrategy"
-        strategy = chosen({name: own.get(name, "TopicNameStrategy").rpartition(".")[2]}, name, SUBJECT_STRATEGIES)
-        formats.append(WriteFormat(one, topic, cast("Strategy", strategy), registers, uses_latest))
+        strategy: Strategy = option(own, f"{one.column}SubjectNameStrategy")
+        formats.append(WriteFormat(one, topic, strategy, registers, uses_latest))
     return tuple(formats)
 
 
@@ -155,7 +140,7 @@ def _checked_name(option: str, text: str) -> str:
 
 def _named_write(own: dict[str, str], is_exact: bool, streaming: bool) -> NamedWrite | None:
     """The name of an exactly-once batch write."""
-    version = count(own, "writeVersion", 0)
+    version = option(own, "writeVersion")
     given = next((name for name in ("writeId", "writeVersion", "writePlan") if name in own), None)
     if streaming:
         if given is not None:

@@ -14,8 +14,8 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.spark.option_table import DEFAULT_ID_PREFIX
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Superseded, Transaction
-from spark_klog.spark.write.sink_options import DEFAULT_ID_PREFIX
 
 _VERSION = 1
 
