@@ -97,3 +97,30 @@ def test_spark_restores_and_changes_a_table_of_a_load(tmp_path: Path) -> None:
         with pytest.raises(LoadError, match="which has run 2"):
             source.table.upsert(files, _run(3))
         assert isinstance(source.table.schema(), pa.Schema)
+
+
+def test_rows_that_spark_has_deleted_by_vectors(tmp_path: Path) -> None:
+    """Upserts, reads of rows and compactions leave them deleted; a later change brings a row back."""
+    source = Source("delta", tmp_path)
+    folder = tmp_path / "table"
+    name = f"delta.`{folder}`"
+    table = source.table
+
+    def check(spark: SparkTables, *ids: int) -> None:
+        assert spark.sql(f"SELECT id FROM {name} ORDER BY id")["id"].to_pylist() == list(ids)
+        assert sorted(pa.Table.from_batches(table.rows(["id"]))["id"].to_pylist()) == list(ids)
+
+    source.merge([Change(number, "a", 0, number) for number in range(8)], 1)
+    with SparkTables("delta", tmp_path / "spark") as spark:
+        spark.do(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+        source.merge([Change(8, "b", 0, 10)], 2)
+        spark.do(f"DELETE FROM {name} WHERE id IN (3, 4)")
+        assert list(folder.glob("deletion_vector_*"))
+        check(spark, 0, 1, 2, 5, 6, 7, 8)
+        source.merge([Change(3, "c", 0, 20), Change(0, None, 0, 21), Change(5, "c", 0, 22)], 3)
+        check(spark, 1, 2, 3, 5, 6, 7, 8)
+        spark.do(f"DELETE FROM {name} WHERE id = 6")
+        assert table.compact(1 << 30) > 1
+        check(spark, 1, 2, 3, 5, 7, 8)
+        found = spark.sql(f"SELECT id, name FROM {name} ORDER BY 1")
+        assert found["name"].to_pylist() == ["a", "a", "c", "c", "a", "b"]
