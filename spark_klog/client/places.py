@@ -29,6 +29,8 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 Offsets = dict[TopicPartition, int]
 Each = tuple[tuple[TopicPartition, int], ...]
 
+#: Of `spark_klog.read`, which has no group; other names are those of options of Spark's source, and of the command.
+_ARGUMENTS = ("start", "end")
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _RELATIVE_TIME = re.compile(r"-(\d{1,18})\s*(ms|s|m|h|d|w)")
 _RECORDS_BEFORE_END = re.compile(r"-(\d{1,18})")
@@ -119,7 +121,7 @@ def check_covers(option: str, spec: Spec, partitions: Collection[TopicPartition]
             )
             if names
         ]
-        raise PartitionsMismatch(f"option {option} must name exactly the partitions that are read: {'; '.join(words)}")
+        raise PartitionsMismatch(f"{_named(option)} must name exactly the partitions that are read: {'; '.join(words)}")
 
 
 def offsets_at(cluster: Cluster, place: OffsetSpec | TimeSpec | int, end: Offsets) -> Offsets:
@@ -134,9 +136,9 @@ def _json(option: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"option {option}={text!r} is not JSON: {error}") from None
+        raise ConfigError(f"{_named(option)}={text!r} is not JSON: {error}") from None
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f"option {option}={text!r} must be a JSON object with one entry per topic")
+        raise ConfigError(f"{_named(option)}={text!r} must be a JSON object with one entry per topic")
     return value
 
 
@@ -145,11 +147,11 @@ def _by_partition(option: str, topics: Mapping[str, Any], smallest: int, what: s
     each: Offsets = {}
     for topic, partitions in topics.items():
         if not isinstance(partitions, dict):
-            raise ConfigError(f"option {option}: topic {topic} must have a JSON object with one entry per partition")
+            raise ConfigError(f"{_named(option)}: topic {topic} must have a JSON object with one entry per partition")
         for partition, number in partitions.items():
             is_number = type(number) is int and smallest <= number <= INT64_MAX
             if not partition.isdecimal() or not is_number:
-                raise ConfigError(f"option {option}: {topic}-{partition}: {number!r} is not a valid {what}")
+                raise ConfigError(f"{_named(option)}: {topic}-{partition}: {number!r} is not a valid {what}")
             each[topic, int(partition)] = number
     return tuple(sorted(each.items()))
 
@@ -206,22 +208,28 @@ def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | N
     word = text.strip().lower()
     if word == "group":
         if group is None:
-            raise ConfigError(f"option {option}=group needs kafka.group.id, the group whose offsets to use")
+            raise ConfigError(f"{_named(option)}=group needs kafka.group.id, the group whose offsets to use")
         return GroupSpec(group)
     if word.startswith("{"):
         return _offsets_by_topic(option, text)
     place = parse_place(text, None, now)
     if place is None and parse_place(text) is not None:
         raise ConfigError(
-            f"option {option}={text!r} names no time zone: append Z for UTC or an offset like +01:00; "
-            "spark.sql.session.timeZone does not reach a source in Python"
+            f"{_named(option)}={text!r} names no time zone: append Z for UTC or an offset like +01:00"
+            + ("" if option in _ARGUMENTS else "; spark.sql.session.timeZone does not reach a source in Python")
         )
     if place is None:
         raise ConfigError(
-            f'option {option}={text!r} must be earliest, latest, {{"topic":{{"0":23}},"other":"earliest"}}, a time'
-            " before now (-10m), offsets before the end (-1000), an ISO time with its zone, or group"
+            f'{_named(option)}={text!r} must be earliest, latest, {{"topic":{{"0":23}},"other":"earliest"}}, a time'
+            " before now (-10m), offsets before the end (-1000), "
+            + ("or an ISO time with its zone" if option in _ARGUMENTS else "an ISO time with its zone, or group")
         )
     return place
+
+
+def _named(option: str) -> str:
+    """An option as its user knows it: one of Spark's source, an argument of `spark_klog.read`, or the command's."""
+    return option if option in _ARGUMENTS or option.startswith("-") else f"option {option}"
 
 
 def offsets_by_partition(option: str, text: str) -> OffsetSpec:
@@ -240,7 +248,7 @@ def _offsets_by_topic(option: str, text: str) -> OffsetSpec:
         offset = _WORDS.get(value.strip().lower()) if isinstance(value, str) else value
         if type(offset) is not int or offset not in _WORDS.values():
             raise ConfigError(
-                f"option {option}: topic {topic} has {json.dumps(value)}: give an offset for each partition "
+                f"{_named(option)}: topic {topic} has {json.dumps(value)}: give an offset for each partition "
                 '({"0":23,"1":-2}), or "earliest" or "latest" for all of them'
             )
         topics[topic] = offset
@@ -250,7 +258,7 @@ def _offsets_by_topic(option: str, text: str) -> OffsetSpec:
 def parse_timestamp(option: str, text: str, strict: bool) -> TimeSpec:
     """Parse one timestamp (ms) for all partitions; `ConfigError` for anything else."""
     if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) > INT64_MAX:
-        raise ConfigError(f"option {option}={text!r} must be a timestamp in ms since the epoch")
+        raise ConfigError(f"{_named(option)}={text!r} must be a timestamp in ms since the epoch")
     return TimeSpec(int(text), strict=strict)
 
 

@@ -120,7 +120,8 @@ def _next_step(store: Store, target_bytes: int, after: Mapping[TopicPartition, i
         return None
     if read_plan(store, number + 1) is not None:
         raise LoadError(
-            f"{store.address}: run {run_name(number + 1)} was killed: compact after the next run, which finishes it"
+            f"{store.address}: run {run_name(number + 1)} failed or was killed: compact after the next run, which "
+            "finishes it"
         )
     if not is_pointed_to(store, number):
         publish(store, manifest)

@@ -83,6 +83,7 @@ from spark_klog.load.values import UTC
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost
+from spark_klog.tables.changes import RECORD_KEY
 from spark_klog.tables.opening import DELTA, ICEBERG, format_of, is_table, open_table
 from spark_klog.tables.table import Table
 
@@ -160,11 +161,22 @@ class LoadOptions:
             if len(self.topics) > 1:
                 raise ConfigError("changes of several topics have no order: load one topic with an upsert key")
             if not settings.schema and not self.formats:
-                settings.change_format("")
+                self._check_without_rows(settings)
         if settings.schema and "value" in columns:
             raise ConfigError("values are either JSON or of another format with a schema")
         if settings.event_time and not settings.schema and "value" not in columns:
             raise ConfigError(f"event time {settings.event_time!r} needs a --value-format with a schema")
+
+    @staticmethod
+    def _check_without_rows(settings: WriteSettings) -> None:
+        """Refuse an upsert of records whose keys and values are bytes, unless their key and value are the row."""
+        form = "give --value-format, such as avro, or json with --schema"
+        if settings.envelope != "none":
+            raise ConfigError(f"envelope {settings.envelope} is one of values with fields: {form}")
+        if settings.upsert_key != RECORD_KEY:
+            raise ConfigError(
+                f"upsert key {settings.upsert_key!r} names fields of keys or values, which are bytes: {form}"
+            )
 
     @property
     def format_names(self) -> dict[str, str]:
@@ -282,7 +294,7 @@ class _Run:
         if killed is not None:
             if killed.run != number + 1:
                 raise LoadError(f"{self._store.address}/{plan_path(number + 1)} is of run {killed.run}: restore it")
-            _log.info("finishing run %s, which was killed", run_name(killed.run))
+            _log.info("finishing run %s, which failed or was killed", run_name(killed.run))
             killed = self._renewed(killed)
             progress = self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
             number = last_committed(self._store)

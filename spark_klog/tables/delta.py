@@ -36,6 +36,7 @@ from spark_klog.tables.table import (
     TableFile,
     columns_property,
     is_committed,
+    layout_advice,
     own_columns,
 )
 
@@ -303,12 +304,11 @@ class DeltaLakeTable:
             raise LoadError(f"{self.address} belongs to another load ({owner}): use another table")
         wanted = [name for name, _ in _PARTITIONS[layout]]
         if metadata.partition_columns != wanted:
-            has = f"partitioned by {', '.join(metadata.partition_columns)}" if metadata.partition_columns else "whole"
-            asked = f"by {', '.join(wanted)}" if wanted else "not at all"
-            raise LoadError(
-                f"{self.address} is {has}, and --partition-by {layout} partitions {asked}: choose the table's, or use "
-                "another table"
-            )
+            texts = [
+                f"partitioned by {', '.join(names)}" if names else "not partitioned"
+                for names in (metadata.partition_columns, wanted)
+            ]
+            raise LoadError(f"{self.address} is {texts[0]}; {layout_advice(texts[1])}")
         schema = pa.schema(table.schema().to_arrow())
         types = dict(zip(schema.names, schema.types, strict=True))
         for name, kind in _PARTITIONS[layout]:

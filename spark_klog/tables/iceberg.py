@@ -53,6 +53,7 @@ from spark_klog.tables.table import (
     Run,
     TableFile,
     is_committed,
+    layout_advice,
     own_columns,
     own_columns_property,
 )
@@ -229,7 +230,7 @@ class IcebergTable:
 
     def _check_layout(self, metadata: TableMetadata, layout: Layout, time_column: str) -> None:
         asked = "not partitioned" if layout == "none" else f"partitioned by the {layout} of {time_column}"
-        advice = f"the load's would be {asked}: change --partition-by, or load into another table"
+        advice = layout_advice(asked)
         try:
             field = time_field(metadata.spec())
         except LoadError as error:

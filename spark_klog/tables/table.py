@@ -103,6 +103,14 @@ COLUMNS_PROPERTY = "klog.columns"
 STREAMS = "spark_klog.tables.upsert"
 
 
+def layout_advice(asked: str) -> str:
+    """What to do about a table with other partitions than the load's, which would be as `asked`."""
+    return (
+        f"the load's would be {asked}: give --partition-by as the table is, or load into another table, as an upsert "
+        "must if this one is partitioned"
+    )
+
+
 def own_columns(properties: Mapping[str, str]) -> set[str]:
     """The columns of a table that runs have had, by its property; none if it has no such property."""
     return set(json.loads(properties.get(COLUMNS_PROPERTY, "[]")))

@@ -231,15 +231,16 @@ def checkpoint_state(address: str) -> CheckpointState:
     last = root / "offsets" / str(planned)
     values = offset_lines(last.read_bytes(), str(last)) if planned >= 0 else []
     sources = [Source(number, _of_source(value)) for number, value in enumerate(values)]
-    to_both: list[str] = []
     to_klog: list[str] = []
     to_kafka: list[str] = []
+    # Spark's connector keeps the start of a source before it plans a micro-batch of it
+    of_kafka = {number for number in _numbers(files.names("sources")) if _began_with_kafka(root, number)}
+    to_other, this, other = (to_klog, "kafka", "klog") if of_kafka else (to_kafka, "klog", "kafka")
     if planned < 0:
-        to_both.append("no micro-batch is planned yet: the other format begins where its own startingOffsets say")
+        to_other.append(f"no micro-batch is planned yet: {other} begins where its own startingOffsets say")
     elif done < planned and planned == 0:
-        to_both.append(
-            "the first micro-batch is not done, and the other format does not find its start: let it end with the "
-            "format that it began with"
+        to_other.append(
+            f"the first micro-batch is not done, and {other} does not find its start: let it end with {this}"
         )
     names = {name for value in values if isinstance(value, dict) for name in value if name.startswith(START_OF)}
     if any(value[name] for value in values if isinstance(value, dict) for name in names & value.keys()):
@@ -249,16 +250,17 @@ def checkpoint_state(address: str) -> CheckpointState:
             "the last micro-batch is not done, and begins elsewhere than the one before ended (a topic was created "
             "again, or a partition came back): let it end with klog"
         )
-    waiting = [source.number for source in sources if source.offsets is None and _began_with_kafka(root, source.number)]
+    waiting = [source.number for source in sources if source.offsets is None and source.number in of_kafka]
     if waiting:
         to_klog.append(
             f"source {waiting[0]} has read no partition yet, and klog does not find its start: run it with kafka until "
             "it reads a topic"
         )
     if not any(source.offsets is not None for source in sources) and planned >= 0:
-        to_both.append("no source of the query reads topics")
-    reasons = [*to_both, *to_klog], [*to_both, *to_kafka]
-    return CheckpointState(root, _query(root), planned, done, (root / "state").is_dir(), sources, *reasons)
+        to_klog.append("no source of the query reads topics")
+        to_kafka.append("no source of the query reads topics")
+    has_state = (root / "state").is_dir()
+    return CheckpointState(root, _query(root), planned, done, has_state, sources, to_klog, to_kafka)
 
 
 def _query(root: Path) -> str | None:

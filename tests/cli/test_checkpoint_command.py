@@ -75,14 +75,14 @@ def test_what_no_checkpoint_shows(tmp_path: Path) -> None:
         (KAFKAS, 3, 3, "", ""),
         (KAFKAS, 3, 2, "", ""),
         (KAFKAS, 0, 0, "", ""),
-        (KAFKAS, 0, -1, "first micro-batch is not done", "first micro-batch is not done"),
+        (KAFKAS, 0, -1, "", "first micro-batch is not done, and kafka does not find its start: let it end with klog"),
         (FIRST, 0, 0, "", ""),
-        (FIRST, 0, -1, "first micro-batch is not done", "first micro-batch is not done"),
+        (FIRST, 0, -1, "", "first micro-batch is not done"),
         (LATER, 3, 3, "", ""),
         (LATER, 3, 2, "", "let it end with klog"),
         (OLD, 0, 0, "", "one more micro-batch with klog"),
         ("0", 3, 3, "no source of the query reads topics", "no source of the query reads topics"),
-        (KAFKAS, -1, -1, "no micro-batch is planned", "no micro-batch is planned"),
+        (KAFKAS, -1, -1, "", "no micro-batch is planned yet: kafka begins where its own startingOffsets say"),
     ],
 )
 def test_switches(tmp_path: Path, line: str, planned: int, done: int, to_klog: str, to_kafka: str) -> None:
@@ -93,6 +93,21 @@ def test_switches(tmp_path: Path, line: str, planned: int, done: int, to_klog: s
         reasons = found[f"to_{name}"]
         assert [reason in text for text in reasons] == ([True] if reason else []), reasons
         assert _show(folder, "--to", name).exit_code == (2 if reason else 0)
+
+
+@pytest.mark.parametrize(
+    ("planned", "reason"),
+    [
+        (0, "the first micro-batch is not done, and klog does not find its start: let it end with kafka"),
+        (-1, "klog begins"),
+    ],
+)
+def test_a_query_of_kafka_that_has_just_begun(tmp_path: Path, planned: int, reason: str) -> None:
+    folder = _checkpoint(tmp_path / "c", KAFKAS, planned=planned, done=-1)
+    (folder / "sources" / "0").mkdir(parents=True)
+    (folder / "sources" / "0" / "0").write_bytes(b"\0v1\n" + KAFKAS.encode())
+    found = json.loads(_show(folder, "--json").output)
+    assert ([reason in text for text in found["to_klog"]], found["to_kafka"]) == ([True], [])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +130,8 @@ def _next_run(folder: Path, *entries: Entry) -> list[str]:
 
 
 DECIDED = Decision(2, (Transaction("klog-x-1", 7, 0, 3), Transaction("klog-x-2", 8, 1, 0)))
-ABORTS = "aborts all other open transactions of the query"
+ABORTS = "aborts open transactions of the query (none of them is decided)"
+ABORTS_OTHERS = "aborts all other open transactions of the query"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +140,7 @@ ABORTS = "aborts all other open transactions of the query"
         ((Claim(),), (0, -1), [ABORTS, "runs and writes micro-batch 0 again"]),
         ((DECIDED, Ended()), (2, 2), [ABORTS, "runs and writes micro-batch 3"]),
         ((DECIDED, Ended(), Claim()), (3, 2), [ABORTS, "runs and writes micro-batch 3 again"]),
-        ((DECIDED,), (2, 1), ["commits the 2 transactions of micro-batch 2", ABORTS, "without writing"]),
+        ((DECIDED,), (2, 1), ["commits the 2 transactions of micro-batch 2", ABORTS_OTHERS, "without writing"]),
         ((DECIDED, Ended()), (2, 1), [ABORTS, "runs micro-batch 2 without writing: it is decided"]),
         ((DECIDED, Ended()), (1, 0), [ABORTS, "Spark runs micro-batch 1, but the last decision is of 2"]),
         ((DECIDED, Ended()), (5, 5), [ABORTS, "fails with CheckpointMismatch: Spark runs micro-batch 6"]),

@@ -143,6 +143,13 @@ def test_unread_records_that_are_deleted(place: Place, topic: str) -> None:
     assert all_ == {"offset": 2, "lag": 3, "lost": 3, "lagMs": None}, "the age of records that are gone is not known"
     assert line["stores"]["kafka"]["lost"] == 5
     assert klog("groups", "lag", topic, *servers).stdout.splitlines()[2].split()[-5:] == ["5", "2", "3", "3", "-"]
+    commit(place, f"{topic}-2", [TopicPartition(topic, 0, 3)])
+    names = (topic, f"{topic}-2")
+    both = klog_lines("groups", "lag", *names, *servers)
+    assert [(line["group"], line["stores"]["kafka"]["lag"]) for line in both] == [(names[0], 6), (names[1], 2)]
+    shown = klog("groups", "lag", *names, *servers).stdout.splitlines()
+    assert [line for line in shown if "Empty" in line] == [f"{name}  Empty" for name in names]
+    assert [line.split()[5] for line in shown if line.startswith("total")] == ["6", "2"]
 
 
 def test_the_lag_is_watched(place: Place, topic: str) -> None:

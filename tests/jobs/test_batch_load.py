@@ -261,7 +261,7 @@ def test_what_a_load_says_beside_its_result(
                 break
     finally:
         logger.handlers[:] = before
-    assert said[0] == "batch_load: finishing run 00000001, which was killed"
+    assert said[0] == "batch_load: finishing run 00000001, which failed or was killed"
     assert re.fullmatch(rf"batch_load: removing {tmp_path}/{number}/{topic}/\S+\.parquet, which no run has", said[1])
     assert len(said) == 2
 

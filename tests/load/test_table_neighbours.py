@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.transforms import DayTransform
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
@@ -172,6 +173,23 @@ def test_numbers_for_columns_of_times(cluster: EmbeddedCluster, topic: str, lake
     at = datetime(2023, 11, 14, 22, 13, 20, tzinfo=timezone.utc)
     for reader, read in lake.readers().items():
         assert read().select(["at", "day"]).to_pylist() == [{"at": at, "day": date(2022, 1, 8)}], reader
+
+
+@_KINDS
+def test_an_upsert_into_a_partitioned_table(cluster: EmbeddedCluster, topic: str, lake: Lake) -> None:
+    """It is not told to give --partition-by, which upserts refuse."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b'{"id": 1}')])
+    columns = pa.schema([("id", pa.int64()), ("date", pa.date32())])
+    if lake.kind == "delta":
+        DeltaTable.create(lake.uri, columns, partition_by=["date"])
+    else:
+        lake.catalog.create_namespace("db")
+        with lake.catalog.create_table(NAME, columns).update_spec() as spec:
+            spec.add_field("date", DayTransform())
+    with pytest.raises(LoadError, match=r"would be not partitioned: .* load into another table, as an upsert must"):
+        run(servers, lake.address, topic, settings=WriteSettings(upsert_key="id", schema="id bigint"))
 
 
 @_KINDS

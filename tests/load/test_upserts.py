@@ -32,7 +32,7 @@ from spark_klog.files.folder import LocalFolder
 from spark_klog.load.audit import status
 from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.run import MaxBad
-from spark_klog.load.settings import WriteSettings
+from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.load.values import parse_schema, schema_text
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
@@ -306,8 +306,16 @@ def test_what_is_refused(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -
     create_topic(servers, topic)
     produce(servers, topic, [Sent(b'{"id": 1, "name": "a"}', b"1")])
     run(servers, address, topic, settings=BY_ID)
-    with pytest.raises(LoadError, match="with --upsert-key id, not with --upsert-key not set"):
+    with pytest.raises(LoadError, match="with --upsert-key id, not without --upsert-key: use"):
         run(servers, address, topic, settings=WriteSettings(schema=ROW))
+    of_values = address_of("delta", tmp_path / "values")
+    run(servers, of_values, topic, settings=WriteSettings(schema=ROW, table_columns=VALUES))
+    with pytest.raises(LoadError, match="a load without --upsert-key, not with --upsert-key id: use"):
+        run(servers, of_values, topic, settings=BY_ID)
+    with pytest.raises(ConfigError, match=r"key 'id' names fields of keys or values, .*: give --value-format"):
+        run(servers, address, topic, settings=WriteSettings(upsert_key="id"))
+    with pytest.raises(ConfigError, match="envelope debezium is one of values with fields: give --value-format"):
+        run(servers, address, topic, settings=WriteSettings(upsert_key="key", envelope="debezium"))
     with pytest.raises(ConfigError, match="an upsert key is for a table"):
         run(servers, tmp_path / "files", topic, settings=BY_ID)
     with pytest.raises(ConfigError, match="changes of several topics have no order"):

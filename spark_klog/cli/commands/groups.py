@@ -45,6 +45,8 @@ _TIMEOUTS = {"default.api.timeout.ms": "10000", "request.timeout.ms": "10000"}
 
 
 _Line = dict[str, Any]
+#: Columns and rows.
+_Table = tuple[list[str], list[list[str]]]
 
 
 @click.group(cls=CommandGroup)
@@ -112,10 +114,8 @@ def _read_group(sources: _GroupSources) -> tuple[GroupDescription, list[_Line]]:
     return described, lags_json(sources.admin.cluster, described, offsets, "stores")
 
 
-def _lags_table(
-    sources: _GroupSources, partitions: Sequence[_Line], totals: _Line | None = None
-) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows); each store has an offset, the lag in records, the lost ones, and the lag in time."""
+def _lags_table(sources: _GroupSources, partitions: Sequence[_Line], totals: _Line | None = None) -> _Table:
+    """Each store has an offset, the lag in records, the lost ones, and the lag in time."""
     total = {"topic": "total", "partition": None, "member": None, "latest": None, "stores": totals}
     lines = [*partitions, total] if totals is not None else partitions
     kinds = [store.kind for store in sources.stores]
@@ -195,11 +195,12 @@ def lag(
     cluster: ChosenCluster,
     as_json: bool,
 ) -> None:
-    """Show the lag of GROUP: the number of unread records, by their offsets, and the age of the oldest of them.
+    """Show the lag of each GROUP: the number of unread records, by their offsets, and the age of the oldest of them.
 
     Of these, `lost` are deleted: the group will never read them. Without others the age is not known.
 
     \b
+    klog groups lag readers writers
     klog groups lag readers --watch
     klog groups lag --metrics 9404 --interval 15
     """
@@ -208,23 +209,28 @@ def lag(
             raise click.UsageError("give --metrics without --watch and --json")
         _serve_lag(names, metrics, interval, stores, cluster)
         return
-    if len(names) != 1:
-        raise click.UsageError("give one GROUP; only --metrics serves several")
-    (group,) = names
-    with _open_sources(group, cluster, stores) as sources:
+    if not names:
+        raise click.UsageError("give at least one GROUP; only --metrics serves all")
+    with ExitStack() as stack:
+        sources = [stack.enter_context(_open_sources(group, cluster, stores)) for group in dict.fromkeys(names)]
         rounds = _rounds(sources, interval if watch else None)
         with suppress(KeyboardInterrupt):
             if as_json:
-                for line in rounds:
-                    click.echo(json.dumps(line))
+                for of_groups in rounds:
+                    for line in of_groups:
+                        click.echo(json.dumps(line))
             elif not (watch and can_move_cursor(sys.stdout)):
-                for line in rounds:
-                    print_table(*_lags_table(sources, line["partitions"], line["stores"]))
+                for of_groups in rounds:
+                    for title, table in _lag_tables(sources, of_groups):
+                        if title:
+                            click.echo(title)
+                        print_table(*table)
             else:
                 drawn = 0
-                for line in rounds:  # each round replaces the last one
+                for of_groups in rounds:  # each round replaces the last one
                     size = terminal_size(sys.stdout)
-                    lines = table_lines(*_lags_table(sources, line["partitions"], line["stores"]))
+                    tables = _lag_tables(sources, of_groups)
+                    lines = [text for title, table in tables for text in (*filter(None, [title]), *table_lines(*table))]
                     shown = [fitting(text, size.columns) for text in lines[: size.lines - 1]]
                     up = f"\x1b[{drawn}A\r\x1b[J" if drawn else ""
                     sys.stdout.write("".join([up, *(f"{text}\n" for text in shown)]))
@@ -232,23 +238,37 @@ def lag(
                     drawn = len(shown)
 
 
-def _rounds(sources: _GroupSources, interval: float | None) -> Iterator[_Line]:
-    """Yield the lag every `interval` seconds; once if it is None. The stores' totals are of what is known."""
+def _lag_tables(sources: Sequence[_GroupSources], lines: Sequence[_Line]) -> list[tuple[str, _Table]]:
+    """A title, if there are several groups, and a table of each."""
+    tables = [
+        _lags_table(of_group, line["partitions"], line["stores"]) for of_group, line in zip(sources, lines, strict=True)
+    ]
+    titles = [escaped(f"{line['group']}  {line['state']}") if len(lines) > 1 else "" for line in lines]
+    return list(zip(titles, tables, strict=True))
+
+
+def _lag_of(sources: _GroupSources) -> _Line:
+    """A group's lag now. The stores' totals are of what is known."""
+    described, lines = _read_group(sources)
+    totals = {}
+    for store in sources.stores:
+        lags = [line["stores"][store.kind] for line in lines if store.kind in line["stores"]]
+        totals[store.kind] = {name: sum(one[name] or 0 for one in lags) for name in ("lag", "lost")}
+        totals[store.kind]["lagMs"] = max((one["lagMs"] for one in lags if one["lagMs"] is not None), default=None)
+    return {
+        "time": system_ms(),
+        "group": sources.group,
+        "state": described.state,
+        "stores": totals,
+        "partitions": lines,
+    }
+
+
+def _rounds(sources: Sequence[_GroupSources], interval: float | None) -> Iterator[list[_Line]]:
+    """Yield the lag of each group, every `interval` seconds; once if it is None."""
     while True:
         began = time.monotonic()
-        described, lines = _read_group(sources)
-        totals = {}
-        for store in sources.stores:
-            lags = [line["stores"][store.kind] for line in lines if store.kind in line["stores"]]
-            totals[store.kind] = {name: sum(one[name] or 0 for one in lags) for name in ("lag", "lost")}
-            totals[store.kind]["lagMs"] = max((one["lagMs"] for one in lags if one["lagMs"] is not None), default=None)
-        yield {
-            "time": system_ms(),
-            "group": sources.group,
-            "state": described.state,
-            "stores": totals,
-            "partitions": lines,
-        }
+        yield [_lag_of(one) for one in sources]
         if interval is None:
             return
         time.sleep(max(0.0, began + interval - time.monotonic()))

@@ -28,7 +28,7 @@ def row_format_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--value-format",
             type=click.Choice(["bytes", "json", *ROW_FORMATS]),
             default="bytes",
-            help="json needs --value-schema; avro and others --schema-registry or --value-schema.",
+            help="json needs --schema; avro and others --schema-registry or --value-schema.",
         ),
         click.option(
             "--value-schema",
@@ -64,13 +64,18 @@ def row_format_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_row_formats(options: SimpleNamespace) -> None:
     """Refuse options that exclude or need each other."""
-    if options.value_format in ("bytes", "json") and (options.value_format == "json") != bool(options.value_schema):
-        raise click.UsageError("--value-format json and --value-schema go together")
+    if options.value_format == "json" and not options.value_schema:
+        raise click.UsageError(
+            "--value-format json needs --schema: fields as DDL, 'user_id bigint, at timestamp', or a file"
+        )
     for column in ("key", "value"):
         kind = getattr(options, f"{column}_format")
         given = [f"--{column}-{name.replace('_', '-')}" for name in _NAMES if _value(options, column, name) is not None]
         if kind not in ROW_FORMATS and given and not (kind == "json" and given == ["--value-schema"]):
-            raise click.UsageError(f"{given[-1]} needs --{column}-format {', '.join(ROW_FORMATS[:-1])} or json-schema")
+            json = ", or --schema with --value-format json" if "--value-schema" in given else ""
+            raise click.UsageError(
+                f"{given[-1]} needs --{column}-format {', '.join(ROW_FORMATS[:-1])} or json-schema{json}"
+            )
         if len(given) > 1:
             raise click.UsageError(f"give only one of {' and '.join(given)}")
         if _value(options, column, "message") is not None and kind != "protobuf":

@@ -244,6 +244,14 @@ def check_output(
         texts = [_contents(found.schema, found.rows), _contents(schema, rows)]
         raise _of_another(store, f"with {texts[0]}, not {texts[1]}", _BEGINS)
     plan = _last_plan(store)
+    for name, option in _CHANGES.items():
+        was = settings[name] if plan is None else plan.settings.get(name, _APPENDED[name])
+        if was != settings[name]:
+            texts = [
+                f"without {option}" if value == _APPENDED[name] else f"with {option} {value}"
+                for value in (was, settings[name])
+            ]
+            raise _of_another(store, f"{texts[0]}, not {texts[1]}")
     columns = plan.settings.get("table_columns", RECORDS) if plan is not None else settings["table_columns"]
     if columns != settings["table_columns"]:
         raise _of_another(store, f"with --table-columns {columns}, not {settings['table_columns']}")
@@ -256,11 +264,6 @@ def check_output(
             raise _of_another(store, f"{texts[0]}, not {texts[1]}", _BEGINS)
         if name == "layout" and was == "none":
             break
-    for name, option in _CHANGES.items():
-        was = settings[name] if plan is None else plan.settings.get(name, _APPENDED[name])
-        if was != settings[name]:
-            texts = [f"with {option} {value or 'not set'}" for value in (was, settings[name])]
-            raise _of_another(store, f"{texts[0]}, not {texts[1]}")
     return found
 
 

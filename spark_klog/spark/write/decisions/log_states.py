@@ -247,7 +247,9 @@ def restart(state: LogState, spark: CheckpointState, lost: Lost | None = None) -
     steps = [_commits(state, lost)] if state.to_commit else []
     if lost is not None and (lost.aborted or lost.forgotten):
         return steps
-    steps.append(f"aborts all other open transactions of {'the call' if state.name else 'the query'}")
+    whose = "the call" if state.name else "the query"
+    others = f"all other open transactions of {whose}"
+    steps.append(f"aborts {others if steps else f'open transactions of {whose} (none of them is decided)'}")
     if following not in (decided, decided + 1) and not state.name:  # as `ExactlyOnceWriter.write` has it
         last = f"the last decision is of {decided}" if decided >= 0 else "no decision is there"
         steps.append(f"fails with CheckpointMismatch: Spark runs micro-batch {following}, but {last}")
