@@ -17,9 +17,10 @@ import pytest
 from spark_klog.broker.handlers.acls import Acl, add_rules
 from spark_klog.broker.security import users as users_module
 from spark_klog.broker.security.mechanisms import Credential
-from spark_klog.broker.security.users import User, Users, remove_user, set_credentials
+from spark_klog.broker.security.users import User, Users, read_users, remove_user, set_credentials
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.security import ALLOW, LITERAL, TOPIC, AclOperation
+from tests.support.klog import klog
 
 _MECHANISM = "SCRAM-SHA-256"
 
@@ -36,6 +37,19 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("alice", "bob"):
         set_credentials(path, name, {_MECHANISM: _credential(b"first")})
     return path
+
+
+def test_a_password_of_one_mechanism_leaves_the_other(tmp_path: Path) -> None:
+    file = tmp_path / "users.conf"
+    add = ("users", "add", "ann", "--file", str(file), "--password-stdin")
+    assert klog(*add, stdin="first\n").returncode == 0
+    before = read_users(file)["ann"].credentials
+    told = klog(*add, "--mechanism", "SCRAM-SHA-512", stdin="second\n").stdout
+    assert "has SCRAM-SHA-512 in" in told
+    assert "SCRAM-SHA-256 keeps its password" in told
+    after = read_users(file)["ann"].credentials
+    assert after["SCRAM-SHA-256"] == before["SCRAM-SHA-256"]
+    assert after["SCRAM-SHA-512"] != before["SCRAM-SHA-512"]
 
 
 def test_a_user_who_is_removed_while_the_disk_fails_is_not_known_afterwards(

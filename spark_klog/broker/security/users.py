@@ -201,14 +201,21 @@ def _credential_text(credential: Credential) -> str:
     return f"salt={salt},stored_key={stored},server_key={server},iterations={credential.iterations}"
 
 
-def set_credentials(path: Path, name: str, credentials: Mapping[str, Credential]) -> None:
-    """Add a user, or replace a user's credentials; rules are kept. Raises `ConfigError`."""
+def set_credentials(path: Path, name: str, credentials: Mapping[str, Credential]) -> list[str]:
+    """Add a user, or replace a user's credentials of some mechanisms; rules are kept. Raises `ConfigError`.
+
+    Returns the user's other mechanisms, whose credentials stay as they were.
+    """
     check_user_name(name)
+    others: list[str] = []
 
     def change(users: dict[str, User]) -> None:
-        users.setdefault(name, User()).credentials = dict(credentials)
+        user = users.setdefault(name, User())
+        others[:] = sorted(user.credentials.keys() - credentials.keys())
+        user.credentials = {**user.credentials, **credentials}
 
     change_users(path, change, may_create=True)
+    return others
 
 
 def remove_user(path: Path, name: str) -> None:

@@ -39,7 +39,7 @@ Examples:
     "mechanisms",
     multiple=True,
     type=click.Choice(list(SCRAM_HASHES)),
-    help="Repeatable; default: both. PLAIN works with either.",
+    help="Repeatable; default: both. PLAIN works with either; if they have different passwords, with that of SHA-256.",
 )
 @click.option(
     "--iterations",
@@ -58,8 +58,9 @@ def add(name: str, path: Path, mechanisms: tuple[str, ...], iterations: int, pas
     if not password or "\0" in password:
         raise ConfigError("the password is empty or contains a NUL")
     chosen = mechanisms or tuple(SCRAM_HASHES)
-    set_credentials(path, name, {item: make_credential(item, password, iterations) for item in chosen})
-    click.echo(f"user {name} has {' and '.join(chosen)} in {path}")
+    others = set_credentials(path, name, {item: make_credential(item, password, iterations) for item in chosen})
+    kept = f"; {others[0]} keeps its password: give no --mechanism to change both" if others else ""
+    click.echo(f"user {name} has {' and '.join(chosen)} in {path}{kept}")
 
 
 def _ask() -> str:
