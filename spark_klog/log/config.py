@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from spark_klog.base.settings import INT32_MAX, INT64_MAX, Kind, choice, number, setting
+from spark_klog.errors import ConfigError
+from spark_klog.wire.codecs import CODECS, GZIP, LZ4, NONE, ZSTD, Codec, codec_by_name
 
 CREATE_TIME, LOG_APPEND_TIME = "CreateTime", "LogAppendTime"
 DELETE, COMPACT = "delete", "compact"
@@ -14,6 +16,31 @@ log_number = partial(number, malformed="an integer", outside="from {} to {}")
 _SIZE = log_number("int", 1, INT32_MAX)
 _NATURAL, _POSITIVE, _OR_NO_LIMIT = log_number("long", 0), log_number("long", 1), log_number("long", -1)
 _TIMESTAMPS = choice("string", {CREATE_TIME: CREATE_TIME, LOG_APPEND_TIME: LOG_APPEND_TIME})
+
+
+#: Values of compression.type beside the names of codecs: batches as their producer has made them, and without a codec.
+PRODUCER, UNCOMPRESSED = "producer", "uncompressed"
+_COMPRESSIONS = choice(
+    "string",
+    {word: word for word in (PRODUCER, UNCOMPRESSED, *(codec.name for codec in CODECS.values() if codec is not NONE))},
+)
+
+
+def _level(codec_id: int) -> Kind:
+    def parse(text: str) -> int:
+        try:
+            CODECS[codec_id].check_level(level := int(text))
+        except (ValueError, ConfigError) as error:
+            raise ValueError(str(error) if isinstance(error, ConfigError) else "an integer") from None
+        return level
+
+    return Kind("int", parse)
+
+
+def _level_setting(codec_id: int) -> int:
+    name = f"compression.{CODECS[codec_id].name}.level"
+    level: int = setting(name, CODECS[codec_id].default_level, _level(codec_id), broker=name)
+    return level
 
 
 def _ratio(text: str) -> float:
@@ -72,6 +99,24 @@ class LogConfig:
     message_timestamp_after_max_ms: int = setting(
         "message.timestamp.after.max.ms", _NEVER, _NATURAL, broker="log.message.timestamp.after.max.ms"
     )
+
+    compression_type: str = setting("compression.type", PRODUCER, _COMPRESSIONS, broker="compression.type")
+    compression_gzip_level: int = _level_setting(GZIP)
+    compression_lz4_level: int = _level_setting(LZ4)
+    compression_zstd_level: int = _level_setting(ZSTD)
+
+    @cached_property
+    def codec(self) -> Codec | None:
+        """The codec of all batches; None if each has that of its producer."""
+        if self.compression_type == PRODUCER:
+            return None
+        return NONE if self.compression_type == UNCOMPRESSED else codec_by_name(self.compression_type)
+
+    @cached_property
+    def level(self) -> int | None:
+        """The level of `codec`; None if it has none."""
+        levels = {GZIP: self.compression_gzip_level, LZ4: self.compression_lz4_level, ZSTD: self.compression_zstd_level}
+        return None if self.codec is None else levels.get(self.codec.id)
 
     @cached_property
     def deletes(self) -> bool:

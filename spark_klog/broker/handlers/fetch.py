@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 _FIRST_MAGIC_1, _FIRST_MAGIC_2 = 2, 4
 #: Earlier versions get part of a message if they ask for too few bytes, and then ask for more.
 _FIRST_WHOLE_BATCH = 3
+#: Earlier versions are refused, as in Kafka, where a topic's compression.type is zstd.
+_FIRST_ZSTD = 10
 
 
 async def fetch(broker: Broker, request: Request, message: Message) -> Message:
@@ -149,6 +151,8 @@ async def _partition(
     )
     if isinstance(log, ErrorCode):
         return result | {"error_code": log}, False
+    if request.version < _FIRST_ZSTD and log.config.compression_type == "zstd":
+        return result | {"error_code": ErrorCode.UNSUPPORTED_COMPRESSION_TYPE}, False
     stable = log.last_stable_offset
     result |= {
         "high_watermark": log.high_watermark,

@@ -20,7 +20,7 @@ from spark_klog.log.producer_state import ProducerRefused
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import PRODUCE_OF_TRANSACTIONS_2, PRODUCE_WITH_MAGIC_2, PRODUCE_WITH_TOPIC_IDS
-from spark_klog.records.building.conversion import up_convert
+from spark_klog.records.building.conversion import compressed_as, up_convert
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.produced import RejectedRecords, check_keys, check_produced
@@ -29,6 +29,8 @@ from spark_klog.wire.codecs import NO_CODEC
 _log = logging.getLogger(__name__)
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
 _RETIRED = "the topic was deleted, or the session with ZooKeeper has ended"
+#: Bytes of a request without compression that are compressed in the event loop, in less than a millisecond.
+_COMPRESSED_AT_ONCE = 8 * 1024
 #: Why a broker has no log to append to, where it is not that another one leads.
 _NO_LOG = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "does not exist",
@@ -42,10 +44,10 @@ async def produce(broker: Broker, request: Request, message: Message) -> Message
 
     Versions 0-2 may carry message sets of magic 0 and 1, which the log stores as magic 2. Later versions carry exactly
     one batch per partition; from version 8 on the response names the records that a topic does not take (KIP-467).
-    Batches are validated first (`records/reading/produced.py`). No client may produce to internal topics; Kafka excepts
-    clients named `__admin_client`, but a client's name proves nothing. A transactional batch is accepted only if its
-    partition is in the transaction (KIP-890), so a late batch can't leave a transaction open; from version 12 on the
-    partition is added to it, or begins it.
+    Batches are validated first (`records/reading/produced.py`), and compressed anew for a topic with a codec of its
+    own. No client may produce to internal topics; Kafka excepts clients named `__admin_client`, but a client's name
+    proves nothing. A transactional batch is accepted only if its partition is in the transaction (KIP-890), so a
+    late batch can't leave a transaction open; from version 12 on the partition is added to it, or begins it.
     """
     acks = message["acks"]
     responses = []
@@ -101,6 +103,7 @@ async def _append(
                 records = memoryview(await asyncio.to_thread(up_convert, records, limit))
         is_one = request.version >= PRODUCE_WITH_MAGIC_2
         produced = check_produced(records, log.kernel, is_one=is_one, limit=limit)
+        records = await _in_codec_of(broker, log, records)
         if log.config.compacts:
             await _check_keys(broker, records, limit)
         verified = []
@@ -152,6 +155,18 @@ async def _append(
     what = "nothing appended" if appended is None else "appended, but not acknowledged"
     _log.warning("%s (%s): %s, %s: %s", request.client_id, request.peer, code.name, what, reason)
     return _failed(index, code, reason) | {"record_errors": rejected}
+
+
+async def _in_codec_of(broker: Broker, log: PartitionLog, records: memoryview) -> memoryview:
+    """The batches with the codec of the topic's compression.type, made anew if they have another one."""
+    codec, level, limit = log.config.codec, log.config.level, broker.config.decompressed_max_bytes
+    codecs = set() if codec is None else {header.codec_id for header, _ in iter_batches(records)}
+    if codec is None or codecs == {codec.id}:
+        return records
+    if codecs == {NO_CODEC} and len(records) <= _COMPRESSED_AT_ONCE:
+        return memoryview(compressed_as(records, codec, level, limit))
+    async with broker.decompressing:
+        return memoryview(await asyncio.to_thread(compressed_as, records, codec, level, limit))
 
 
 async def _check_keys(broker: Broker, records: memoryview, limit: int) -> None:

@@ -52,7 +52,7 @@ _INT, _NATURAL_INT, _LONG = _number("int", 1), _number("int", 0), _number("long"
 _FEATURES = tuple(
     words(
         """
-        alter. compression. controlled. controller.quorum. delegation. errors.deadletterqueue. group.coordinator.
+        alter. controlled. controller.quorum. delegation. errors.deadletterqueue. group.coordinator.
         group.share. group.streams. log.cleaner.io. log.remote. metadata. password. quota. remote. replica.
         sasl.kerberos. sasl.login. sasl.oauthbearer. share. zookeeper.ssl.
         """

@@ -27,7 +27,11 @@ from spark_klog.protocol.tables.configs import BROKER_SOURCE, DEFAULT_SOURCE, GR
 
 _OF_TOPICS = {
     "cleanup.policy": "How old segments are cleaned up: delete, compact, or both.",
-    "compression.type": "Batches keep the codec of their producer; no other value is supported.",
+    "compression.gzip.level": "Level of batches that the broker compresses by gzip: 1 to 9, or -1.",
+    "compression.lz4.level": "Level of batches that the broker compresses by lz4: 1 to 17.",
+    "compression.type": "Codec of batches in the log: uncompressed, gzip, snappy, lz4, zstd, or that of the producer. "
+    "The broker compresses batches of other codecs anew.",
+    "compression.zstd.level": "Level of batches that the broker compresses by zstd: -131072 to 22.",
     "delete.retention.ms": "Time in milliseconds that compaction keeps tombstones and transaction markers.",
     "file.delete.delay.ms": "Time in milliseconds between the deletion of a segment and the removal of its files.",
     "flush.messages": "Number of records after which the log is flushed to disk.",

@@ -24,7 +24,6 @@ BROKER_LOG_SETTINGS = {
 }
 #: Topic settings of Kafka that have no effect without replication: the value to show, and the broker's name.
 _WITHOUT_EFFECT = {
-    "compression.type": ("producer", "compression.type"),
     "follower.replication.throttled.replicas": ("", None),
     "leader.replication.throttled.replicas": ("", None),
     "message.downconversion.enable": ("true", "log.message.downconversion.enable"),
@@ -35,7 +34,7 @@ _WITHOUT_EFFECT = {
     "unclean.leader.election.enable": ("false", "unclean.leader.election.enable"),
 }
 #: Settings without effect that reject other values, since users would expect those to have an effect.
-_FIXED = ("compression.type", "message.downconversion.enable", "preallocate")
+_FIXED = ("message.downconversion.enable", "preallocate")
 WORDING = "setting {}={}: must be {}"
 
 

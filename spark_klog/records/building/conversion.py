@@ -18,7 +18,7 @@ from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
 from spark_klog.records import kernels
 from spark_klog.records.contract import LOG_APPEND_TIME, Record, RecordColumns
 from spark_klog.records.formats.batch import Header, check_crc, iter_batches, whole_batch_size, whole_batches
-from spark_klog.records.formats.batch_v2 import LOG_APPEND_TIME_BIT, BatchHeader, build_batch
+from spark_klog.records.formats.batch_v2 import LOG_APPEND_TIME_BIT, BatchHeader, body, build_batch, with_records
 from spark_klog.records.formats.message_set import (
     MessageHeader,
     build_message_set,
@@ -27,6 +27,7 @@ from spark_klog.records.formats.message_set import (
     read_message_header,
 )
 from spark_klog.records.kernels.reference import append_record
+from spark_klog.records.reading.produced import check_records
 from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, ZSTD, Codec, codec_by_id
 from spark_klog.wire.primitives import Buffer
@@ -114,6 +115,24 @@ def up_convert(data: Buffer, limit: int = MAX_DECOMPRESSED) -> bytearray:
                 following += count
     if waiting:
         result += batch_of(waiting)
+    return result
+
+
+def compressed_as(data: Buffer, codec: Codec, level: int | None, limit: int = MAX_DECOMPRESSED) -> bytearray:
+    """Give produced batches of magic 2 a topic's codec; those that have it stay as they are.
+
+    A batch may decompress to `limit` bytes. `CorruptBatchError`, `DecodeError` for records that are damaged, or do not
+    match the header.
+    """
+    result, kernel = bytearray(), kernels.load()
+    for header, batch in whole_batches(data):
+        assert isinstance(header, BatchHeader)
+        check_crc(header, batch)
+        if header.codec_id != codec.id:
+            records = body(header, batch, limit)
+            check_records(header, records, kernel)
+            batch = memoryview(with_records(batch, records, codec, level))
+        result += batch
     return result
 
 

@@ -37,6 +37,7 @@ LOG_OVERHEAD = Struct(">qi").size
 _CRC_POSITION, _CRC_START = Struct(">qiib").size, Struct(">qiibI").size
 _MAX_TIMESTAMP_POSITION, _PRODUCER_POSITION = Struct(">qiibIhiq").size, Struct(">qiibIhiqq").size
 _BASE_OFFSET = Struct(">q")
+_LENGTH = Struct(">i")
 _LEADER_EPOCH = Struct(">i")
 _CRC = Struct(">I")
 _ATTRIBUTES = Struct(">h")
@@ -44,6 +45,7 @@ _MAX_TIMESTAMP = Struct(">q")
 #: Producer id, epoch and base sequence.
 _PRODUCER = Struct(">qhi")
 #: Bits of the attributes.
+_CODEC_BITS = 0x07
 LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, CONTROL_BIT, DELETE_HORIZON_BIT = 0x08, 0x10, 0x20, 0x40
 
 
@@ -136,6 +138,16 @@ def body(header: BatchHeader, batch: memoryview, limit: int = MAX_DECOMPRESSED) 
     if header.codec_id == NONE.id:
         return records
     return codec_by_id(header.codec_id).decompress(records, limit)
+
+
+def with_records(batch: memoryview, records: Buffer, codec: Codec, level: int | None = None) -> bytes:
+    """The batch with its records, given here without compression, in another codec; all else of its header stays."""
+    payload = codec.compress(records, level)
+    head = bytearray(batch[:HEADER_SIZE])
+    _LENGTH.pack_into(head, _BASE_OFFSET.size, HEADER_SIZE - LOG_OVERHEAD + len(payload))
+    _ATTRIBUTES.pack_into(head, _CRC_START, _ATTRIBUTES.unpack_from(head, _CRC_START)[0] & ~_CODEC_BITS | codec.id)
+    _CRC.pack_into(head, _CRC_POSITION, crc32c(payload, crc32c(head[_CRC_START:])))
+    return b"".join((head, payload))
 
 
 def set_base_offset(batch: memoryview, base_offset: int, leader_epoch: int) -> None:

@@ -100,13 +100,13 @@ def _check_batch(header: BatchHeader, batch: memoryview, kernel: Kernel, limit: 
     if header.codec_id == LZ4 and has_linked_blocks(batch[HEADER_SIZE:]):
         raise DecodeError("an lz4 frame whose blocks depend on each other: write independent ones")
     if header.codec_id == NO_CODEC:
-        _check_records(header, batch, kernel)
+        check_records(header, batch[HEADER_SIZE:], kernel)
 
 
-def _check_records(header: BatchHeader, batch: memoryview, kernel: Kernel) -> None:
-    """`DecodeError` unless an uncompressed batch has `count` records with the offset deltas 0, 1, 2 and so on."""
+def check_records(header: BatchHeader, records: Buffer, kernel: Kernel) -> None:
+    """`DecodeError` unless a batch has `count` records, here uncompressed, with the offset deltas 0, 1, 2 and so on."""
     builder = kernel.builder(_OFFSETS)
-    builder.append(batch[HEADER_SIZE:], header.count, 0, header.base_timestamp, None, 0, _MAX_OFFSET)
+    builder.append(records, header.count, 0, header.base_timestamp, None, 0, _MAX_OFFSET)
     offsets = builder.finish().offset
     assert offsets is not None
     size = 8 * header.count
