@@ -391,7 +391,7 @@ def _hint(name: str, prefix: str) -> str:
     beginning = [other for other in beginning if other not in _WITHOUT_EFFECT] or beginning
     if len(beginning) == 1:
         return f"did you mean {prefix}{beginning[0]}?"
-    return "it is not known to this version: remove it"
+    return "remove it: it is not known to this version"
 
 
 def without_ids(settings: Mapping[str, str]) -> Settings:
