@@ -5,6 +5,8 @@
     one importer   files that exactly one other file of spark_klog imports
     send_arrow     100 rows of 100 bytes and their flush: files of spark_klog, and Python calls in them
     poll_arrow     100 rows
+    task           a Spark task's read of 3,000 records, without Spark
+    task, Avro     the same as rows of ten fields by `valueSchema`
     Produce        a plain request with one batch, in the broker's event loop
 
 Calls are counted by `sys.setprofile` in one thread: the caller's, or the event loop's. What other threads do is not
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -25,10 +28,12 @@ import tempfile
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 import spark_klog
 from benchmarks.connections import produce_frame
@@ -36,10 +41,11 @@ from benchmarks.record_batches import record_batches
 from spark_klog.broker.net.server import run
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.client import Admin, Consumer, NewTopic, Producer
+from spark_klog.spark.read.source import KlogDataSource
 from tests.support.kafka import free_port
 
 _ROOT = Path(spark_klog.__file__).parent
-_WARM, _WALKS, _ROWS = 100, 20, 100
+_WARM, _WALKS, _ROWS, _RECORDS = 100, 20, 100, 3000
 
 
 def counts() -> dict[str, int]:
@@ -73,7 +79,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 class Walk:
-    """The functions of spark_klog that a thread calls while this is its profile function."""
+    """The functions of spark_klog that a thread calls while this is its profile function, by their first calls."""
 
     def __init__(self) -> None:
         self.functions: Counter[tuple[str, str]] = Counter()
@@ -92,9 +98,9 @@ class Walk:
         return len({path for path, _ in self.functions})
 
 
-def _walk(call: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> Walk:
+def _walk(call: Callable[[], object], warm: int, prepare: Callable[[], object] = lambda: None) -> Walk:
     """The shortest of some walks of a warm call; `prepare` is called before each, and does not count."""
-    for _ in range(_WARM):
+    for _ in range(warm):
         prepare()
         call()
     return min((_walked(call, prepare) for _ in range(_WALKS)), key=lambda walk: walk.calls)
@@ -111,11 +117,11 @@ def _walked(call: Callable[[], object], prepare: Callable[[], object]) -> Walk:
     return walk
 
 
-def _walks_of_a_client(servers: str) -> Iterator[tuple[str, Walk]]:
+def _walks_of_a_client(servers: str, warm: int) -> Iterator[tuple[str, Walk]]:
     settings = {"bootstrap.servers": servers}
     rows = pa.table({"value": [b"x" * 100] * _ROWS})
     with Admin(settings) as admin:
-        admin.create_topics([NewTopic("arrow", 1)])
+        admin.create_topics([NewTopic("arrow", 1), NewTopic("task", 1)])
     consumer = Consumer({**settings, "auto.offset.reset": "earliest"})
     with Producer(settings) as producer, consumer:
 
@@ -123,14 +129,29 @@ def _walks_of_a_client(servers: str) -> Iterator[tuple[str, Walk]]:
             producer.send_arrow(rows, "arrow")
             producer.flush()
 
-        yield "send_arrow", _walk(send)
+        yield "send_arrow", _walk(send, warm)
         consumer.assign([("arrow", 0)])
         while consumer.poll_arrow(1) is not None:
             pass
-        yield "poll_arrow", _walk(lambda: consumer.poll_arrow(5), send)
+        yield "poll_arrow", _walk(lambda: consumer.poll_arrow(5), warm, send)
+        # a record of ten longs, each -1
+        producer.send_arrow(pa.table({"value": [b"\1" * 10] * _RECORDS}), "task")
+        producer.flush()
+    fields = [{"name": f"f{number}", "type": "long"} for number in range(10)]
+    schema = json.dumps({"type": "record", "name": "Row", "fields": fields})
+    avro = {"valueFormat": "avro", "valueSchema": schema}
+    for name, more in (("task", {}), ("task, Avro", avro)):
+        source = KlogDataSource({"kafka.bootstrap.servers": servers, "subscribe": "task", **more})
+        reader = source.reader(source.schema())
+        (partition,) = reader.partitions()
+        yield name, _walk(partial(_read, reader, partition), warm)
 
 
-def _walk_of_a_produce(servers: str, loop: asyncio.AbstractEventLoop) -> Walk:
+def _read(reader: DataSourceReader, partition: InputPartition) -> None:
+    assert sum(len(batch) for batch in reader.read(partition)) == _RECORDS
+
+
+def _walk_of_a_produce(servers: str, loop: asyncio.AbstractEventLoop, warm: int) -> Walk:
     host, port = servers.split(":")
     frame = produce_frame("arrow", 0, record_batches("none", 1, 10))
     with socket.create_connection((host, int(port)), timeout=10) as connection:
@@ -148,19 +169,19 @@ def _walk_of_a_produce(servers: str, loop: asyncio.AbstractEventLoop) -> Walk:
             loop.call_soon_threadsafe(sys.setprofile, None)
             return walk
 
-        for _ in range(_WARM):
+        for _ in range(warm):
             produce()
         return min((walked() for _ in range(_WALKS)), key=lambda walk: walk.calls)
 
 
-def walks() -> dict[str, Walk]:
-    """The walks, with a broker in this thread and the clients in another one."""
+def walks(warm: int = _WARM) -> dict[str, Walk]:
+    """The walks after `warm` calls of each, with a broker in this thread and the clients in another one."""
     result: dict[str, Walk] = {}
 
     def work(servers: str, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            result.update(_walks_of_a_client(servers))
-            result["Produce"] = _walk_of_a_produce(servers, loop)
+            result.update(_walks_of_a_client(servers, warm))
+            result["Produce"] = _walk_of_a_produce(servers, loop, warm)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
