@@ -5,6 +5,7 @@
     one importer   files that exactly one other file of spark_klog imports
     send_arrow     100 rows of 100 bytes and their flush: files of spark_klog, and Python calls in them
     poll_arrow     100 rows
+    write          100 rows by a Spark task, without Spark
     task           a Spark task's read of 3,000 records, without Spark
     task, Avro     the same as rows of ten fields by `valueSchema`
     Produce        a plain request with one batch, in the broker's event loop
@@ -31,9 +32,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 import spark_klog
 from benchmarks.connections import produce_frame
@@ -45,7 +48,7 @@ from spark_klog.spark.read.source import KlogDataSource
 from tests.support.kafka import free_port
 
 _ROOT = Path(spark_klog.__file__).parent
-_WARM, _WALKS, _ROWS, _RECORDS = 100, 20, 100, 3000
+_ROWS, _RECORDS = 100, 3000
 
 
 def counts() -> dict[str, int]:
@@ -98,12 +101,18 @@ class Walk:
         return len({path for path, _ in self.functions})
 
 
-def _walk(call: Callable[[], object], warm: int, prepare: Callable[[], object] = lambda: None) -> Walk:
-    """The shortest of some walks of a warm call; `prepare` is called before each, and does not count."""
-    for _ in range(warm):
-        prepare()
-        call()
-    return min((_walked(call, prepare) for _ in range(_WALKS)), key=lambda walk: walk.calls)
+class _Times(NamedTuple):
+    """How often a call is made before its walks, and how many walks there are."""
+
+    warm: int
+    walks: int
+
+    def walk(self, call: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> Walk:
+        """The shortest walk of a warm call; `prepare` is called before each, and does not count."""
+        for _ in range(self.warm):
+            prepare()
+            call()
+        return min((_walked(call, prepare) for _ in range(self.walks)), key=lambda walk: walk.calls)
 
 
 def _walked(call: Callable[[], object], prepare: Callable[[], object]) -> Walk:
@@ -117,7 +126,7 @@ def _walked(call: Callable[[], object], prepare: Callable[[], object]) -> Walk:
     return walk
 
 
-def _walks_of_a_client(servers: str, warm: int) -> Iterator[tuple[str, Walk]]:
+def _walks_of_a_client(servers: str, times: _Times) -> Iterator[tuple[str, Walk]]:
     settings = {"bootstrap.servers": servers}
     rows = pa.table({"value": [b"x" * 100] * _ROWS})
     with Admin(settings) as admin:
@@ -129,11 +138,11 @@ def _walks_of_a_client(servers: str, warm: int) -> Iterator[tuple[str, Walk]]:
             producer.send_arrow(rows, "arrow")
             producer.flush()
 
-        yield "send_arrow", _walk(send, warm)
+        yield "send_arrow", times.walk(send)
         consumer.assign([("arrow", 0)])
         while consumer.poll_arrow(1) is not None:
             pass
-        yield "poll_arrow", _walk(lambda: consumer.poll_arrow(5), warm, send)
+        yield "poll_arrow", times.walk(lambda: consumer.poll_arrow(5), send)
         # a record of ten longs, each -1
         producer.send_arrow(pa.table({"value": [b"\1" * 10] * _RECORDS}), "task")
         producer.flush()
@@ -144,14 +153,17 @@ def _walks_of_a_client(servers: str, warm: int) -> Iterator[tuple[str, Walk]]:
         source = KlogDataSource({"kafka.bootstrap.servers": servers, "subscribe": "task", **more})
         reader = source.reader(source.schema())
         (partition,) = reader.partitions()
-        yield name, _walk(partial(_read, reader, partition), warm)
+        yield name, times.walk(partial(_read, reader, partition))
+    sink = KlogDataSource({"kafka.bootstrap.servers": servers, "topic": "arrow"})
+    writer = sink.writer(StructType([StructField("value", BinaryType())]), False)
+    yield "write", times.walk(lambda: writer.write(iter(rows.to_batches())))
 
 
 def _read(reader: DataSourceReader, partition: InputPartition) -> None:
     assert sum(len(batch) for batch in reader.read(partition)) == _RECORDS
 
 
-def _walk_of_a_produce(servers: str, loop: asyncio.AbstractEventLoop, warm: int) -> Walk:
+def _walk_of_a_produce(servers: str, loop: asyncio.AbstractEventLoop, times: _Times) -> Walk:
     host, port = servers.split(":")
     frame = produce_frame("arrow", 0, record_batches("none", 1, 10))
     with socket.create_connection((host, int(port)), timeout=10) as connection:
@@ -169,19 +181,20 @@ def _walk_of_a_produce(servers: str, loop: asyncio.AbstractEventLoop, warm: int)
             loop.call_soon_threadsafe(sys.setprofile, None)
             return walk
 
-        for _ in range(warm):
+        for _ in range(times.warm):
             produce()
-        return min((walked() for _ in range(_WALKS)), key=lambda walk: walk.calls)
+        return min((walked() for _ in range(times.walks)), key=lambda walk: walk.calls)
 
 
-def walks(warm: int = _WARM) -> dict[str, Walk]:
-    """The walks after `warm` calls of each, with a broker in this thread and the clients in another one."""
+def walks(warm: int = 100, repeats: int = 20) -> dict[str, Walk]:
+    """The shortest of `repeats` walks, after `warm` calls of each: a broker in this thread, its clients in another."""
     result: dict[str, Walk] = {}
+    times = _Times(warm, repeats)
 
     def work(servers: str, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            result.update(_walks_of_a_client(servers, warm))
-            result["Produce"] = _walk_of_a_produce(servers, loop, warm)
+            result.update(_walks_of_a_client(servers, times))
+            result["Produce"] = _walk_of_a_produce(servers, loop, times)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 

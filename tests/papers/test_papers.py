@@ -33,7 +33,7 @@ from tests.support.papers import ROOT, Snippet
 sys.path.insert(0, str(ROOT / "docs"))
 
 import generate
-from reference_texts import CURES, SETTINGS
+from reference_texts import CURES, OPTIONS, SETTINGS
 
 _ELSEWHERE = ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "UNSUPPORTED.md"]
 _GENERATED = [f"docs/reference/generated/{name}" for name in generate.PAGES]
@@ -200,7 +200,7 @@ def test_every_option_is_in_the_tables() -> None:
         names = names_for(uses)
         assert [name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", cells)] == [], page
         assert path.name not in generate.TABLES or text == generate.with_table(path.name, text), "run make docs"
-    assert set(generate.OPTIONS) == set(names_for(Use.READ | Use.WRITE))
+    assert set(OPTIONS) == set(names_for(Use.READ | Use.WRITE))
 
 
 def test_generated_pages(tmp_path: Path) -> None:
