@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from spark_klog.columns.json_reader import BEGIN, json_text, read_json
+from spark_klog.columns.room import JsonRoom
 from spark_klog.errors import ConfigError
 from spark_klog.tables.table import aliases_of
 
@@ -344,13 +345,16 @@ class JsonParser:
         self._kind = kind
         # Arrow parses dates from numbers only.
         self._read = _without_dates(kind)
+        self._room = JsonRoom(kind)
 
     def parse(self, values: pa.Array) -> Parsed:
         """Parse a binary column. A value parses as a whole or is bad."""
         rows = [b"null" if value is None else value for value in values.to_pylist()]
         columns: list[pa.Array] = []
-        bad: list[tuple[int, str]] = []
-        waiting: list[tuple[Sequence[int], bool]] = [(range(len(rows)), False)]
+        crowded = self._room.crowded(values)
+        bad: list[tuple[int, str]] = [*crowded.items()]
+        whole = [number for number in range(len(rows)) if number not in crowded] if crowded else range(len(rows))
+        waiting: list[tuple[Sequence[int], bool]] = [(whole, False)]
         while waiting:
             numbers, is_sifted = waiting.pop()
             if not numbers:

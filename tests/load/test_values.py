@@ -93,6 +93,16 @@ def test_decimals_of_too_many_digits() -> None:
     found.column.validate(full=True)
 
 
+def test_lists_that_are_much_larger_in_columns() -> None:
+    fields = ", ".join(f"f{number}: string" for number in range(100))
+    parser = JsonParser(parse_schema(f"id bigint, many array<struct<{fields}>>"))
+    crowded = b'{"many":[' + b"{}," * 100_000 + b"{}]}"
+    found = parser.parse(pa.array([b'{"id":1}', crowded, None, b'{"many":[{},{}]}'], pa.binary()))
+    ((row, why),) = found.bad
+    assert (row, len(found.column)) == (1, 3)
+    assert "more than 64 bytes for each byte of the record" in why
+
+
 def _nulls(value: dict[str, Any]) -> dict[str, Any]:
     return dict.fromkeys(_PARSED) | value
 

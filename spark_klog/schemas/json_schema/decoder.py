@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.columns.json_reader import json_text, read_json
+from spark_klog.columns.room import JsonRoom
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.json_schema.columns import LOCAL_TIMESTAMP, TIMESTAMP, Column
@@ -66,6 +67,8 @@ class JsonSchemaDecoder:
         self._column = reader.column
         self.type: pa.DataType = reader.column.type
         self._rows = RowParser(reader.column)
+        defaults = [one.default for below in reader.column.tree() for one in below.properties if one.fills]
+        self._room = JsonRoom(self.type, sum(len(json.dumps(default)) for default in defaults))
         #: What Arrow reads, and properties of the record that it can't: Python's parser adds them.
         self._fast, left = _divided(reader.column)
         self._left = RowParser(left) if left.properties else None
@@ -94,7 +97,10 @@ class JsonSchemaDecoder:
         numbers = None if which is None else np.frombuffer(which, np.int32)
         rows = _payloads(values, numbers if programs else np.full(len(_array(values)), -1, np.int32), starts)
         parts: list[pa.Array] = []
-        bad: list[BadRow] = []
+        bad = [BadRow(row, why) for row, why in self._room.crowded(rows).items()]
+        if bad:
+            is_bad = np.isin(np.arange(len(rows)), [row for row, _ in bad])
+            rows = pc.if_else(pa.array(is_bad), pa.scalar(None, pa.binary()), rows)
         for begin, end in _blocks(rows):
             block = rows[begin:end]
             column = self._read_block(block)
@@ -109,7 +115,7 @@ class JsonSchemaDecoder:
                     column = self._parse_rows(few, first, programs, numbers, bad)
                 parts.append(column)
         column = parts[0] if len(parts) == 1 else pa.concat_arrays(parts) if parts else pa.array([], self.type)
-        return Decoded(column, bad)
+        return Decoded(column, sorted(bad))
 
     def _read_block(self, rows: pa.Array) -> pa.Array | None:
         """The column of rows, by Arrow; None if it can't, or not as it should."""

@@ -23,7 +23,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 # As in tables.py, which says when to raise it.
-VERSION = 2
+VERSION = 3
 
 
 # As in arrow_columns.py.
@@ -76,6 +76,13 @@ cdef enum:
     IS_NULL = 10
     NOT_A_VALUE = 11
     TWO_OF_ONEOF = 12
+    TOO_MANY_ABSENT = 13
+
+
+# As in columns/room.py.
+cdef enum:
+    BASE_ROOM = 64 * 1024
+    ROOM_OF_A_BYTE = 64
 
 
 include "../../records/kernels/_kernel_memory.pxi"

@@ -12,6 +12,7 @@ cdef struct Message:
     int32_t first_oneof
     int32_t oneof_count
     int32_t slot
+    int32_t empty_bytes  # that columns take for a message without fields
 
 
 cdef struct Field:
@@ -63,6 +64,7 @@ cdef struct Tables:
     const uint8_t *limit
     Builder *builders
     int32_t position  # the field of an error
+    int64_t room  # bytes of columns that a row's elements may take yet, see columns/room.py
     bint has_unknown  # whether the message that was sought last has fields that it does not know
 
 
@@ -388,6 +390,7 @@ cdef int append_items(Tables *tables, const Field *field, const Seen *seen) noex
     cdef uint64_t value
     cdef uint32_t tag
     cdef int state
+    cdef int64_t text_bytes = tables.builders[slot].data.size
     if append_present(builder) < 0:
         return NO_MEMORY
     while number:
@@ -398,6 +401,10 @@ cdef int append_items(Tables *tables, const Field *field, const Seen *seen) noex
             tag = read_tag(&cursor)
             if not is_packable(field.op):
                 read_content(&cursor, field, &at, &size)
+                if field.message >= 0:
+                    tables.room -= tables.messages[field.message].empty_bytes
+                    if tables.room < 0:
+                        return TOO_MANY_ABSENT
                 state = append_content(tables, field, slot, at, size)
                 if state == NO_ENTRY:
                     continue
@@ -419,6 +426,11 @@ cdef int append_items(Tables *tables, const Field *field, const Seen *seen) noex
                     state = append_number(tables, field, &tables.builders[slot], value)
                     if state != OK:
                         return state
+                    if field.op == OP_ENUM:
+                        tables.room -= tables.builders[slot].data.size - text_bytes
+                        text_bytes = tables.builders[slot].data.size
+                        if tables.room < 0:
+                            return TOO_MANY_ABSENT
                     length += 1
                 if <int32_t>(tag & 7) == field.wire:
                     break
@@ -500,6 +512,7 @@ cdef int decode_rows(const Rows *rows, Tables *tables, int64_t before, Bytes *fa
         if at < 0 or at > end or end > rows.size:
             state = TRUNCATED
         else:
+            tables.room = BASE_ROOM + ROOM_OF_A_BYTE * (end - at)
             state = decode_message(tables, &tables.messages[0], rows.data + at, rows.data + end, False)
         if state == OK:
             continue

@@ -17,10 +17,12 @@ message has no fields are left out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field as dataclass_field
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import pyarrow as pa
 
+from spark_klog.columns.room import empty_bytes
 from spark_klog.errors import SchemaError
 
 #: google.protobuf's numbers of types, in FieldDescriptor.
@@ -74,6 +76,23 @@ class MessageColumns:
     message: Any
     type: pa.DataType = dataclass_field(default_factory=pa.null)
     fields: list[FieldColumn] = dataclass_field(default_factory=list)
+
+    @cached_property
+    def empty_bytes(self) -> int:
+        """Bytes in columns of a message without fields, with its defaults; see columns/room.py."""
+        return 1 + sum(
+            one.message.empty_bytes
+            if one.message is not None and one.shape == "single"
+            else empty_bytes(one.type) + _default_bytes(one)
+            for one in self.fields
+        )
+
+
+def _default_bytes(one: FieldColumn) -> int:
+    if one.shape != "single" or one.field.type not in (STRING, BYTES, ENUM):
+        return 0
+    default = one.field.default_value
+    return len(enum_names(one.field.enum_type)[default] if one.field.type == ENUM else default)
 
 
 def columns_of(message: Any) -> MessageColumns:

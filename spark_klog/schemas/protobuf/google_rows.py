@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_klog.columns.room import BASE_ROOM, ROOM_OF_A_BYTE, TOO_MANY_ABSENT
 from spark_klog.schemas.protobuf.columns import (
     ENUM,
     FIXED32,
@@ -40,7 +41,8 @@ class GoogleRows:
         self._class = GetMessageClass(columns.message)
         self._type = columns.type
         self._damaged = DecodeError
-        self._convert = _message(columns)
+        self._room = _Room()
+        self._convert = _message(columns, self._room)
 
     def decode(self, values: Iterable[bytes | None]) -> Decoded:
         """Decode rows; a row that does not decode is null, and in the result's `bad`."""
@@ -53,6 +55,7 @@ class GoogleRows:
                     message = self._class.FromString(value)
                     # FindInitializationErrors, which would name it, has crashed in protobuf 7.36
                     if message.IsInitialized():
+                        self._room.left = BASE_ROOM + ROOM_OF_A_BYTE * len(value)
                         row = self._convert(message)
                     else:
                         bad.append(BadRow(number, "a required field is missing"))
@@ -60,35 +63,63 @@ class GoogleRows:
                     bad.append(BadRow(number, DAMAGED))
                 except UnicodeDecodeError:
                     bad.append(BadRow(number, "a string that is not UTF-8"))
-                except OverflowError as error:
+                except (OverflowError, _CrowdedError) as error:
                     bad.append(BadRow(number, str(error)))
             rows.append(row)
         return Decoded(pa.array(rows, self._type), bad)
 
 
-def _message(columns: MessageColumns) -> _Convert:
-    steps = [_step(column) for column in columns.fields]
+class _CrowdedError(Exception):
+    """Elements leave too many fields out."""
+
+
+class _Room:
+    """Bytes of columns that a row's elements may take yet, see columns/room.py."""
+
+    left = 0
+
+    def take(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise _CrowdedError(TOO_MANY_ABSENT)
+
+
+def _message(columns: MessageColumns, room: _Room) -> _Convert:
+    steps = [_step(column, room) for column in columns.fields]
     return lambda message: {name: step(message) for name, step in steps}
 
 
-def _step(column: FieldColumn) -> tuple[str, _Convert]:
+def _step(column: FieldColumn, room: _Room) -> tuple[str, _Convert]:
     field, name = column.field, column.field.name
+    size = 0 if column.message is None else column.message.empty_bytes
     if column.shape == "map":
-        assert column.message is not None
-        key, value = (_value(one) for one in column.message.fields)
-        return name, lambda message: [(key(one), value(each)) for one, each in getattr(message, name).items()]
-    convert = _value(column)
+        key, value = (_value(one, room) for one in column.message.fields)  # type: ignore[union-attr]
+
+        def entries(message: Any) -> list[tuple[Any, Any]]:
+            room.take(size * len(getattr(message, name)))
+            return [(key(one), value(each)) for one, each in getattr(message, name).items()]
+
+        return name, entries
+    convert = _value(column, room)
     if column.shape == "list":
-        return name, lambda message: list(map(convert, getattr(message, name)))
+
+        def items(message: Any) -> list[Any]:
+            room.take(size * len(getattr(message, name)))
+            made = list(map(convert, getattr(message, name)))
+            if field.type == ENUM:
+                room.take(sum(map(len, made)))
+            return made
+
+        return name, items
     if not column.nullable:  # also one with a default of its own
         return name, lambda message: convert(getattr(message, name))
     return name, lambda message: convert(getattr(message, name)) if message.HasField(field.name) else None
 
 
-def _value(column: FieldColumn) -> _Convert:
+def _value(column: FieldColumn, room: _Room) -> _Convert:
     field = column.field
     if column.message is not None:
-        return _message(column.message)
+        return _message(column.message, room)
     if field.message_type is not None:
         return lambda message: _microseconds(message, column.path)
     if field.type == ENUM:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from spark_klog.columns.room import TOO_MANY_ABSENT
 from spark_klog.schemas.arrow_columns import Column, Kind
 from spark_klog.schemas.protobuf.columns import (
     BOOL,
@@ -37,7 +38,7 @@ from spark_klog.schemas.protobuf.columns import (
 )
 
 #: Raise it when tables, reasons or calls of the kernel change: a kernel of other sources is not used.
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 class Op(IntEnum):
@@ -75,6 +76,7 @@ class Reason(IntEnum):
     IS_NULL = 10
     NOT_A_VALUE = 11
     TWO_OF_ONEOF = 12
+    TOO_MANY_ABSENT = 13
 
 
 #: What users read, after the field's name.
@@ -91,6 +93,7 @@ TEXTS: Final = {
     Reason.IS_NULL: "is null, which its Protobuf type is not: make it optional, or fill the column",
     Reason.NOT_A_VALUE: "is no value of the enum",
     Reason.TWO_OF_ONEOF: "is set beside another field of its oneof: all but one have to be null",
+    Reason.TOO_MANY_ABSENT: TOO_MANY_ABSENT,
 }
 WIRES: Final = {
     **dict.fromkeys((Op.INT32, Op.INT64, Op.SINT32, Op.SINT64, Op.BOOL, Op.ENUM), 0),
@@ -189,7 +192,7 @@ class MessageTables:
         self._message_rows[number] = [
             *(first_field, len(columns.fields)),
             *(first_number, number_count, first_large, len(by_number) - len(small)),
-            *(first_oneof, len(oneofs), column.slot),
+            *(first_oneof, len(oneofs), column.slot, columns.empty_bytes),
         ]
         return column, number
 

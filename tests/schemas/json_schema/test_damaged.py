@@ -98,3 +98,28 @@ def test_damaged_records(rounds: int) -> None:
             decoded = decoder.decode(rows, [None])
             assert (decoded.bad, decoded.values.equals(expected.values)) == (expected.bad, True)
     assert read > rounds / 20
+
+
+_MANY = [f"field{number}" for number in range(200)]
+_CROWDED = [
+    b'{"a": 1, "many": [' + b"{}," * 20_000 + b"{}]}",
+    b'{"a": 1, "many": [' + b"null," * 20_000 + b"null]}",
+    b'{"a": 1, "by": {' + b",".join(b'"%d":{}' % number for number in range(20_000)) + b"}}",
+]
+
+
+@pytest.mark.parametrize("row", _CROWDED, ids=["objects", "nulls", "map"])
+def test_lists_that_are_much_larger_in_columns(row: bytes) -> None:
+    """They are refused; who has as many braces in a text, or elements that are not empty, is not."""
+    sparse = {"type": ["object", "null"], "properties": {name: {"type": ["string", "null"]} for name in _MANY}}
+    many = {"type": "array", "items": sparse}
+    by = {"type": "object", "additionalProperties": sparse}
+    schema = parse_schema(json.dumps(record(a={"type": "integer"}, s={"type": "string"}, many=many, by=by)))
+    good = json.dumps({"a": 1, "s": "{}" * 100_000, "many": [dict.fromkeys(_MANY, "text")] * 50}).encode()
+    decoded = JsonSchemaDecoder(schema).decode(pa.array([good, row, good, None, row[:-1]], pa.binary()), [None])
+    assert [bad.row for bad in decoded.bad] == [1, 4]
+    assert "more than 64 bytes for each byte of the record" in decoded.bad[0].reason
+    assert "no JSON" in decoded.bad[1].reason
+    rows = decoded.values.to_pylist()
+    assert rows[0] == rows[2]
+    assert (rows[1], len(rows[0]["many"])) == (None, 50)

@@ -160,3 +160,68 @@ def test_batches_do_not_see_each_other() -> None:
         decoded = decoder.decode(pa.array([data, data[:-1], data]), [made])
         assert [row for row, _ in decoded.bad] == [1]
         assert [row and len(row["four"]) for row in decoded.values.to_pylist()] == [1000, None, 1000]
+
+
+_SPARSE = "".join(
+    f"optional int64 n{number} = {number}; optional string s{number} = {number + 100};" for number in range(1, 41)
+)
+_LISTS = f"""syntax = "proto2";
+message M {{
+  enum Kind {{ A = 0; {"LONG_" * 40} = 1; }}
+  message Sparse {{ {_SPARSE} }}
+  message Default {{ optional string text = 1 [default = "{"d" * 1000}"]; }}
+  message Outer {{ optional Sparse sparse = 1; repeated Sparse more = 2; }}
+  repeated Sparse sparse = 1;
+  map<int32, Sparse> by = 2;
+  repeated Default defaults = 3;
+  repeated Outer outer = 4;
+  repeated Kind kinds = 5 [packed = true];
+  repeated int32 numbers = 6 [packed = true];
+  repeated group Old = 7 {{ {_SPARSE} }}
+}}
+"""
+_EMPTY_MESSAGES = {
+    "messages": b"\x0a\0" * 100_000,
+    "entries of a map": b"\x12\0" * 100_000,
+    "entries with keys": b"".join(b"\x12\3\x08" + bytes([0x80 | n & 127, n >> 7]) for n in range(9000)),
+    "defaults": b"\x1a\0" * 10_000,
+    "messages in messages": b"\x22\0" * 100_000,
+    "lists in lists": b"\x22\4\x12\0\x12\0" * 10_000,
+    "names of an enum": b"\x2a\xa0\x8d\6" + b"\1" * 100_000,
+    "groups": b"\x3b\x3c" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", _EMPTY_MESSAGES)
+def test_lists_that_are_much_larger_in_columns(name: str, kernel: str) -> None:
+    """They are refused, whatever stands behind them, and others of the batch are not."""
+    if (name, kernel) == ("entries of a map", "reference"):
+        pytest.skip("google.protobuf has one entry of a key")
+    made = schema(_LISTS)
+    good = message_class(made)(numbers=[1, 2], kinds=[1] * 50)
+    for number in range(20):
+        good.sparse.add(n1=1)
+        good.by[number].s1 = "x"
+        good.defaults.add()
+    for text in ("many words of text " * 100_000, ""):
+        good.sparse[0].s1 = text
+        whole = good.SerializeToString()
+        values = [whole, _EMPTY_MESSAGES[name], whole, _EMPTY_MESSAGES[name][:100]]
+        decoded = ProtobufDecoder(made).decode(pa.array(values, pa.binary()), [made])
+        (bad,) = (bad for bad in decoded.bad if "cut off" not in bad.reason)
+        assert bad.row == 1
+        assert "more than 64 bytes for each byte of the record" in bad.reason
+        rows = plain(decoded.values)
+        assert rows[1] is None
+        assert rows[0] == rows[2]
+        assert (len(rows[0]["sparse"]), rows[0]["sparse"][0]["s1"], rows[0]["kinds"][0][:5]) == (20, text, "LONG_")
+
+
+def test_lists_of_numbers_and_of_zeros_are_read() -> None:
+    """100,000 points at zero are empty messages, too: three columns are in proportion."""
+    made = schema(
+        'syntax = "proto3"; message M { repeated P p = 1; } message P { double x = 1; double y = 2; double z = 3; }'
+    )
+    decoded = ProtobufDecoder(made).decode(pa.array([b"\x0a\0" * 100_000], pa.binary()), [made])
+    assert not decoded.bad
+    assert len(decoded.values[0].as_py()["p"]) == 100_000

@@ -1,0 +1,79 @@
+"""How large columns may become by elements of lists and maps that leave their fields out.
+
+`{}` in a list of JSON objects has two bytes, an empty message in a list of Protobuf has two, but in columns it takes
+some bytes for each field that its type has: a few KB of a compressed batch could take gigabytes. So the elements of a
+record may take 64 KiB, and 64 bytes for each byte of the record; a record beyond that is bad. A file of null columns
+has such a ratio only if nearly all fields of nearly all elements are absent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+#: As in `_protobuf.pyx`.
+BASE_ROOM: Final = 64 * 1024
+ROOM_OF_A_BYTE: Final = 64
+TOO_MANY_ABSENT: Final = (
+    f"lists with so many elements that leave fields out that their columns take more than {ROOM_OF_A_BYTE} bytes for "
+    "each byte of the record"
+)
+#: Bytes of a value of variable size that is absent or empty, and what the shortest element, `{},`, has in JSON.
+VARIABLE_BYTES: Final = 5
+_SHORTEST: Final = 3
+
+
+def empty_bytes(kind: pa.DataType) -> int:
+    """Bytes in columns of a value of a type whose fields are all absent."""
+    if pa.types.is_struct(kind):
+        return 1 + sum(empty_bytes(field.type) for field in kind)
+    try:
+        return 1 + int(kind.bit_width) // 8
+    except ValueError:
+        return VARIABLE_BYTES
+
+
+def _elements(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """The types of the elements of lists and maps within a type."""
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _elements(field.type)
+    elif pa.types.is_list(kind) or pa.types.is_map(kind):
+        below = kind.item_type if pa.types.is_map(kind) else kind.value_type
+        yield below
+        yield from _elements(below)
+
+
+class JsonRoom:
+    """The bound for JSON records that are read into a type. Missing fields have defaults of `default_bytes`, in sum."""
+
+    def __init__(self, kind: pa.DataType, default_bytes: int = 0) -> None:
+        self._bytes = max(map(empty_bytes, _elements(kind)), default=0) + default_bytes
+
+    def crowded(self, rows: pa.Array) -> dict[int, str]:
+        """Why rows of a binary column are bad, by their number."""
+        if self._bytes <= ROOM_OF_A_BYTE * _SHORTEST:
+            return {}
+        counts = pc.multiply(pc.count_substring_regex(rows, r"\{|null").cast(pa.int64()), self._bytes)
+        rooms = pc.add(pc.multiply(pc.binary_length(rows).cast(pa.int64()), ROOM_OF_A_BYTE), BASE_ROOM)
+        bad = {}
+        for row in pc.indices_nonzero(pc.greater(counts, rooms)).to_pylist():
+            try:
+                count = _count(json.loads(rows[row].as_py()))
+            except (ValueError, RecursionError) as error:
+                bad[row] = f"no JSON: {error}"
+            else:
+                if count * self._bytes > rooms[row].as_py():
+                    bad[row] = TOO_MANY_ABSENT
+        return bad
+
+
+def _count(value: Any) -> int:
+    """Objects and nulls within a value, but not within texts."""
+    if isinstance(value, dict):
+        return 1 + sum(map(_count, value.values()))
+    return sum(map(_count, value)) if isinstance(value, list) else value is None
