@@ -139,8 +139,8 @@ class Consumer:
                 if batch is not None:
                     ...
 
-    After an interrupt (Ctrl-C, what a signal handler raises) in a call the next one goes on as if it had not been made;
-    if the interrupt came in the middle of a rebalance, the member joins its group again.
+    After an interrupt (Ctrl-C, what a signal handler raises) in a call the next one goes on as if it had not been made.
+    An interrupt in the middle of a rebalance makes the member join again, at its committed offsets.
 
     At the end of the block the consumer is closed. If an exception ends the block, enable.auto.commit does not commit:
     the last records may not have been processed, and are read again.
