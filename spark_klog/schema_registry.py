@@ -33,7 +33,7 @@ from spark_klog.wire.workers import Workers
 
 _log = logging.getLogger(__name__)
 DEFAULT_ADDRESS: Final = f"{LOOPBACK}:8081"
-_OPTION: Final = "--schema-registry"
+_OPTION: Final = "--listen"
 #: Larger than any record that brokers take by default.
 _MAX_BODY: Final = 4 << 20
 _MAX_CONNECTIONS: Final = 128

@@ -22,7 +22,7 @@ from tests.support.wheel import fresh_environment, pip_of, site_packages
 
 _SECONDS = 300
 #: As `du -m` counts, with pip's .pyc files.
-_MOST_MB = 25
+_MOST_MB = 30
 #: Modules of extras.
 _OF_EXTRAS = (
     "pyspark",

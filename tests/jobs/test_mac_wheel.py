@@ -50,19 +50,21 @@ def test_the_native_kernel_is_built_for_macos(
     )
     assert wheel.name.endswith(f"-{python}-{python}-macosx_11_0_{architecture}.whl")
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".so"))
-        kernel = archive.extract(name, tmp_path)
+        names = {Path(name).name.partition(".")[0]: name for name in archive.namelist() if name.endswith(".so")}
+        assert names.keys() == {"_kernel", "_avro", "_protobuf"}
+        modules = {module: archive.extract(name, tmp_path) for module, name in names.items()}
     monkeypatch.syspath_prepend(str(tools))
     from macholib.MachO import MachO
     from macholib.SymbolTable import SymbolTable
 
-    file = MachO(kernel)
-    (header,) = file.headers
-    assert header.header.cputype == cpu
-    assert {path for _, _, path in header.walkRelocatables()} == {_LIBSYSTEM}
-    table = SymbolTable(file)
-    assert b"_PyInit__kernel" in [symbol for _, symbol in table.extdefsyms]
     system = set(re.findall(r"[\w$]+", (tools / "ziglang/lib/libc/darwin/libSystem.tbd").read_text()))
-    undefined = [symbol.decode() for _, symbol in table.undefsyms]
-    assert [symbol for symbol in undefined if not symbol.startswith(("_Py", "__Py")) and symbol not in system] == []
-    assert len(undefined) > 50
+    for module, path in modules.items():
+        file = MachO(path)
+        (header,) = file.headers
+        assert header.header.cputype == cpu
+        assert {path for _, _, path in header.walkRelocatables()} == {_LIBSYSTEM}
+        table = SymbolTable(file)
+        assert f"_PyInit_{module}".encode() in [symbol for _, symbol in table.extdefsyms]
+        undefined = [symbol.decode() for _, symbol in table.undefsyms]
+        assert [symbol for symbol in undefined if not symbol.startswith(("_Py", "__Py")) and symbol not in system] == []
+        assert len(undefined) > 50

@@ -172,7 +172,9 @@ class _Parser:
             except ValueError:
                 host = None
             if not host or parts.scheme not in _SCHEMES or parts.query or parts.fragment:
-                raise self._error("url", f"must be http://HOST:PORT or https://HOST:PORT, and its URL {number} is not")
+                # one that may have a secret is not shown
+                which = f"its URL {number}" if {*"@?#"}.intersection(text) else repr(text)
+                raise self._error("url", f"must be http://HOST:PORT or https://HOST:PORT, and {which} is not")
             if (last := parts.path.rstrip("/").rpartition("/")[2]) in ("subjects", "schemas"):
                 raise self._error("url", f"is the registry's address, without /{last}")
             if parts.username and not pair[0]:
