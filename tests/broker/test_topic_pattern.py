@@ -44,7 +44,7 @@ def test_it_matches_as_python_does(expression: str, names: list[str]) -> None:
         (r"\Qa.b\E+", "a.bb", "axb"),
         (r"\Aab\z", "ab", "abc"),
         (r"\x61\x{62}", "ab", "b"),
-        ("(^cl.*)", "clicks", "click-s/"),
+        ("(^cl.*)", "clicks", "click-s\n"),
         ("[]a-]+", "a-", "b"),
         (r"[\w-]+", "a-", "a."),
         ("a{,2}", "none such", "aa"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,6 +219,30 @@ def test_the_level_is_finalized(servers: str, raw: Raw) -> None:
         assert finalized[TRANSACTION_VERSION] == 2
         assert answer["finalized_features_epoch"] >= 0
         assert supported.get(TRANSACTION_VERSION) == ((0, 2) if version == 4 else None)
+
+
+def test_ids_are_listed_by_a_pattern(servers: str, topic: str) -> None:
+    """ListTransactions 2 (KIP-1152): whole ids, in RE2's syntax; "" is no pattern."""
+    names = [f"{topic}:a/1", f"{topic}:a/22", f"{topic}:\xe4\u4e2d", f"{topic}-b c"]
+    raws = [Raw(servers, name) for name in names]
+    for raw in raws:
+        assert raw.init() == 0
+
+    def listed(pattern: str | None) -> tuple[int, list[str]]:
+        request = {"state_filters": [], "producer_id_filters": [], "transactional_id_pattern": pattern}
+        answer = raws[0].client.request(apis.LIST_TRANSACTIONS, 2, request)
+        ids = sorted(one["transactional_id"] for one in answer["transaction_states"])
+        return answer["error_code"], [name for name in names if name in ids]
+
+    beginning = re.escape(topic)
+    assert listed(None) == listed("") == listed(".*") == (0, names)
+    assert listed(f"{beginning}:a/[0-9]+") == listed(f"{beginning}:\\w/\\d*") == (0, names[:2])
+    assert listed(f"{beginning}:[^a-z]+") == listed(f"{beginning}:..") == (0, names[2:3])
+    assert listed(f"{beginning}[[:punct:]]b\\sc") == (0, names[3:])
+    assert listed(topic) == (0, [])
+    assert listed("*") == listed("(a") == (ErrorCode.INVALID_REGULAR_EXPRESSION, [])
+    for raw in raws:
+        raw.client.socket.close()
 
 
 def test_an_end_raises_the_epoch_and_is_repeated(servers: str, raw: Raw, topic: str) -> None:

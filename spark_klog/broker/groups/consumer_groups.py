@@ -25,7 +25,7 @@ from spark_klog.broker.groups.group import Join, refused_join
 from spark_klog.broker.groups.membership import Membership
 from spark_klog.broker.groups.migration import read_subscription
 from spark_klog.broker.groups.timers import Timers
-from spark_klog.broker.groups.topic_pattern import TopicPattern
+from spark_klog.broker.groups.topic_pattern import TopicPattern, matches_in_turns
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.metadata.registry import Topic
 from spark_klog.broker.settings.group_settings import GroupTimes
@@ -71,16 +71,9 @@ class _Matches:
             await turns.take(before_long_step=True)
             pattern = TopicPattern(self._regex)  # not kept: it takes a hundred times as long to match as to compile
             for name in new:
-                if await _matches_in_turns(pattern, name, turns):
+                if await matches_in_turns(pattern, name, turns):
                     names.add(name)
         self._seen, self.names = topics, frozenset(names)
-
-
-async def _matches_in_turns(pattern: TopicPattern, name: str, turns: Turns) -> bool:
-    matches: bool | None = None
-    for matches in pattern.steps(name):  # noqa: B007 (the last value is used)
-        await turns.take()
-    return bool(matches)
 
 
 class ConsumerGroups:

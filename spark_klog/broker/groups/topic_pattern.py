@@ -4,7 +4,8 @@ Clients choose them, so matching takes time in proportion to the name, whatever 
 take years for some. An expression becomes a nondeterministic automaton, whose sets of states (numbers with a bit for
 each) are looked up in a table that grows with the names matched, up to a limit; characters that no part of the
 expression tells apart are one in it. There are no back-references, look-around and word boundaries (the first two are
-not in RE2 either), and no Unicode classes: names are ASCII.
+not in RE2 either), and no Unicode classes: topics' names are ASCII. Of other names, such as transactional ids, all
+characters beyond ASCII are one: what matches any character matches them, too.
 """
 
 from __future__ import annotations
@@ -14,24 +15,29 @@ import string
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from spark_klog.broker.event_loop import Turns
 from spark_klog.errors import ConfigError
 
-_ALPHABET = frozenset(string.ascii_letters + string.digits + "._-")
+_ASCII = frozenset(map(chr, range(128)))
+#: Stands for each character beyond ASCII.
+_OTHER = "\x80"
+_ALPHABET = _ASCII | {_OTHER}
 _DIGITS, _WORDS = frozenset(string.digits), frozenset(string.ascii_letters + string.digits + "_")
 _NOTHING: frozenset[str] = frozenset()
-_CLASSES = {"d": _DIGITS, "w": _WORDS, "s": _NOTHING}
+_CLASSES = {"d": _DIGITS, "w": _WORDS, "s": frozenset("\t\n\f\r ")}
+_GRAPH = _WORDS | frozenset(string.punctuation)
 _POSIX = {
     "alnum": frozenset(string.ascii_letters + string.digits),
     "alpha": frozenset(string.ascii_letters),
-    "ascii": _ALPHABET,
-    "blank": _NOTHING,
-    "cntrl": _NOTHING,
+    "ascii": _ASCII,
+    "blank": frozenset("\t "),
+    "cntrl": _ASCII - _GRAPH - {" "},
     "digit": _DIGITS,
-    "graph": _ALPHABET,
+    "graph": _GRAPH,
     "lower": frozenset(string.ascii_lowercase),
-    "print": _ALPHABET,
-    "punct": frozenset("._-"),
-    "space": _NOTHING,
+    "print": _GRAPH | {" "},
+    "punct": frozenset(string.punctuation),
+    "space": frozenset("\t\n\v\f\r "),
     "upper": frozenset(string.ascii_uppercase),
     "word": _WORDS,
     "xdigit": frozenset(string.hexdigits),
@@ -144,7 +150,7 @@ class _Parser:
         if character == "[":
             return [self._set()]
         if character == ".":
-            return [_ALPHABET]
+            return [_ALPHABET - {"\n"}]
         if character in "^$":
             return [_Anchor(character == "^")]
         if character == "\\":
@@ -282,7 +288,7 @@ class TopicPattern:
         """Match a name with a pause (None) after each step that takes time; the last value says whether it matches."""
         states = self._start
         for character in name:
-            step = states, self._alike.get(character, character)
+            step = states, self._alike.get(character, self._alike[_OTHER])
             following = self._steps.get(step)
             if following is None:
                 if len(self._steps) >= _MAX_STEPS:
@@ -355,6 +361,14 @@ class TopicPattern:
             if first == behind:  # nothing, however often
                 break
         return first
+
+
+async def matches_in_turns(pattern: TopicPattern, name: str, turns: Turns) -> bool:
+    """As `TopicPattern.matches`, in steps between which others run."""
+    matches: bool | None = None
+    for matches in pattern.steps(name):  # noqa: B007 (the last value is used)
+        await turns.take()
+    return bool(matches)
 
 
 def _alike(sets: set[frozenset[str]]) -> dict[str, str]:

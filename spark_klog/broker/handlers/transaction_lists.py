@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.groups.topic_pattern import TopicPattern, matches_in_turns
 from spark_klog.broker.security.authorizer import READ
 from spark_klog.broker.transactions.records import partitions_by_topic
 from spark_klog.broker.transactions.transaction import State
-from spark_klog.errors import ErrorCode
+from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.codec import Message
 
+_log = logging.getLogger(__name__)
 _STATES = {state.text for state in State}
 _NONE = -1
 
 
-def list_transactions(broker: Broker, request: Request, message: Message) -> Message:
-    """ListTransactions v0-1 (KIP-664, KIP-994): the transactional ids that this broker coordinates."""
+async def list_transactions(broker: Broker, request: Request, message: Message) -> Message:
+    """ListTransactions v0-2 (KIP-664, KIP-994, KIP-1152): the transactional ids that this broker coordinates."""
     states, producers = set(message["state_filters"]), set(message["producer_id_filters"])
     unknown = sorted(states - _STATES)
     answer = {"error_code": ErrorCode.NONE, "unknown_state_filters": unknown, "transaction_states": []}
@@ -24,16 +28,27 @@ def list_transactions(broker: Broker, request: Request, message: Message) -> Mes
     if not broker.authorizer.is_admin(request.session):  # as in Kafka, ids that the client may not see are left out
         return answer
     age, now = message["duration_filter"], system_ms()
+    pattern = None
+    if text := message["transactional_id_pattern"]:
+        await broker.turns.take(before_long_step=True)
+        try:
+            if not text.isascii():
+                raise ConfigError("only ASCII is supported in a pattern of transactional ids")
+            pattern = TopicPattern(text)
+        except ConfigError as error:
+            _log.info("%s (%s) lists transactions: %s", request.client_id, request.peer, error)
+            return answer | {"error_code": ErrorCode.INVALID_REGULAR_EXPRESSION}
     answer["transaction_states"] = [
         {
             "transactional_id": each.transactional_id,
             "producer_id": each.producer.producer_id,
             "transaction_state": each.state.text,
         }
-        for each in broker.transactions
+        async for each in broker.turns.each(broker.transactions)
         if (not states or each.state.text in states)
         and (not producers or each.producer.producer_id in producers)
         and (age < 0 or (each.state is State.ONGOING and now - each.started_ms > age))
+        and (pattern is None or await matches_in_turns(pattern, each.transactional_id, broker.turns))
     ]
     return answer
 

@@ -218,11 +218,12 @@ DESCRIBE_TRANSACTIONS = api(65, "DescribeTransactions", "0-0", flexible=0)(
     ),
 )
 
-LIST_TRANSACTIONS = api(66, "ListTransactions", "0-1", flexible=0)(
+LIST_TRANSACTIONS = api(66, "ListTransactions", "0-2", flexible=0)(
     struct(
         F("state_filters", array(STRING)),
         F("producer_id_filters", array(INT64)),
         F("duration_filter", INT64, "1+", default=-1),
+        F("transactional_id_pattern", STRING, "2+", nullable="2+", default=None),
     ),
     struct(
         F("throttle_time_ms", INT32),
