@@ -5,22 +5,43 @@ pyiceberg's own scan reads a null list as an empty one: rows that only move from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.manifest import DataFile
+from numpy.typing import NDArray
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import _read_deletes
+from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.table import Table
+from pyiceberg.table.name_mapping import MappedField
 from pyiceberg.transforms import IdentityTransform
 
 from spark_klog.tables.iceberg_schema import field_id
+from spark_klog.tables.table import FIELD_ID
 
 _BATCH_ROWS = 65_536
+#: Of columns to which a table's mapping of names gives no id.
+_UNKNOWN = -1
 
 
 class NotProjected(Exception):
     """A file whose columns differ from the table's in more than is projected here."""
+
+
+def deleted_rows(io: FileIO, file: DataFile, deletes: Iterable[DataFile]) -> NDArray[np.int64]:
+    """The numbers of a file's rows that delete files by position name, in their order."""
+    found = [np.zeros(0, np.int64)]
+    for one in deletes:
+        if one.file_format == FileFormat.PARQUET:
+            with io.new_input(one.file_path).open() as stream:
+                rows = pq.read_table(stream, columns=["pos"], filters=pc.field("file_path") == file.file_path)
+            found.append(rows["pos"].to_numpy())
+        elif file.file_path in (rows_of := _read_deletes(io, one)):
+            found.append(rows_of[file.file_path].to_numpy())
+    return np.unique(np.concatenate(found))
 
 
 def file_rows(table: Table, file: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -28,18 +49,41 @@ def file_rows(table: Table, file: DataFile, schema: pa.Schema) -> Iterator[pa.Re
 
     A row group is in memory. `NotProjected`, before the first rows unless a value does not fit into the table's type.
     """
-    constant = {one.source_id for one in table.spec().fields if isinstance(one.transform, IdentityTransform)}
+    if file.file_format != FileFormat.PARQUET:
+        raise NotProjected(f"{file.file_path} is a file of {file.file_format.value}")
+    constant = {
+        one.source_id for one in table.specs()[file.spec_id].fields if isinstance(one.transform, IdentityTransform)
+    }
     ids = {field_id(one) for one in schema}
     with table.io.new_input(file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
-        own = parquet.schema_arrow
+        own = list(parquet.schema_arrow)
+        mapping = table.name_mapping()
+        if mapping is not None and not any(field_id(one) is not None for one in own):
+            own = [_identified(one, mapping.root) for one in own]
         _by_id(own, file.file_path)
-        names = [one.name for one in own if field_id(one) in ids]
-        nothing = pa.RecordBatch.from_arrays([pa.array([], one.type) for one in own], schema=own)
-        _projected(nothing.select(names), schema, file.file_path, constant)
+        own = [one for one in own if field_id(one) in ids]
+        names = [one.name for one in own]
+        _projected([pa.nulls(0, one.type) for one in own], own, schema, file.file_path, constant)
         for group in range(parquet.num_row_groups):
             for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=names):
-                yield _projected(batch, schema, file.file_path, constant)
+                columns = [batch[name] for name in names]
+                arrays = _projected(columns, own, schema, file.file_path, constant, len(batch))
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _identified(one: pa.Field, mapped: Iterable[MappedField], name: str = "") -> pa.Field:
+    """A field of a file without ids, with those that the table's mapping of names has for it and for those in it."""
+    known = next((each for each in mapped if (name or one.name) in each.names), MappedField(names=[]))
+    number = _UNKNOWN if known.field_id is None else known.field_id
+    kind, inner = one.type, known.fields
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_identified(child, inner) for child in kind])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_identified(kind.key_field, inner, "key"), _identified(kind.item_field, inner, "value"))
+    elif _is_list(kind):
+        kind = pa.list_(_identified(kind.value_field, inner, "element"))
+    return pa.field(one.name, kind, one.nullable, {FIELD_ID: str(number).encode()})
 
 
 def _by_id(fields: Iterable[pa.Field], path: str) -> dict[int, int]:
@@ -53,51 +97,60 @@ def _by_id(fields: Iterable[pa.Field], path: str) -> dict[int, int]:
     return found
 
 
-def _projected(batch: pa.RecordBatch, schema: pa.Schema, path: str, constant: set[int]) -> pa.RecordBatch:
-    """The batch with the columns of `schema`, by the ids of fields."""
-    fields = _by_id(batch.schema, path)
-    arrays = []
-    for wanted in schema:
-        index = fields.get(field_id(wanted) or 0)
-        if index is None:
-            if not wanted.nullable or field_id(wanted) in constant:
-                raise NotProjected(f"{path} has no column {wanted.name}")
-            arrays.append(pa.nulls(len(batch), wanted.type))
+def _projected(
+    arrays: Sequence[pa.Array],
+    has: Sequence[pa.Field],
+    wanted: Iterable[pa.Field],
+    path: str,
+    constant: Collection[int] = (),
+    length: int = 0,
+) -> list[pa.Array]:
+    """The columns or fields that are `wanted`, by their ids; null if there are none in the file."""
+    places = _by_id(has, path)
+    made = []
+    for one in wanted:
+        index = places.get(field_id(one) or 0)
+        if index is not None:
+            made.append(_cast(arrays[index], has[index], one, path))
+        elif one.nullable and field_id(one) not in constant:
+            made.append(pa.nulls(length, one.type))
         else:
-            arrays.append(_cast(batch.column(index), batch.schema.field(index), wanted, path))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+            raise NotProjected(f"{path} has no {one.name}")
+    return made
 
 
 def _cast(array: pa.Array, has: pa.Field, wanted: pa.Field, path: str) -> pa.Array:
-    if has.type.equals(wanted.type, check_metadata=True):
+    kind = wanted.type
+    if array.type.equals(kind, check_metadata=True):
         return array
-    if pa.types.is_struct(has.type) and pa.types.is_struct(wanted.type):
-        children = _by_id(has.type, path)
-        arrays = []
-        for child in wanted.type:
-            index = children.get(field_id(child) or 0)
-            if index is None:
-                if not child.nullable:
-                    raise NotProjected(f"{path} has no field {wanted.name}.{child.name}")
-                arrays.append(pa.nulls(len(array), child.type))
-            else:
-                arrays.append(_cast(array.field(index), has.type.field(index), child, path))
-        return pa.StructArray.from_arrays(arrays, fields=list(wanted.type), mask=array.is_null())
-    if pa.types.is_nested(has.type) and _shape(has) != _shape(wanted):
-        raise NotProjected(f"{path} has another {wanted.name}")
+    if pa.types.is_struct(has.type) and pa.types.is_struct(kind):
+        children = [array.field(index) for index in range(len(has.type))]
+        children = _projected(children, list(has.type), kind, path, length=len(array))
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+    if pa.types.is_map(has.type) and pa.types.is_map(kind):
+        fields = zip((array.keys, array.items), _pair(has.type), _pair(kind), strict=True)
+        entries = pa.StructArray.from_arrays([_cast(*each, path) for each in fields], fields=list(_pair(kind)))
+        return _with_values(array, kind, entries)
+    if _is_list(has.type) and pa.types.is_list(kind):
+        if not pa.types.is_list(array.type):  # of large offsets, or none
+            array = array.cast(pa.list_(array.type.value_field))
+        return _with_values(array, kind, _cast(array.values, has.type.value_field, kind.value_field, path))
+    if pa.types.is_nested(has.type):
+        raise NotProjected(f"{path} has {wanted.name} as {has.type}")
     try:
-        return array.cast(wanted.type)
+        return array.cast(kind)
     except pa.ArrowException as error:
         raise NotProjected(f"{path} has {wanted.name} as {has.type}: {error}") from None
 
 
-def _shape(one: pa.Field) -> list[Any]:
-    """The ids of a field and of those in it, in their order."""
-    kind = one.type
-    if pa.types.is_map(kind):
-        children = [kind.key_field, kind.item_field]
-    elif pa.types.is_struct(kind):
-        children = list(kind)
-    else:
-        children = [kind.value_field] if pa.types.is_nested(kind) else []
-    return [field_id(one), *map(_shape, children)]
+def _with_values(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Array:
+    """The lists or maps with other values at the same places; what is null stays null."""
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], array.null_count, array.offset, [values])
+
+
+def _pair(kind: pa.MapType) -> tuple[pa.Field, pa.Field]:
+    return kind.key_field, kind.item_field
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -12,18 +12,17 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 
+from spark_klog.errors import LoadError
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.changes import DELETED, PLACE, newer, numbers
 from spark_klog.tables.iceberg_files import Footers
-from spark_klog.tables.iceberg_rows import NotProjected, file_rows
+from spark_klog.tables.iceberg_rows import NotProjected, deleted_rows, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
 from spark_klog.tables.iceberg_writing import DataFileWriter
-from spark_klog.tables.table import own_columns
+from spark_klog.tables.table import own_columns, without_rows
 
 _FILE_BYTES = 256 * 1024 * 1024
 _ROW, _CHANGE = "_row", "_change"
@@ -44,6 +43,8 @@ class Upsert:
         self._tasks: list[FileScanTask] = list(table.scan().plan_files())
         #: By the number of a task: which of the file's rows stay.
         self._kept: dict[int, NDArray[np.bool_]] = {}
+        #: By the number of a task: which of the file's rows others have deleted.
+        self._deleted: dict[int, NDArray[np.int64]] = {}
         self._output = _Output(table, self._schema)
         self.gone: list[DataFile] = []
         self.added: list[DataFile] = []
@@ -110,24 +111,19 @@ class Upsert:
         return changes.filter(pa.array(is_row))
 
     def _read(self, number: int, names: list[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of a file, always in the same order, with the types of the table."""
-        task = self._tasks[number]
-        if not task.delete_files:
-            has_begun = False
-            try:
-                for batch in file_rows(self._table, task.file, pa.schema([self._schema.field(one) for one in names])):
-                    has_begun = True
-                    yield batch
-            except NotProjected:
-                if has_begun:
-                    raise
-            else:
-                return
-        wanted = pa.schema([self._schema.field(name).remove_metadata() for name in names])
-        projected = self._table.schema().select(*names)
-        scan = ArrowScan(self._table.metadata, self._table.io, projected, AlwaysTrue())
-        for batch in scan.to_record_batches([task]):
-            yield batch.select(names).cast(wanted)
+        """The rows of a file that are not deleted, always in the same order, with the types of the table."""
+        task, start = self._tasks[number], 0
+        if task.delete_files and number not in self._deleted:
+            self._deleted[number] = deleted_rows(self._table.io, task.file, task.delete_files)
+        try:
+            for batch in file_rows(self._table, task.file, pa.schema([self._schema.field(one) for one in names])):
+                yield without_rows(batch, start, self._deleted.get(number))
+                start += len(batch)
+        except NotProjected as error:
+            raise LoadError(
+                f"{error}, which an upsert can't move into another file: rewrite the table's files with Spark "
+                "(CALL system.rewrite_data_files), then run again"
+            ) from None
 
 
 class _Output:

@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from spark_klog.errors import LoadError
 from spark_klog.tables.changes import INCARNATION
@@ -92,6 +94,16 @@ class TableFile:
     size: int
     records: int
     offsets: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+
+
+def without_rows(batch: pa.RecordBatch, start: int, deleted: NDArray[np.int64] | None) -> pa.RecordBatch:
+    """The rows of a batch that begins at row `start` of its file, without those of these numbers, which are sorted."""
+    if deleted is None or not len(deleted):
+        return batch
+    first, last = np.searchsorted(deleted, (start, start + len(batch)))
+    if first == last:
+        return batch
+    return batch.take(pa.array(np.delete(np.arange(len(batch)), deleted[first:last] - start)))
 
 
 #: The property of a table that has the id of its load, and the entry of a commit that has a `Run` as JSON.

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.manifest import (
+    DataFile as IcebergFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestWriterV2,
+)
 from pyiceberg.table import Table
 
 from spark_klog.columns.schema import FULL
@@ -74,6 +84,59 @@ def write(table: IcebergTable, schema: pa.Schema, name: str, records: list[dict[
 
 def run_of(number: int, until: int, token: str = "token") -> Run:
     return Run(LOAD, number, f"{token}-{number}", {TOPIC: {"0": until}}, {TOPIC: "id"})
+
+
+def delete_by_file(
+    table: Table, file: IcebergFile, position: int, content: DataFileContent, added: Sequence[IcebergFile] = ()
+) -> None:
+    """Delete a row by a delete file, as Spark does with merge on read; pyiceberg writes none. Add files by the same
+    commit."""
+    location = f"{table.location()}/data/delete-{uuid4().hex}.parquet"
+    if content == DataFileContent.POSITION_DELETES:
+        fields = [
+            pa.field("file_path", pa.string(), False, {"PARQUET:field_id": "2147483546"}),
+            pa.field("pos", pa.int64(), False, {"PARQUET:field_id": "2147483545"}),
+        ]
+        values = [{"file_path": file.file_path, "pos": position}]
+    else:
+        fields = [pa.field("offset", pa.int64(), False, {"PARQUET:field_id": "5"})]
+        values = [{"offset": position}]
+    with table.io.new_output(location).create() as stream:
+        pq.write_table(pa.Table.from_pylist(values, pa.schema(fields)), stream)
+    deletes = IcebergFile.from_args(
+        content=content,
+        file_path=location,
+        file_format=FileFormat.PARQUET,
+        partition=file.partition,
+        record_count=1,
+        file_size_in_bytes=len(table.io.new_input(location)),
+        equality_ids=[5] if content == DataFileContent.EQUALITY_DELETES else None,
+    )
+    deletes.spec_id = file.spec_id
+
+    class Writer(ManifestWriterV2):
+        def content(self) -> ManifestContent:
+            return ManifestContent.DELETES
+
+        @property
+        def _meta(self) -> dict[str, str]:
+            return {**super()._meta, "content": "deletes"}
+
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+        data_manifests = append._manifests
+        for one in added:
+            append.append_data_file(one)
+
+        def manifests() -> list[Any]:
+            output = append.new_manifest_output()
+            with Writer(table.spec(), table.schema(), output, append.snapshot_id, "null") as writer:
+                entry = ManifestEntry.from_args(
+                    status=ManifestEntryStatus.ADDED, snapshot_id=append.snapshot_id, data_file=deletes
+                )
+                writer.add(entry)
+            return [writer.to_manifest_file(), *data_manifests()]
+
+        append._manifests = manifests  # type: ignore[method-assign]
 
 
 def before_commit(table: IcebergTable, do: Callable[[], object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import (
     DataFile as IcebergFile,
     DataFileContent,
-    FileFormat,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestWriterV2,
 )
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import LongType
@@ -28,14 +23,14 @@ from pyiceberg.types import LongType
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
 from spark_klog.files import open_folder
-from spark_klog.tables import iceberg_rows
+from spark_klog.tables import iceberg_compaction, iceberg_rows
 from spark_klog.tables.iceberg import IcebergTable
 from spark_klog.tables.iceberg_files import Footers
 from spark_klog.tables.table import RunConflict
 from tests.load.buckets import bucket
 from tests.load.support import in_child
 from tests.support.kafka import free_port
-from tests.tables.iceberg_tables import LOAD, TOPIC, Warehouse, before_commit, rows, run_of, write
+from tests.tables.iceberg_tables import LOAD, TOPIC, Warehouse, before_commit, delete_by_file, rows, run_of, write
 
 _HOST = "127.0.0.1"
 _AGAIN, _KILL = pytest.mark.test_all("again"), pytest.mark.test_all("kill")
@@ -122,60 +117,6 @@ def _live_file(warehouse: Warehouse, path: str) -> IcebergFile:
     return file
 
 
-def _delete_position(
-    warehouse: Warehouse, file: IcebergFile, position: int, content: DataFileContent, added: Sequence[IcebergFile] = ()
-) -> None:
-    """Delete a row by a delete file, as Spark does with merge on read; pyiceberg writes none. Add files by the same
-    commit."""
-    table = warehouse.stranger()
-    location = f"{table.location()}/data/delete-{position}.parquet"
-    if content == DataFileContent.POSITION_DELETES:
-        fields = [
-            pa.field("file_path", pa.string(), False, {"PARQUET:field_id": "2147483546"}),
-            pa.field("pos", pa.int64(), False, {"PARQUET:field_id": "2147483545"}),
-        ]
-        values = [{"file_path": file.file_path, "pos": position}]
-    else:
-        fields = [pa.field("offset", pa.int64(), False, {"PARQUET:field_id": "5"})]
-        values = [{"offset": position}]
-    with table.io.new_output(location).create() as stream:
-        pq.write_table(pa.Table.from_pylist(values, pa.schema(fields)), stream)
-    deletes = IcebergFile.from_args(
-        content=content,
-        file_path=location,
-        file_format=FileFormat.PARQUET,
-        partition=file.partition,
-        record_count=1,
-        file_size_in_bytes=len(table.io.new_input(location)),
-        equality_ids=[5] if content == DataFileContent.EQUALITY_DELETES else None,
-    )
-    deletes.spec_id = file.spec_id
-
-    class Writer(ManifestWriterV2):
-        def content(self) -> ManifestContent:
-            return ManifestContent.DELETES
-
-        @property
-        def _meta(self) -> dict[str, str]:
-            return {**super()._meta, "content": "deletes"}
-
-    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
-        data_manifests = append._manifests
-        for one in added:
-            append.append_data_file(one)
-
-        def manifests() -> list[Any]:
-            output = append.new_manifest_output()
-            with Writer(table.spec(), table.schema(), output, append.snapshot_id, "null") as writer:
-                entry = ManifestEntry.from_args(
-                    status=ManifestEntryStatus.ADDED, snapshot_id=append.snapshot_id, data_file=deletes
-                )
-                writer.add(entry)
-            return [writer.to_manifest_file(), *data_manifests()]
-
-        append._manifests = manifests  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize(
     ("content", "is_during"),
     [
@@ -191,7 +132,7 @@ def test_deleted_rows_stay_deleted(tmp_path: Path, content: DataFileContent, is_
     row = 2 if content == DataFileContent.POSITION_DELETES else 12
 
     def delete() -> None:
-        _delete_position(warehouse, _live_file(warehouse, "1-0.parquet"), row, content)
+        delete_by_file(warehouse.stranger(), _live_file(warehouse, "1-0.parquet"), row, content)
 
     if is_during:
         before_commit(table, delete)
@@ -215,7 +156,7 @@ def test_a_row_that_the_commit_of_its_file_deletes(tmp_path: Path) -> None:
     footers, base = Footers(warehouse.stranger().metadata), warehouse.stranger().location()
     written = [write(table, schema, name, rows(range(first, first + 5))) for name, first in (("a", 10), ("b", 20))]
     files = [footers.data_file(f"{base}/{one.path}", one.size, one.metadata) for one in written]
-    _delete_position(warehouse, files[0], 2, DataFileContent.POSITION_DELETES, files)
+    delete_by_file(warehouse.stranger(), files[0], 2, DataFileContent.POSITION_DELETES, files)
     left = [10, 11, 13, 14, *range(20, 25)]
     assert warehouse.offsets() == left
     assert table.compact(1 << 20) == 0
@@ -265,7 +206,8 @@ def test_files_without_ids_of_fields(tmp_path: Path) -> None:
 def test_rows_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warehouse = Warehouse(tmp_path)
     table = _loaded(warehouse)
-    monkeypatch.setattr(iceberg_rows, "_projected", lambda batch, *_: batch.slice(1))
+    real = iceberg_compaction.file_rows
+    monkeypatch.setattr(iceberg_compaction, "file_rows", lambda *file: (one.slice(1) for one in real(*file)))
     with pytest.raises(LoadError, match="files of 20 records have 16: nothing was replaced"):
         table.compact(1 << 20)
     assert warehouse.offsets() == [*range(10, 50)]
