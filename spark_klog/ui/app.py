@@ -254,7 +254,8 @@ class Pages:
         return JSONResponse(self._watch.outage())
 
     def _new_consumer(self) -> Consumer:
-        return Consumer(self._consumer_settings, include_headers=True)
+        # timestamps that are nanoseconds by mistake do not fit into microseconds
+        return Consumer(self._consumer_settings, include_headers=True, timestamp_unit="ms")
 
     async def _export(self, asked: Request) -> Response:
         form = asked.query_params.get("format", "jsonl")

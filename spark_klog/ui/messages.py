@@ -16,7 +16,6 @@ import json
 import time
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -59,14 +58,13 @@ Render = Callable[[pa.RecordBatch], bytes | memoryview]
 
 def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Each record of an Arrow batch with headers; `_finished` takes its bytes, `raw`, away."""
-    for row in batch.to_pylist():
-        time: datetime | None = row["timestamp"]
+    for row in _listed(batch):
         headers = row["headers"] or []
         yield {
             "topic": row["topic"],
             "partition": row["partition"],
             "offset": row["offset"],
-            "timestamp": None if time is None else round(time.timestamp() * 1000),
+            "timestamp": row["timestamp"],
             "timestampType": row["timestampType"],
             "key": _shown(row["key"]),
             "value": _shown(row["value"]),
@@ -74,6 +72,14 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
             "headerCount": len(headers),
             "raw": (row["key"], row["value"], row["headers"]),
         }
+
+
+def _listed(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows of a batch, with timestamps as ms: Python has no times before the year 1 or after 9999."""
+    index = batch.schema.get_field_index("timestamp")
+    times = batch.column(index).cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    rows: list[dict[str, Any]] = batch.set_column(index, "timestamp", times).to_pylist()
+    return rows
 
 
 def _finished(topic: str, rows: list[dict[str, Any]], schemas: MessageSchemas | None) -> list[dict[str, Any]]:
@@ -407,20 +413,19 @@ def _pieces(
     try:
         for batch in batches_of(new_consumer, ranges, _EXPORT_SECONDS):
             if len(batch):
-                yield _csv_lines(map(_csv_cells, batch.to_pylist())) if form == "csv" else bytes(json_lines(batch))
+                yield _csv_lines(map(_csv_cells, _listed(batch))) if form == "csv" else bytes(json_lines(batch))
     except (KlogError, OSError) as error:
         text = f"the export ended early: {error}"
         yield _csv_lines([[text]]) if form == "csv" else json.dumps({"error": text}).encode() + b"\n"
 
 
 def _csv_cells(row: dict[str, Any]) -> list[Any]:
-    time = row["timestamp"]
     headers = [[one["key"], json_value(one["value"])] for one in row["headers"] or ()]
     return [
         row["topic"],
         row["partition"],
         row["offset"],
-        "" if time is None else round(time.timestamp() * 1000),
+        "" if row["timestamp"] is None else row["timestamp"],
         *_encoded(row["key"]),
         *_encoded(row["value"]),
         json.dumps(headers, ensure_ascii=False),

@@ -21,7 +21,9 @@ from spark_klog.groups.lag import LagMetrics
 from spark_klog.metrics.exposition import metrics_page
 from spark_klog.spark.listener import QueryMetrics, SourceProgress
 from spark_klog.wire.http import HttpThread
-from tests.support.klog import klog, klog_command, klog_refusal
+from tests.support.batches import make_batch
+from tests.support.klog import klog, klog_command, klog_lines, klog_refusal
+from tests.support.raw_client import RawClient
 from tests.support.samples import Samples, parsed, scrape
 from tests.support.topics import make_topic
 from tests.support.waiting import wait_until
@@ -58,6 +60,16 @@ def lag_server(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             yield match[1], process
         finally:
             process.kill()
+
+
+def test_a_record_without_a_timestamp_has_no_age(cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    with RawClient(int(servers.rpartition(":")[2])) as client:
+        assert client.produce(topic, bytes(make_batch([(None, b"v")], [-1])), 8)[0] == 0
+    commit(servers, topic, (topic, 0, 0))
+    (line,) = klog_lines("groups", "lag", topic, "-b", servers, "--json")
+    assert line["stores"]["kafka"] == {"lag": 1, "lost": 0, "lagMs": None}
 
 
 def test_lag_of_all_groups(cluster: EmbeddedCluster, topic: str) -> None:

@@ -28,8 +28,10 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import RequestTimedOut
 from spark_klog.ui import messages
 from spark_klog.ui.messages import View, export
+from tests.support.batches import make_batch
 from tests.support.kafka import free_port
 from tests.support.klog import klog_command, klog_lines, klog_refusal
+from tests.support.raw_client import RawClient
 from tests.support.topics import make_topic
 from tests.ui.support import Page, serving
 
@@ -183,6 +185,28 @@ def test_export(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
     assert sorted(made, key=lambda one: (one["partition"], one["offset"])) == said
     assert page.ask("export", name=topic, format="xml")[0] == 400
     assert page.ask("export", name=topic, records=2_000_000)[0] == 400
+
+
+def test_any_timestamp(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    """Beyond the year 9999, nanoseconds by mistake, the largest INT64, and none: as klog consume has them."""
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    times = [253_402_300_799_999, 253_402_300_800_000, 1_763_719_200_000_000_000, 2**63 - 1, 0, -1]
+    with RawClient(int(servers.rpartition(":")[2])) as client:
+        for number, time_ms in enumerate(times):
+            batch = make_batch([(b"k", b"found %d" % number)], [time_ms])
+            assert client.produce(topic, bytes(batch), 8)[0] == 0
+    lines = klog_lines("consume", topic, "-b", servers, "--json")
+    assert [line["timestamp"] for line in lines] == times
+    for order in ("newest", "oldest"):
+        answer = page.get("messages", name=topic, order=order)
+        assert {row["offset"]: row["timestamp"] for row in answer["messages"]} == dict(enumerate(times))
+    status, answer = page.ask("search", name=topic, text="found")
+    matches = [data for name, data in answer if name == "match"]
+    assert (status, {row["offset"]: row["timestamp"] for row in matches}) == (200, dict(enumerate(times)))
+    text, _ = page.download("export", name=topic, format="csv")
+    assert [int(row["timestamp"]) for row in csv.DictReader(io.StringIO(text))] == times
+    assert [json.loads(line) for line in page.download("export", name=topic)[0].splitlines()] == lines
 
 
 def test_what_is_not_read_in_time_is_an_error(cluster: EmbeddedCluster, topic: str) -> None:

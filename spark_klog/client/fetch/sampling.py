@@ -107,7 +107,8 @@ def _first_timestamp(fetched: Fetched | KlogError) -> int | _Later | None:
             check_crc(header, batch)
             for record in () if header.is_control else records_of(header, batch):
                 if record.offset >= fetched.offset:
-                    return None if record.timestamp_type == NO_TIMESTAMP_TYPE else record.timestamp
+                    has_time = record.timestamp_type != NO_TIMESTAMP_TYPE and record.timestamp >= 0
+                    return record.timestamp if has_time else None
     except DecodeError:
         return None
     return _Later(fetched.next_offset)
