@@ -44,6 +44,7 @@ soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_KILLS=20 SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest --timeout=3600 tests/mirror $(ARGS)
 	SPARK_KLOG_MASTERS=all $(BIN)/python -m pytest tests/spark/test_cluster_masters.py $(ARGS)
 	SPARK_KLOG_MODEL_SECONDS=3600 $(BIN)/python -m pytest --timeout=7200 tests/log/test_log_model.py $(ARGS)
+	SPARK_KLOG_REGISTRY_SECONDS=20 $(BIN)/python -m pytest --timeout=3600 tests/schemas/registry/test_largest_requests.py $(ARGS)
 	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz tests/broker/test_api_fuzz.py tests/broker/test_fetch_sessions.py tests/broker/test_changes_at_once.py $(ARGS)
 	SPARK_KLOG_FUZZ_SECONDS=3600 SPARK_KLOG_ANSWER_MS=1000 SPARK_KLOG_LOOP_MS=100 $(BIN)/python -m pytest -k 'hostile_values or longest_values' tests/broker/test_api_fuzz.py $(ARGS)
 	SPARK_KLOG_SCRIPTED=full $(BIN)/python -m pytest --timeout=3600 tests/spark/test_scripted_brokers.py $(ARGS)

@@ -22,9 +22,10 @@ from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.settings import of_bytes
 from spark_klog.errors import KlogError
 from spark_klog.schemas.registry.server import errors
-from spark_klog.schemas.registry.server.api import answer, content_type, refusal_body
+from spark_klog.schemas.registry.server.api import Answer, answer, content_type, refusal_body
 from spark_klog.schemas.registry.server.errors import RegistryRefusal
 from spark_klog.schemas.registry.server.log import START_SECONDS, TOPIC, WRITE_SECONDS, SchemaLog
+from spark_klog.schemas.registry.server.processes import Processes
 from spark_klog.schemas.registry.server.registry import Registry
 from spark_klog.security.config import Settings
 from spark_klog.wire.http import LOOPBACK, HttpThread, Request, Response
@@ -37,10 +38,14 @@ _OPTION: Final = "--listen"
 #: Larger than any record that brokers take by default.
 _MAX_BODY: Final = 4 << 20
 _MAX_CONNECTIONS: Final = 128
-#: Requests of each kind that are carried out at a time; others wait. Changes may wait for brokers, and the comparing of
-#: schemas takes long: neither must hold up reading.
-_WORKERS: Final = 8
-_READ, _CHECK, _CHANGE = _KINDS = ("read", "check", "change")
+#: Bodies that are larger than a small one, of which all are read at once; others wait, for so many seconds.
+_LARGE_BODIES: Final = 3
+_SMALL_BODY: Final = 64 << 10
+_TURN_SECONDS: Final = 10.0
+#: Requests of each kind that are carried out at a time. What reads never waits; a list of all schemas is large; all
+#: others may wait, for brokers or for the processes that parse and compare schemas.
+_READ, _LIST, _WAIT = "read", "list", "wait"
+_WORKERS: Final = {_READ: 8, _LIST: 1, _WAIT: _MAX_CONNECTIONS}
 #: Seconds until a request is answered, and the client may ask again.
 _ANSWER_SECONDS: Final = WRITE_SECONDS + 5
 #: Settings of the user's other clients that this one must not have.
@@ -72,11 +77,15 @@ class SchemaRegistry:
             self._log = SchemaLog(admin, consumer, lambda: Producer(settings | _PRODUCER), topic)
             opened.pop_all()
             admin.close()
-        self._workers = {kind: Workers(f"klog-schemas-{kind}", _WORKERS, _MAX_CONNECTIONS) for kind in _KINDS}
+        self._workers = {
+            kind: Workers(f"klog-schemas-{kind}", count, _MAX_CONNECTIONS) for kind, count in _WORKERS.items()
+        }
+        self._processes = Processes()
+        self._large_bodies = asyncio.Semaphore(_LARGE_BODIES)
         try:
             try:
                 self._log.catch_up(time.monotonic() + START_SECONDS)
-                self._registry = Registry(self._log)
+                self._registry = Registry(self._log, self._processes)
                 self._registry.restore()
             except RegistryRefusal as refused:
                 raise KlogError(f"the schema registry can't start: {refused.reason}") from refused
@@ -95,11 +104,14 @@ class SchemaRegistry:
         kind = content_type(request.headers.get("accept", ""))
         try:
             self._check_origin(request)
-            body = await request.whole_body(_MAX_BODY)
-            call = self._workers[_kind(request)].submit(
-                answer, self._registry, request.method, request.path, request.query, body
-            )
-            made = await asyncio.wait_for(asyncio.wrap_future(call), _ANSWER_SECONDS)
+            if not _is_large(request):
+                made = await self._carry_out(request)
+            else:
+                await self._turn()
+                try:
+                    made = await self._carry_out(request)
+                finally:
+                    self._large_bodies.release()
             return Response(made.status, kind, made.body, made.allow)
         except RegistryRefusal as error:
             refused = error
@@ -116,6 +128,20 @@ class SchemaRegistry:
             refused = errors.store_failed(f"{type(error).__name__}: {error}")
         return Response(refused.status, kind, refusal_body(refused))
 
+    async def _turn(self) -> None:
+        """Wait for one of the places of large bodies."""
+        try:
+            await asyncio.wait_for(self._large_bodies.acquire(), _TURN_SECONDS)
+        except asyncio.TimeoutError:
+            raise errors.bare(HTTPStatus.SERVICE_UNAVAILABLE, "too many large requests: try again later") from None
+
+    async def _carry_out(self, request: Request) -> Answer:
+        body = await request.whole_body(_MAX_BODY)
+        call = self._workers[_kind(request)].submit(
+            answer, self._registry, request.method, request.path, request.query, body
+        )
+        return await asyncio.wait_for(asyncio.wrap_future(call), _ANSWER_SECONDS)
+
     def _check_origin(self, request: Request) -> None:
         """Refuse what pages of other sites make a browser send to this machine's loopback interface."""
         if self._host is not None and not is_own_host(request.headers.get("host", ""), self._host):
@@ -131,6 +157,7 @@ class SchemaRegistry:
     def _stop(self) -> None:
         for workers in self._workers.values():
             workers.close()
+        self._processes.close()
         self._log.close()
 
     def __enter__(self) -> SchemaRegistry:
@@ -140,9 +167,17 @@ class SchemaRegistry:
         self.close()
 
 
+def _is_large(request: Request) -> bool:
+    """Whether a request's body is large, or may be: it comes in chunks."""
+    size = request.headers.get("content-length", "0")
+    is_small = size.isascii() and size.isdecimal() and len(size) <= len(str(_SMALL_BODY)) and int(size) <= _SMALL_BODY
+    return "transfer-encoding" in request.headers or not is_small
+
+
 def _kind(request: Request) -> str:
-    """Whether a request reads, has a schema that is parsed and compared, or may write to the topic."""
-    if request.method == "POST":
-        is_registration = request.path.rstrip("/").endswith("/versions") and "/compatibility/" not in request.path
-        return _CHANGE if is_registration else _CHECK
-    return _READ if request.method in ("GET", "HEAD") else _CHANGE
+    """What a request may wait for, by its path and query."""
+    if request.method not in ("GET", "HEAD"):
+        return _WAIT
+    if request.path.rstrip("/").endswith("/schemas"):
+        return _LIST
+    return _WAIT if "format=" in request.query else _READ

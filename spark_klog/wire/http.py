@@ -2,7 +2,8 @@
 
 A request's head has at most 8 KiB; it must arrive within 5 seconds, and its body within another 5. At most 64
 connections are open at a time (or as many as the server is made for). A further one closes the connection that has kept
-the server waiting for longest, for a request or for an answer to be read; if there is none, it gets status 503.
+the server waiting for longest, for a request or for an answer to be read; if there is none, it gets status 503. So does
+one for whose answer there is no room, as clients have not read others.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _MAX_HEAD = 8 * 1024
 _RECEIVE_SECONDS, _SEND_SECONDS, _CLOSE_SECONDS = 5.0, 30.0, 5.0
 _MAX_CONNECTIONS = 64
 _MAX_DIGITS = 15
+#: The most bytes of answers that are being sent, and of one that is sent nevertheless.
+_MOST_UNSENT, _SHORT = 64 << 20, 64 << 10
 _MAX_TRAILERS = 32
 _CHUNK_SIZE = re.compile(b"[0-9A-Fa-f]{1,8}")
 T = TypeVar("T")
@@ -154,6 +157,8 @@ class HttpServer:
         self._clients: set[Client] = set()
         #: Those that keep the server waiting, the longest first.
         self._awaited: dict[Client, None] = {}
+        #: Bytes of answers that are being sent.
+        self._unsent = 0
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         return await asyncio.start_server(self._connected, sock=listener, limit=_MAX_HEAD)
@@ -166,8 +171,13 @@ class HttpServer:
             del self._awaited[silent]
             self._clients.discard(silent)
             silent.writer.transport.abort()
+        size = 0
         try:
             method, response = await self._answer(client)
+            if self._unsent + len(response.body) > _MOST_UNSENT and len(response.body) > _SHORT:
+                response = refusal(503)
+            size = len(response.body)
+            self._unsent += size
             allow = f"Allow: {response.allow}\r\n" if response.allow else ""
             head = (
                 f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
@@ -181,6 +191,7 @@ class HttpServer:
             _log.debug("an HTTP client's connection ends: %r", error)  # cancelled: the server closes
         finally:
             self._clients.discard(client)
+            self._unsent -= size
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
     async def _answer(self, client: Client) -> tuple[str, Response]:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +18,9 @@ from hypothesis import given, settings, strategies as st
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.registry.formats.avro import AvroSchema
+from spark_klog.schemas.registry.server import work
 from spark_klog.schemas.registry.server.api import answer
+from spark_klog.schemas.registry.server.records import CONFIG, SCHEMA, Key, Record
 from spark_klog.schemas.registry.server.registry import Registry
 from tests.schemas.registry.asking import ask, register
 from tests.schemas.registry.memory_log import MemoryLog
@@ -238,12 +240,12 @@ def test_a_long_row_of_references() -> None:
 
 
 def test_the_parsed_schemas_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_klog.schemas.registry.server.registry._MOST_LETTERS", 100)
+    monkeypatch.setattr(work, "_MOST_LETTERS", 100)
     registry = Registry(MemoryLog())  # type: ignore[arg-type]
     for n in range(9):
         body = _record("A", *({"name": f"f{m}", "type": "int", "default": 0} for m in range(n)))
         assert _ask(registry, "POST", "/subjects/a/versions", body)[0] == 200
-    assert len(registry._parsed) == 1
+    assert len(work._parsed_schemas) == 1
 
 
 def test_schemas_that_are_nested_too_deeply_to_compare() -> None:
@@ -327,6 +329,7 @@ def test_schemas_are_compared_while_others_register(monkeypatch: pytest.MonkeyPa
     unreadable, compared = AvroSchema.unreadable, []
 
     def slowly(reader: AvroSchema, writer: AvroSchema) -> list[str]:
+        assert not registry._changing.locked()
         compared.append((reader.canonical(), writer.canonical()))
         if len(compared) == 1:  # meanwhile
             more = _record("A", {"name": "x", "type": "string", "default": ""})
@@ -339,3 +342,110 @@ def test_schemas_are_compared_while_others_register(monkeypatch: pytest.MonkeyPa
     status, refused = _ask(registry, "POST", "/subjects/a/versions", slow)
     assert (status, refused["error_code"]) == (409, 409)  # with the version that came meanwhile
     assert len(compared) == len(set(compared)) == 3  # none twice
+
+
+def test_a_subject_that_changes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_klog.schemas.registry.server.registry._MOST_TRIES", 3)
+    numbers = iter(range(100))
+
+    def run(function: Any, *arguments: Any, deadline: float) -> Any:
+        if function is work.unreadable:
+            key, value = Key(SCHEMA, "a", number := next(numbers) + 2), {"schema": f'"{"x" * number}"'}
+            log.append([Record(key, {"subject": "a", "version": number, "id": number, "deleted": False, **value})])
+            return []
+        return function(*arguments)
+
+    log = MemoryLog()
+    registry = Registry(log, run)  # type: ignore[arg-type]
+    assert _ask(registry, "POST", "/subjects/a/versions", _record("A"))[0] == 200
+    status, refused = _ask(registry, "POST", "/subjects/a/versions", _record("B"))
+    assert (status, refused["error_code"], next(numbers)) == (500, 50002, 3)
+    assert "subject a changed each time" in refused["message"]
+    assert _ask(registry, "POST", "/subjects/b/versions", _record("B"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "text", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", '"\\ud800"', "[" * 100_000, "1" * 10_000]
+)
+def test_what_cannot_be_sent_as_json_is_not_stored(text: str) -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    requests = [
+        ("PUT", "/config", '{"defaultRuleSet": {"x": %s}}'),
+        ("PUT", "/config/a", '{"overrideMetadata": {"x": [%s]}}'),
+        ("POST", "/subjects/a/versions", '{"schema": "\\"int\\"", "metadata": {"x": %s}}'),
+        ("POST", "/subjects/a/versions", '{"schema": "\\"int\\"", "ruleSet": {"x": {"y": %s}}}'),
+    ]
+    for method, path, body in requests:
+        made = answer(registry, method, path, "", (body % text).encode())
+        assert made.status == 400, (method, path, text[:20])
+        json.loads(made.body.decode(), parse_constant=_no_json)
+
+
+def _no_json(constant: str) -> Any:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_stored_values_that_are_not_json_are_null() -> None:
+    """As earlier releases took them."""
+    log = MemoryLog()
+    log.records = [
+        (
+            Key(SCHEMA, "a", 1).encode(),
+            b'{"subject":"a","version":1,"id":1,"schema":"\\"int\\"","ruleSet":{"x":NaN},"deleted":false}',
+            False,
+        ),
+        (Key(CONFIG).encode(), b'{"compatibilityLevel":"FULL","defaultMetadata":{"x":[1e999,-Infinity,1.5]}}', False),
+    ]
+    log.replayed(log.records, log.state)
+    registry = Registry(log)  # type: ignore[arg-type]
+    for path in ("/schemas", "/subjects/a/versions/1", "/schemas/ids/1", "/config"):
+        made = answer(registry, "GET", path, "", b"")
+        assert made.status == 200
+        json.loads(made.body.decode(), parse_constant=_no_json)
+    assert json.loads(answer(registry, "GET", "/config", "", b"").body)["defaultMetadata"] == {"x": [None, None, 1.5]}
+    assert _ask(registry, "POST", "/subjects/a/versions", {"schema": '"int"'})[1]["id"] == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"schema": '{"type":"record","name":"R","doc":"\\ud800","fields":[]}'},
+        {"schema": '{"type":"record","name":"R\\udc00","fields":[]}'},
+        {"schema": '"\\ud800"'},
+        {"schema": '{"title":"\\ud800"}', "schemaType": "JSON"},
+        {"schema": '{"type":"\\ud800"}', "schemaType": "JSON"},
+        {"schema": '{"$ref":"\\ud800"}', "schemaType": "JSON"},
+    ],
+)
+def test_schemas_with_half_of_a_surrogate_pair(body: dict[str, Any]) -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    for method, path in (
+        ("POST", "/subjects/a/versions"),
+        ("POST", "/subjects/a"),
+        ("POST", "/compatibility/subjects/a/versions"),
+    ):
+        status, refused = _ask(registry, method, path, body)
+        assert (status, refused["error_code"]) == (422, 42201)
+    assert _ask(registry, "GET", "/schemas") == (200, [])
+
+
+def test_answers_that_nobody_reads(registry: str) -> None:
+    """Large ones have a bound in all; short ones are given to everybody."""
+    place = urlsplit(registry)
+    text = json.dumps({"type": "record", "name": "R", "doc": "x" * 900_000, "fields": []})
+    id = register(registry, "unread", text)
+    request = f"GET /schemas/ids/{id} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+    with ExitStack() as opened:
+        for _ in range(100):
+            silent = opened.enter_context(socket.socket())
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.settimeout(30)
+            silent.connect((place.hostname, place.port))
+            silent.sendall(request)
+        deadline = time.monotonic() + 30
+        while (status := ask(registry, "GET", f"/schemas/ids/{id}")[0]) == 200 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert status == 503
+        assert ask(registry, "GET", "/subjects")[0] == 200
+    while ask(registry, "GET", f"/schemas/ids/{id}")[0] != 200:
+        assert time.monotonic() < deadline

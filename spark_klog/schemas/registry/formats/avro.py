@@ -33,8 +33,9 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DEPTH: Final = 200
 #: Values and types that are compared for one default.
 _MOST_CHECKED: Final = 200_000
-#: Pairs of a reader's and a writer's types that are compared.
+#: Pairs of a reader's and a writer's types that are compared, and names of fields that are looked for in all of them.
 _MOST_PAIRS: Final = 200_000
+_MOST_NAMES: Final = 2_000_000
 #: Letters of names in a difference.
 _MOST_LETTERS: Final = 1000
 #: Attributes of a schema that are not its own properties, by what has them.
@@ -524,6 +525,7 @@ class _Comparison:
     def __init__(self) -> None:
         #: Results by reader and writer; a pair that is being compared is taken for compatible.
         self._compared: dict[tuple[int, int], list[_Difference]] = {}
+        self._names = 0
 
     def compare(self, reader: _Node, writer: _Node, path: tuple[str, ...]) -> list[_Difference]:
         pair = (id(reader), id(writer))
@@ -577,8 +579,12 @@ class _Comparison:
 
     def _fields(self, reader: _Node, writer: _Node, path: tuple[str, ...]) -> Iterator[_Difference]:
         written = {item.name: item for item in writer.fields}
+        self._names += len(written)
         for index, item in enumerate(reader.fields):
             place = (*path, "fields", str(index))
+            self._names += 1 + len(item.aliases)
+            if self._names > _MOST_NAMES:
+                raise TooComplex(f"more than {_MOST_NAMES:,} names and aliases of fields would have to be looked for")
             names = [name for name in (item.name, *item.aliases) if name in written]
             if len(names) > 1:
                 raise _Ambiguous(f"field {item.name} of {reader.full_name} matches several fields: {', '.join(names)}")

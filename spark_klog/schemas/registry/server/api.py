@@ -35,6 +35,7 @@ from spark_klog.schemas.registry.server.state import (
     split,
     within,
 )
+from spark_klog.schemas.registry.server.work import decoded
 
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 #: What a client may ask for; any other gets the first.
@@ -43,8 +44,11 @@ _ACCEPTED: Final = (CONTENT_TYPE, "application/vnd.schemaregistry+json", "applic
 _DIGITS: Final = re.compile("[0-9]{1,10}")
 #: Rows of a list, if no limit is given.
 _MOST_ROWS: Final = 20_000
-#: Seconds that a list of schemas may take.
-_LIST_SECONDS: Final = 30.0
+#: Seconds that a list of schemas may take, and bytes that it may have.
+_LIST_SECONDS: Final = 10.0
+_MOST_BYTES: Final = 32 << 20
+#: Bytes of a body that is decoded at once.
+_SMALL_BODY: Final = 64 << 10
 #: Fields of a configuration: as they are asked for, and as they are stored.
 _CONFIG_FIELDS: Final = {
     "compatibility": "compatibilityLevel",
@@ -81,6 +85,8 @@ class Asked:
 
     def __init__(self, registry: Registry, context: str, names: list[str], query: str, body: bytes) -> None:
         self.registry = registry
+        #: When the request is given up, a time of `time.monotonic`.
+        self.deadline = registry.deadline()
         #: What the path calls the context, "." if it names none.
         self.context = context
         self.names = names
@@ -133,17 +139,9 @@ class Asked:
 
     def fields(self) -> dict[str, Any]:
         """The body's JSON object."""
-        try:
-            fields = json.loads(self._body or b"null")
-        except (ValueError, RecursionError) as error:
-            raise errors.bare(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
-        if not isinstance(fields, dict):
-            raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, "the body must be a JSON object")
-        try:
-            _dumps(fields)
-        except UnicodeEncodeError:
-            raise errors.bare(HTTPStatus.BAD_REQUEST, "the body has half of a surrogate pair") from None
-        return fields
+        if len(self._body) <= _SMALL_BODY:
+            return decoded(self._body)
+        return self.registry.run(decoded, self._body, deadline=self.deadline)
 
     def definition(self) -> tuple[Definition, dict[str, Any]]:
         """The schema in the body, and all of the body."""
@@ -267,6 +265,7 @@ def _register(asked: Asked) -> Any:
         id=-1 if id is None else id,
         version=max(number or 0, 0),
         normalize=asked.flag("normalize"),
+        deadline=asked.deadline,
     )
     made = _whole(asked, version)
     del made["subject"]
@@ -297,6 +296,7 @@ def _look_up(asked: Asked) -> Any:
         _resolved(asked, definition),
         normalize=asked.flag("normalize"),
         deleted=asked.flag("deleted"),
+        deadline=asked.deadline,
     )
     return _whole(asked, version)
 
@@ -331,9 +331,9 @@ def _whole(asked: Asked, version: Version) -> dict[str, Any]:
 
 def _schema(asked: Asked, version: Version) -> dict[str, Any]:
     definition = version.definition
-    made: dict[str, Any] = {"guid": guid_of(definition.digest())} | definition.json()
+    made: dict[str, Any] = {"guid": guid_of(version.digest)} | definition.json()
     if form := asked.text("format"):
-        made["schema"] = asked.registry.stored(version).formatted(form)
+        made["schema"] = asked.registry.formatted(version, form, asked.deadline)
     if asked.text("referenceFormat") == "qualified" and definition.references:
         made["references"] = [
             reference._replace(subject=within(version.subject, reference.subject)).json()
@@ -362,15 +362,18 @@ def _list_schemas(asked: Asked) -> Any:
             found += versions[-1:] if latest else versions
         return found
 
-    made: list[dict[str, Any]] = []
-    deadline = time.monotonic() + _LIST_SECONDS
+    rows: list[bytes] = []
+    size = 0
+    asked.deadline = deadline = time.monotonic() + _LIST_SECONDS
     for version in asked.rows(asked.registry.read(look_up)):
+        advice = "ask for them with limit and offset"
         if time.monotonic() > deadline:  # with a format each is parsed
-            raise errors.timed_out(
-                f"{len(made):,} schemas took {_LIST_SECONDS:g} s: ask for them with limit and offset"
-            )
-        made.append(_whole(asked, version))
-    return made
+            raise errors.timed_out(f"{len(rows):,} schemas took {_LIST_SECONDS:g} s: {advice}")
+        rows.append(_dumps(_whole(asked, version)))  # one by one: the encoder lets no other thread run
+        size += len(rows[-1])
+        if size > _MOST_BYTES:
+            raise errors.schema_too_large(f"{len(rows):,} schemas have more than {_MOST_BYTES >> 20} MiB: {advice}")
+    return b"[%s]" % b",".join(rows)
 
 
 def _types(_: Asked) -> Any:
@@ -450,7 +453,11 @@ def _compatibility(asked: Asked, number: int | None) -> Any:
     try:
         definition, _ = asked.definition()
         messages = asked.registry.incompatibilities(
-            asked.subject(), _resolved(asked, definition), number, normalize=asked.flag("normalize")
+            asked.subject(),
+            _resolved(asked, definition),
+            number,
+            normalize=asked.flag("normalize"),
+            deadline=asked.deadline,
         )
     except RegistryRefusal as refused:
         if refused.code != errors.INVALID_SCHEMA or not verbose:
@@ -611,7 +618,8 @@ def content_type(accept: str) -> str:
 
 
 def _dumps(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """JSON, whatever a text has: half of a surrogate pair is a question mark."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")
 
 
 def _page(parts: list[str]) -> tuple[dict[str, _Page] | None, list[str]]:

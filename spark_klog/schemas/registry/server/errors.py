@@ -28,6 +28,9 @@ class RegistryRefusal(RequestRefused):
         self.code = code
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[RegistryRefusal], tuple[int, str]]:
+        return type(self), (self.code, self.reason)
+
 
 def bare(status: HTTPStatus, detail: str = "") -> RegistryRefusal:
     """A refusal that has nothing to do with schemas, such as that of an unknown path."""

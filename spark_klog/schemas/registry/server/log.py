@@ -98,10 +98,11 @@ class SchemaLog:
                     self.lock.notify_all()
                 time.sleep(_BACK_OFF_SECONDS)
                 continue
-            with self.lock:
-                for record in records:
-                    is_restored = any(name == RESTORED for name, _ in record.headers)
+            for record in records:
+                is_restored = any(name == RESTORED for name, _ in record.headers)
+                with self.lock:  # not for all of them: others read
                     self.state.apply(record.key, record.value, record.timestamp, is_restored=is_restored)
+            with self.lock:
                 self._failure = None
                 self._position = position
                 self.lock.notify_all()

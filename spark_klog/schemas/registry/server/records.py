@@ -16,6 +16,7 @@ again.
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Any, Final, NamedTuple
 
 SCHEMA: Final = "SCHEMA"
@@ -83,10 +84,15 @@ def decode_value(data: bytes | None) -> dict[str, Any] | None:
     return None if data is None else _object(data, "value")
 
 
+def _finite(text: str) -> float | None:
+    return value if isfinite(value := float(text)) else None
+
+
 def _object(data: bytes | None, what: str) -> dict[str, Any]:
     data = data or b""
     try:
-        fields = json.loads(data)
+        # earlier releases took numbers that JSON does not have: null then, not an answer that nobody can read
+        fields = json.loads(data, parse_constant=lambda _: None, parse_float=_finite)
         if b"\\u" in data or b"\xed" in data:
             dumps(fields)  # half of a surrogate pair can't be sent to anyone
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,8 @@
 """A schema registry's operations on what is in its topic, as Confluent's registry does them.
 
 Reads use the state; what changes it waits until the state has all of the log, decides, writes, and returns once that is
-read back. One write at a time, so two registrations of the same schema get the same id.
+read back. One write at a time, so two registrations of the same schema get the same id. Schemas are parsed and compared
+before that (`work`), and again if what they were compared with has changed meanwhile.
 """
 
 from __future__ import annotations
@@ -9,15 +10,11 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from spark_klog.errors import MissingPackage
-from spark_klog.schemas.registry.formats import InvalidSchema, ParsedSchema, parse
-from spark_klog.schemas.registry.formats.contract import READER, WRITER
-from spark_klog.schemas.registry.server import errors
+from spark_klog.schemas.registry.server import errors, work
 from spark_klog.schemas.registry.server.log import WRITE_SECONDS, SchemaLog
 from spark_klog.schemas.registry.server.records import (
     CLEAR_SUBJECT,
@@ -44,41 +41,56 @@ from spark_klog.schemas.registry.server.state import (
     split,
     within,
 )
+from spark_klog.schemas.registry.server.work import Run, Source, run_here
 
-#: Parsed schemas that are kept, and letters of their texts and of those of their references.
-_MOST_PARSED: Final = 1000
-_MOST_LETTERS: Final = 16 << 20
-#: Schemas that refer to each other, from one that is registered, and how many are one behind the other.
+#: Schemas that refer to each other, from one that is registered, how many are one behind the other, and their letters.
 _MOST_REFERENCES: Final = 1000
 _MOST_IN_A_ROW: Final = 200
+_MOST_LETTERS: Final = 4 << 20
+#: How often a schema is compared with versions that have come meanwhile.
+_MOST_TRIES: Final = 50
 _MAX_SCHEMA_SHOWN: Final = 10 * 1024
 LATEST: Final = -1
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _T = TypeVar("_T")
 
 
-#: A type, a text, and the names and texts of references.
-_Texts = tuple[str, str, tuple[tuple[str, str], ...]]
-#: Earlier schemas that one is compatible with, by direction and identity, which only holds for one that is there.
-_Compatible = dict[tuple[str, int], ParsedSchema]
+#: Versions that a schema is compatible with, by their identity.
+_Compatible = dict[int, Version]
+
+
+class _Basis(NamedTuple):
+    """What the decision on a new version of a subject rests on: it holds as long as this is the same."""
+
+    #: The texts that its schema refers to.
+    references: tuple[tuple[str, str], ...]
+    config: dict[str, Any]
+    mode: str
+    #: The versions that are not deleted.
+    versions: list[Version]
 
 
 class Registry:
-    """The operations; thread-safe. Each raises `RegistryRefusal`. Subjects are qualified by their context (`state`)."""
+    """The operations; thread-safe. Each raises `RegistryRefusal`. Subjects are qualified by their context (`state`).
 
-    def __init__(self, log: SchemaLog) -> None:
+    `run` carries out what may take long.
+    """
+
+    def __init__(self, log: SchemaLog, run: Run = run_here) -> None:
         self._log = log
+        self.run = run
         #: Held while a change is decided and written.
         self._changing = threading.Lock()
-        #: Parsed schemas by their text and the texts that they refer to: a number may get another text.
-        self._parsed: OrderedDict[_Texts, ParsedSchema] = OrderedDict()
-        self._letters = 0
-        self._parsing = threading.Lock()
 
     @property
     def cluster_id(self) -> str | None:
         """The id of the Kafka cluster."""
         return self._log.cluster_id
+
+    @staticmethod
+    def deadline() -> float:
+        """When an operation that begins now is given up, a time of `time.monotonic`."""
+        return time.monotonic() + WRITE_SECONDS
 
     def read(self, look_up: Callable[[State], _T]) -> _T:
         """What `look_up` finds in the state, which nothing changes meanwhile."""
@@ -86,13 +98,13 @@ class Registry:
             return look_up(self._log.state)
 
     @contextmanager
-    def _change(self) -> Iterator[float]:
+    def _change(self, deadline: float | None = None) -> Iterator[float]:
         """Be the only one to change something, with a state that has all of the log; the deadline of the change.
 
-        The deadline counts from the call: it is for the wait for others' changes, too.
+        It is for the wait for others' changes, too.
         """
-        deadline = time.monotonic() + WRITE_SECONDS
-        if not self._changing.acquire(timeout=WRITE_SECONDS):
+        deadline = self.deadline() if deadline is None else deadline
+        if not self._changing.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise errors.timed_out(f"changes before this one took {WRITE_SECONDS:g} s")
         try:
             self._log.catch_up(deadline)
@@ -114,42 +126,19 @@ class Registry:
 
     # --- schemas
 
-    @staticmethod
-    def _parse(definition: Definition, references: dict[str, str], *, is_new: bool = False) -> ParsedSchema:
-        """A schema with those that it refers to."""
-        try:
-            return parse(definition.schema_type, definition.schema, references, is_new=is_new)
-        except InvalidSchema as error:
-            raise errors.invalid_schema(f"Invalid schema of type {definition.schema_type}, details: {error}") from error
-        except RecursionError:
-            raise errors.invalid_schema("the schema is nested too deeply") from None
-        except MissingPackage as error:
-            raise errors.invalid_schema(str(error)) from error
+    def formatted(self, version: Version, form: str, deadline: float) -> str:
+        """The text of a version in a form that its format knows."""
+        references = self._texts(version.subject, version.definition)
+        return self.run(work.formatted, _source(version.definition, references), form, deadline=deadline)
 
-    def stored(self, version: Version) -> ParsedSchema:
-        """The parsed schema of a version."""
-        definition = version.definition
-        references = self._texts(version.subject, definition)
-        key = definition.schema_type, definition.schema, tuple(references.items())
-        with self._parsing:
-            if (kept := self._parsed.get(key)) is not None:
-                self._parsed.move_to_end(key)
-                return kept
-        made = self._parse(definition, references)
-        with self._parsing:
-            if key not in self._parsed:
-                self._parsed[key] = made
-                self._letters += _size(key)
-            while len(self._parsed) > 1 and (len(self._parsed) > _MOST_PARSED or self._letters > _MOST_LETTERS):
-                self._letters -= _size(self._parsed.popitem(last=False)[0])
-        return made
-
-    def _texts(self, subject: str, definition: Definition) -> dict[str, str]:
-        """Texts of the schemas that a schema refers to, directly or not, each after those that it needs itself."""
+    def _texts(self, subject: str, definition: Definition) -> tuple[tuple[str, str], ...]:
+        """Names and texts of the schemas that a schema refers to, directly or not, each after those that it needs."""
         texts: dict[str, str] = {}
+        letters = 0
         under_way: set[tuple[str, int]] = set()
 
         def add(parent: str, definition: Definition) -> None:
+            nonlocal letters
             for name, referenced, number in definition.references:
                 if name in texts:
                     continue
@@ -168,24 +157,30 @@ class Registry:
                 add(place[0], version.definition)
                 under_way.discard(place)
                 texts[name] = version.definition.schema
+                letters += len(texts[name])
                 if len(texts) > _MOST_REFERENCES:
                     raise errors.invalid_schema(f"the schema refers to more than {_MOST_REFERENCES} others")
+                if letters > _MOST_LETTERS:
+                    raise errors.schema_too_large(f"the schema refers to others of more than {_MOST_LETTERS:,} letters")
 
         add(subject, definition)
-        return texts
+        return tuple(texts.items())
 
     def _canonical(
-        self, subject: str, definition: Definition, texts: dict[str, str], *, normalize: bool, is_new: bool
-    ) -> tuple[Definition, ParsedSchema]:
-        """A schema as it is stored; `texts` are those that it refers to."""
-        normalize = normalize or bool(self.read(lambda state: state.config_in_scope(subject)).get("normalize"))
-        parsed = self._parse(definition, texts, is_new=is_new)
-        try:
-            text = parsed.normalized() if normalize else parsed.canonical()
-        except RecursionError:
-            raise errors.invalid_schema("the schema is nested too deeply") from None
-        references = tuple(sorted(set(definition.references))) if normalize else definition.references
-        return definition._replace(schema=text, references=references), parsed
+        self,
+        definition: Definition,
+        references: tuple[tuple[str, str], ...],
+        config: dict[str, Any],
+        *,
+        normalize: bool,
+        is_new: bool,
+        deadline: float,
+    ) -> Definition:
+        """A schema as it is stored; `references` are the texts that it refers to, `config` is that of its subject."""
+        normalize = normalize or bool(config.get("normalize"))
+        text = self.run(work.canonical, _source(definition, references), normalize, is_new, deadline=deadline)
+        named = tuple(sorted(set(definition.references))) if normalize else definition.references
+        return definition._replace(schema=text, references=named)
 
     def version(self, subject: str, number: int, *, deleted: bool = False) -> Version:
         """A version of a subject; `LATEST` is the newest that is not deleted (with `deleted`, of all)."""
@@ -219,10 +214,14 @@ class Registry:
                 raise errors.schema_not_found(id)
             return found[0]
 
-    def look_up(self, subject: str, definition: Definition, *, normalize: bool, deleted: bool) -> Version:
+    def look_up(
+        self, subject: str, definition: Definition, *, normalize: bool, deleted: bool, deadline: float
+    ) -> Version:
         """The version of a subject that has a schema."""
-        texts = self._texts(subject, definition)
-        canonical, _ = self._canonical(subject, definition, texts, normalize=normalize, is_new=False)
+        references, config = self._texts(subject, definition), self.read(lambda state: state.config_in_scope(subject))
+        canonical = self._canonical(
+            definition, references, config, normalize=normalize, is_new=False, deadline=deadline
+        )
         with self._log.lock:
             state = self._log.state
             version = _with_schema(state, subject, canonical, deleted=deleted)
@@ -233,7 +232,14 @@ class Registry:
             return version
 
     def register(
-        self, subject: str, definition: Definition, *, id: int = -1, version: int = 0, normalize: bool = False
+        self,
+        subject: str,
+        definition: Definition,
+        *,
+        id: int = -1,
+        version: int = 0,
+        normalize: bool = False,
+        deadline: float | None = None,
     ) -> Version:
         """The version of a subject that has a schema; it becomes the next one if there is none.
 
@@ -241,62 +247,80 @@ class Registry:
         """
         if not split(subject)[1] or subject in ("__GLOBAL", "__EMPTY") or _CONTROL.search(subject):
             raise errors.invalid_subject(subject)
-        self._check_register_mode(subject, has_id=id >= 0)
-        texts = self._texts(subject, definition)
-        canonical, parsed = self._canonical(subject, definition, texts, normalize=normalize, is_new=id < 0)
-        compatible = _Compatible()
-        if id < 0 and version == 0:
-            with self._log.lock:
-                state = self._log.state
-                there = _with_schema(state, subject, canonical, deleted=False)
-                config, versions = state.config_in_scope(subject), state.versions(subject)
-            if there is not None:
-                return there
-            # which may take long, now that nobody waits for it
-            self._check_compatible(subject, config, canonical, parsed, versions, compatible)
-        with self._change() as deadline:
-            self._check_register_mode(subject, has_id=id >= 0)
-            if (now := self._texts(subject, definition)) != texts:
-                canonical, parsed = self._canonical(subject, definition, now, normalize=normalize, is_new=id < 0)
+        deadline = self.deadline() if deadline is None else deadline
+        basis, compatible = None, _Compatible()
+        for _ in range(_MOST_TRIES):
+            before, basis = basis, self._basis(subject, definition)
+            _check_register_mode(subject, basis.mode, has_id=id >= 0)
+            if before is None or (before.references, before.config) != (basis.references, basis.config):
                 compatible.clear()
-            with self._log.lock:
-                state = self._log.state
-                versions = state.versions(subject, deleted=True)
-                there = _with_schema(state, subject, canonical, deleted=False)
-                config, mode = state.config_in_scope(subject), state.mode_in_scope(subject)
-                context = split(subject)[0]
-                known_id = state.id_of(context, canonical)
-                has_context = state.has_context(context)
-                next_id = state.next_id(context)
-                holders = state.of_id(context, id) if id >= 0 else []
-            if version == 0 and there is not None and id in (-1, there.id):
-                return there
-            if mode not in IMPORTING:
-                current = [known for known in versions if not known.is_deleted]
-                self._check_compatible(subject, config, canonical, parsed, current, compatible)
-            next_version = max((known.version for known in versions), default=0) + 1
-            if version and version != next_version and mode not in IMPORTING:
-                raise errors.invalid_schema("Version is not one more than previous version")
-            if any(holder.definition != canonical for holder in holders):
-                raise errors.not_permitted(f"Overwrite new schema with id {id} in context {context} is not permitted.")
-            number = version or next_version
-            chosen = id if id >= 0 else next_id if known_id is None else known_id
-            if max(chosen, number) > MAX_NUMBER:
-                raise errors.not_permitted(f"The ids of context {context} or versions of {subject} are used up")
-            value = schema_value(subject, number, chosen, canonical, False)
-            records = [] if has_context else [_context_record(context)]
-            # a deleted version that comes back is forgotten, once the new one is there
-            records += [Record(Key(SCHEMA, subject, number), value), *self._replaced(versions, chosen, number)]
-            self._log.append(records, deadline)
-            with self._log.lock:
-                made = self._log.state.version(subject, number)
-            if made is None or (made.id, made.definition) != (chosen, canonical):
-                self._restore(deadline)
-                raise errors.store_failed(
-                    f"id {chosen} or version {number} of subject {subject} went to another schema meanwhile: another "
-                    "registry writes to this topic, stop one of them"
+                canonical = self._canonical(
+                    *(definition, basis.references, basis.config),
+                    normalize=normalize,
+                    is_new=id < 0,
+                    deadline=deadline,
                 )
-            return made
+            if id < 0 and version == 0:
+                with self._log.lock:
+                    there = _with_schema(self._log.state, subject, canonical, deleted=False)
+                if there is not None:
+                    return there
+            if basis.mode not in IMPORTING:
+                messages = self._incompatibilities(subject, canonical, basis, compatible, deadline)
+                if messages:
+                    raise errors.incompatible(subject, messages)
+            with self._change(deadline):
+                if self._basis(subject, definition) == basis:
+                    return self._add(subject, canonical, id, version, deadline)
+        raise errors.timed_out(f"subject {subject} changed each time that the schema was compared with its versions")
+
+    def _basis(self, subject: str, definition: Definition) -> _Basis:
+        with self._log.lock:
+            state = self._log.state
+            return _Basis(
+                self._texts(subject, definition),
+                state.config_in_scope(subject),
+                state.mode_in_scope(subject),
+                state.versions(subject),
+            )
+
+    def _add(self, subject: str, canonical: Definition, id: int, version: int, deadline: float) -> Version:
+        """Write a version that may be registered. `id` and `version` as of `register`."""
+        with self._log.lock:
+            state = self._log.state
+            versions = state.versions(subject, deleted=True)
+            there = _with_schema(state, subject, canonical, deleted=False)
+            mode = state.mode_in_scope(subject)
+            context = split(subject)[0]
+            known_id = state.id_of(context, canonical)
+            has_context = state.has_context(context)
+            next_id = state.next_id(context)
+            holders = state.of_id(context, id) if id >= 0 else []
+        if version == 0 and there is not None and id in (-1, there.id):
+            return there
+        next_version = max((known.version for known in versions), default=0) + 1
+        if version and version != next_version and mode not in IMPORTING:
+            raise errors.invalid_schema("Version is not one more than previous version")
+        if any(holder.definition != canonical for holder in holders):
+            raise errors.not_permitted(f"Overwrite new schema with id {id} in context {context} is not permitted.")
+        number = version or next_version
+        chosen = id if id >= 0 else next_id if known_id is None else known_id
+        if max(chosen, number) > MAX_NUMBER:
+            raise errors.not_permitted(f"The ids of context {context} or versions of {subject} are used up")
+        value = schema_value(subject, number, chosen, canonical, False)
+        records = [] if has_context else [_context_record(context)]
+        # a deleted version that comes back is forgotten, once the new one is there
+        records += [Record(Key(SCHEMA, subject, number), value), *self._replaced(versions, chosen, number)]
+        self._log.append(records, deadline)
+        with self._log.lock:
+            made = self._log.state.version(subject, number)
+        if made is None or (made.id, made.definition) != (chosen, canonical):
+            self._restore(deadline)
+            raise errors.store_failed(
+                f"id {chosen} or version {number} of subject {subject} went to another schema meanwhile: another "
+                "registry writes to this topic, stop one of them"
+            )
+        return made
 
     def _replaced(self, versions: list[Version], id: int, number: int) -> list[Record]:
         """Tombstones of the deleted versions before `number` that have an id and that no schema refers to."""
@@ -310,90 +334,51 @@ class Registry:
                 and not self._log.state.users(known.subject, known.version, deleted=True)
             ]
 
-    def _check_register_mode(self, subject: str, *, has_id: bool) -> None:
-        mode = self.read(lambda state: state.mode_in_scope(subject))
-        context = _context_of(subject)
-        if mode.startswith("READONLY"):
-            raise errors.not_permitted(f"Subject {subject} in context {context} is in read-only mode")
-        if has_id and mode not in IMPORTING:
-            raise errors.not_permitted(f"Subject {subject} in context {context} is not in import mode")
-        if not has_id and mode != DEFAULT_MODE:
-            raise errors.not_permitted(f"Subject {subject} in context {context} is not in read-write mode")
-
     # --- compatibility
 
     def incompatibilities(
-        self, subject: str, definition: Definition, number: int | None, *, normalize: bool
+        self, subject: str, definition: Definition, number: int | None, *, normalize: bool, deadline: float
     ) -> list[str]:
         """Why a schema is not compatible with a version of a subject, or with those that its level asks for (None)."""
         with self._log.lock:
-            state = self._log.state
-            config = state.config_in_scope(subject)
-            if number is None:
-                versions = state.versions(subject)
-            else:
-                version = _numbered(state, subject, number, deleted=False)
+            basis = self._basis(subject, definition)
+            if number is not None:
+                version = _numbered(self._log.state, subject, number, deleted=False)
                 if version is None and number != LATEST:
                     raise errors.version_not_found(number)
-                versions = [] if version is None else [version]
-        texts = self._texts(subject, definition)
-        canonical, parsed = self._canonical(subject, definition, texts, normalize=normalize, is_new=True)
-        return self._incompatibilities(config, canonical, parsed, versions, _Compatible())
-
-    def _check_compatible(
-        self,
-        subject: str,
-        config: dict[str, Any],
-        definition: Definition,
-        parsed: ParsedSchema,
-        versions: list[Version],
-        compatible: _Compatible,
-    ) -> None:
-        """Refuse a schema that is not compatible with the versions that its level asks for; `compatible` gets them."""
-        messages = self._incompatibilities(config, definition, parsed, versions, compatible)
-        if messages:
-            raise errors.incompatible(subject, messages)
+                basis = basis._replace(versions=[] if version is None else [version])
+        canonical = self._canonical(
+            definition, basis.references, basis.config, normalize=normalize, is_new=True, deadline=deadline
+        )
+        return self._incompatibilities(subject, canonical, basis, _Compatible(), deadline)
 
     def _incompatibilities(
-        self,
-        config: dict[str, Any],
-        definition: Definition,
-        parsed: ParsedSchema,
-        versions: list[Version],
-        compatible: _Compatible,
+        self, subject: str, definition: Definition, basis: _Basis, compatible: _Compatible, deadline: float
     ) -> list[str]:
-        """Why a schema is not compatible with earlier ones, the oldest first, but for those in `compatible`."""
-        level = str(config["compatibilityLevel"])
+        """Why a schema is not compatible with the versions that its level asks for, but for those in `compatible`.
+
+        That gets those that it is compatible with.
+        """
+        level = str(basis.config["compatibilityLevel"])
         direction = level.removesuffix("_TRANSITIVE")
-        for version in reversed(_checked(config, definition, versions)):
-            messages = self._differences(direction, parsed, version, compatible)
+        source = _source(definition, basis.references)
+        for version in reversed(_checked(basis.config, definition, basis.versions)):
+            if id(version) in compatible:
+                continue
+            if definition.schema_type != version.definition.schema_type:
+                messages = ["Incompatible because of different schema type"]
+            else:
+                earlier = _source(version.definition, self._texts(subject, version.definition))
+                messages = self.run(work.unreadable, direction, source, earlier, deadline=deadline)
+                if messages:
+                    text = version.definition.schema
+                    is_short = len(text) <= _MAX_SCHEMA_SHOWN
+                    shown = f"'{text}'" if is_short else f"<truncated> '{text[:_MAX_SCHEMA_SHOWN]}...'"
+                    messages += [f"{{oldSchemaVersion: {version.version}}}", f"{{oldSchema: {shown}}}"]
             if messages:
                 return [*messages, f"{{validateFields: 'false', compatibility: '{level}'}}"]
+            compatible[id(version)] = version
         return []
-
-    def _differences(
-        self, direction: str, parsed: ParsedSchema, version: Version, compatible: _Compatible
-    ) -> list[str]:
-        if parsed.schema_type != version.definition.schema_type:
-            return ["Incompatible because of different schema type"]
-        earlier = self.stored(version)
-        if (direction, id(earlier)) in compatible:
-            return []
-        messages = []
-        try:
-            if direction in ("FORWARD", "FULL"):
-                messages += [_worded(text, "old", "new") for text in earlier.unreadable(parsed)]
-            if direction in ("BACKWARD", "FULL"):
-                messages += [_worded(text, "new", "old") for text in parsed.unreadable(earlier)]
-        except RecursionError:
-            messages.append("Unexpected exception during compatibility check: the schemas are nested too deeply")
-        if messages:
-            text = version.definition.schema
-            shown = f"'{text}'" if len(text) <= _MAX_SCHEMA_SHOWN else f"<truncated> '{text[:_MAX_SCHEMA_SHOWN]}...'"
-            messages += [f"{{oldSchemaVersion: {version.version}}}", f"{{oldSchema: {shown}}}"]
-        else:
-            compatible[direction, id(earlier)] = earlier
-        return messages
 
     # --- deletes
 
@@ -526,9 +511,18 @@ class Registry:
             return old
 
 
-def _size(texts: _Texts) -> int:
-    _, text, references = texts
-    return len(text) + sum(len(reference) for _, reference in references)
+def _source(definition: Definition, references: tuple[tuple[str, str], ...]) -> Source:
+    return Source(definition.schema_type, definition.schema, references)
+
+
+def _check_register_mode(subject: str, mode: str, *, has_id: bool) -> None:
+    context = _context_of(subject)
+    if mode.startswith("READONLY"):
+        raise errors.not_permitted(f"Subject {subject} in context {context} is in read-only mode")
+    if has_id and mode not in IMPORTING:
+        raise errors.not_permitted(f"Subject {subject} in context {context} is not in import mode")
+    if not has_id and mode != DEFAULT_MODE:
+        raise errors.not_permitted(f"Subject {subject} in context {context} is not in read-write mode")
 
 
 def _checked(config: dict[str, Any], definition: Definition, versions: list[Version]) -> list[Version]:
@@ -582,10 +576,6 @@ def _is_meant(scope: str | None, subject: str) -> bool:
         return True
     context, name = split(scope or "")
     return subject == scope if name else split(subject)[0] == context
-
-
-def _worded(text: str, reader: str, writer: str) -> str:
-    return text.replace(READER, reader).replace(WRITER, writer)
 
 
 def _property(definition: Definition, name: str) -> object:

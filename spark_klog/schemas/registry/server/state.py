@@ -16,6 +16,7 @@ import logging
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from spark_klog.schemas.registry.formats import AVRO
@@ -119,6 +120,10 @@ class Version:
     timestamp: int
     #: Fields of the record's value that nothing here knows.
     other: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> bytes:
+        return self.definition.digest()
 
     def value(self, is_deleted: bool) -> dict[str, Any]:
         """The record's value."""
@@ -234,7 +239,7 @@ class State:
             self._clear(value.get("subject"))
 
     def _add(self, version: Version) -> None:
-        digest = version.definition.digest()
+        digest = version.digest
         context = self._contexts.setdefault(split(version.subject)[0], _Context())
         context.is_listed = True
         place = version.subject, version.version
@@ -350,7 +355,7 @@ class State:
         found: dict[str, int] = {}
         for name, context in sorted(self._contexts.items()):
             for id in context.ids.get(digest, ()):
-                if any(version.definition.digest() == digest for version in self.of_id(name, id)):
+                if any(version.digest == digest for version in self.of_id(name, id)):
                     found.setdefault(name, id)
         return found
 
@@ -422,11 +427,12 @@ def _version(key: Key, value: dict[str, Any], timestamp: int) -> Version:
         value.get("metadata"),
         value.get("ruleSet"),
     )
-    definition.digest()  # raises for what has the wrong type, before anything is changed
     other = {name: item for name, item in value.items() if name not in _FIELDS}
     is_deleted = bool(value.get("deleted", False))
     number = _number(key.version, "the version", 1)
-    return Version(key.subject, number, _number(value["id"], "the id", 0), definition, is_deleted, timestamp, other)
+    made = Version(key.subject, number, _number(value["id"], "the id", 0), definition, is_deleted, timestamp, other)
+    made.digest  # noqa: B018 - raises for what has the wrong type, before anything is changed
+    return made
 
 
 def _number(value: Any, what: str, least: int) -> int:

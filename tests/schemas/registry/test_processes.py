@@ -1,0 +1,86 @@
+"""What takes long or much memory is ended, and holds up nothing that is small."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spark_klog.schemas.registry.server import processes, work
+from spark_klog.schemas.registry.server.errors import RegistryRefusal
+from spark_klog.schemas.registry.server.processes import Processes
+from spark_klog.schemas.registry.server.work import Source
+
+
+@pytest.fixture
+def run() -> Iterator[Processes]:
+    made = Processes()
+    yield made
+    made.close()
+
+
+def _soon() -> float:
+    return time.monotonic() + 30
+
+
+def test_what_a_function_returns_and_raises(run: Processes) -> None:
+    source = Source("AVRO", '{"type": "array", "items": "int"}')
+    assert run(work.canonical, source, False, True, deadline=_soon()) == '{"type":"array","items":"int"}'
+    with pytest.raises(RegistryRefusal, match="Undefined name") as refused:
+        run(work.canonical, Source("AVRO", '"R"'), False, True, deadline=_soon())
+    assert (refused.value.code, refused.value.status) == (42201, 422)
+    large = "x" * 200_000
+    assert run(len, large, deadline=_soon()) == 200_000
+    with pytest.raises(RegistryRefusal, match="have more than 16 MiB"):
+        run(len, "x" * (17 << 20), deadline=_soon())
+
+
+def test_calls_that_do_not_end(run: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_FIRST", (1, 0.1, 256 << 20, 8))
+    monkeypatch.setattr(processes, "_SECOND", (1, 0.3, 512 << 20, 1))
+    run = Processes()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            endless = [pool.submit(run, time.sleep, 60, deadline=_soon()) for _ in range(3)]
+            pids = {run(os.getpid, deadline=_soon()) for _ in range(3)}  # each has its turn
+            refusals = [future.exception(30) for future in endless]
+        assert {getattr(refused, "code", None) for refused in refusals} == {50002}
+        with pytest.raises(RegistryRefusal):
+            run(time.sleep, 60, deadline=time.monotonic() + 0.1)
+        pids.add(run(os.getpid, deadline=_soon()))
+    finally:
+        run.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_calls_that_need_much_memory(run: Processes) -> None:
+    with pytest.raises(RegistryRefusal, match="more than 512 MiB of memory") as refused:
+        run(bytes, 1 << 30, deadline=_soon())
+    assert refused.value.code == 42209
+    assert run(len, "x", deadline=_soon()) == 1
+
+
+def test_close_ends_calls(run: Processes) -> None:
+    run(len, "x", deadline=_soon())
+    refusals: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            run(time.sleep, 60, deadline=_soon())
+        except RegistryRefusal as refused:
+            refusals.append(refused)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    time.sleep(0.1)
+    run.close()
+    thread.join(10)
+    assert len(refusals) == 1
+    with pytest.raises(RegistryRefusal, match="closing"):
+        run(len, "x", deadline=_soon())
