@@ -50,7 +50,7 @@ _WORKERS: Final = {_READ: 8, _LIST: 1, _WAIT: _MAX_CONNECTIONS}
 _ANSWER_SECONDS: Final = WRITE_SECONDS + 5
 #: Settings of the user's other clients that this one must not have.
 _LEFT_OUT: Final = frozenset(("group.id", "group.instance.id", "transactional.id"))
-_CONSUMER: Final = {"auto.offset.reset": "earliest", "enable.auto.commit": "false"}
+_CONSUMER: Final = {"auto.offset.reset": "none", "enable.auto.commit": "false"}
 #: What the writing of the topic needs, whatever the user's settings are.
 _PRODUCER: Final = {"acks": "all", "linger.ms": "0", "delivery.timeout.ms": "25000", "request.timeout.ms": "10000"}
 
@@ -76,7 +76,6 @@ class SchemaRegistry:
             opened.callback(consumer.close)
             self._log = SchemaLog(admin, consumer, lambda: Producer(settings | _PRODUCER), topic)
             opened.pop_all()
-            admin.close()
         self._workers = {
             kind: Workers(f"klog-schemas-{kind}", count, _MAX_CONNECTIONS) for kind, count in _WORKERS.items()
         }

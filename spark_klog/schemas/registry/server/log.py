@@ -1,7 +1,8 @@
 """The topic that a registry keeps its state in: read to its end, followed, and written.
 
 A thread reads the topic. `append` returns once the thread has read back what was written, so that the state never says
-more than the log, and a reader sees its own writes.
+more than the log, and a reader sees its own writes. If the topic is another one, since it was deleted or its offsets
+went back, the state begins again with it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from spark_klog.errors import (
     ConfigError,
     DeliveryPending,
     ErrorCode,
     KlogError,
+    LogTruncated,
+    OffsetOutOfRange,
     ProtocolError,
     RecordTooLargeToSend,
+    TopicRecreated,
+    WokenUp,
     is_retriable,
 )
 from spark_klog.schemas.registry.server.errors import schema_too_large, store_failed, timed_out
@@ -42,13 +48,18 @@ _BACK_OFF_SECONDS: Final = 0.5
 _CLOSE_SECONDS: Final = 10.0
 _ABANDON_SECONDS: Final = 1.0
 _MOST_WRITES: Final = 100
+#: Seconds between two looks whether the topic is still the same.
+_CHECK_SECONDS: Final = 2.0
+#: The offset of a consumer's `assign` that means the first record.
+_FIRST: Final = -2
 
 
 class SchemaLog:
     """The topic, and the `State` that its records make.
 
-    `consumer` is the log's own from now on: `close` closes it. `make_producer` is called for the first write and after
-    a failed one. Hold `lock` to use `state`.
+    `admin` and `consumer` (with auto.offset.reset=none) are the log's own from now on: `close` closes them.
+    `make_producer` is called for the first write and after a failed one. Hold `lock` to use `state`, which is another
+    object after the topic was replaced.
     """
 
     def __init__(
@@ -58,7 +69,7 @@ class SchemaLog:
         self.topic = topic
         self.state = State()
         self.lock = threading.Condition(threading.RLock())
-        self._consumer, self._make_producer = consumer, make_producer
+        self._admin, self._consumer, self._make_producer = admin, consumer, make_producer
         self._producer: Producer | None = None
         #: One thread, so that records are in the log in the order in which they were decided. Not the caller's: a call
         #: of the producer may take longer than the caller has.
@@ -70,8 +81,9 @@ class SchemaLog:
         self._end: BaseException | None = None
         self._is_closing = False
         _create_topic(admin, topic)
+        #: None of brokers before 2.8.
+        self._topic_id: UUID | None = admin.describe_topic(topic).topic_id
         self.cluster_id = admin.describe_cluster().cluster_id
-        consumer.assign([(topic, 0, 0)])
         self._thread = threading.Thread(target=self._follow, name="klog-schemas", daemon=True)
         self._thread.start()
 
@@ -85,10 +97,23 @@ class SchemaLog:
                 self.lock.notify_all()
 
     def _read(self) -> None:
+        state: State | None = None
+        check_at = time.monotonic() + _CHECK_SECONDS
         while not self._is_closing:
             try:
+                if state is not self.state:
+                    state = self.state
+                    self._consumer.assign([(self.topic, 0, _FIRST)])
                 records = self._consumer.poll(_POLL_SECONDS)
                 position = self._consumer.position(self.topic, 0)
+                if not records and time.monotonic() >= check_at:
+                    self._check_topic()
+                    check_at = time.monotonic() + _CHECK_SECONDS
+            except (TopicRecreated, OffsetOutOfRange, LogTruncated) as error:
+                self._begin_again(state, str(error))
+                continue
+            except WokenUp:
+                continue
             except KlogError as error:
                 if self._is_closing:
                     return
@@ -101,26 +126,61 @@ class SchemaLog:
             for record in records:
                 is_restored = any(name == RESTORED for name, _ in record.headers)
                 with self.lock:  # not for all of them: others read
-                    self.state.apply(record.key, record.value, record.timestamp, is_restored=is_restored)
+                    if state is self.state:
+                        state.apply(record.key, record.value, record.timestamp, is_restored=is_restored)
             with self.lock:
-                self._failure = None
-                self._position = position
+                if state is self.state:
+                    self._failure = None
+                    self._position = position
+                    self.lock.notify_all()
+
+    def _check_topic(self) -> None:
+        """Begin again if the topic is another one; create it if it is gone. `KlogError`."""
+        state = self.state
+        try:
+            topic_id = self._admin.describe_topic(self.topic).topic_id
+        except ProtocolError as error:
+            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            _create_topic(self._admin, self.topic)
+            topic_id = self._admin.describe_topic(self.topic).topic_id
+            self._begin_again(state, f"topic {self.topic} was gone")
+        if topic_id != self._topic_id:
+            self._begin_again(state, f"topic {self.topic} was deleted and created again")
+            self._topic_id = topic_id
+
+    def _begin_again(self, state: State | None, why: str) -> None:
+        """Forget a state, unless that has happened already."""
+        with self.lock:
+            if self.state is state:
+                _log.warning("%s: the registry reads it from its first record on, and forgets what it had", why)
+                self.state, self._position = State(), 0
                 self.lock.notify_all()
+        self._consumer.wakeup()
 
     def catch_up(self, deadline: float) -> None:
         """Return when the state has all that was in the log at the call.
 
         `RegistryRefusal` if it has not by `deadline`, a time of `time.monotonic`.
         """
-        self.append([Record(Key(NOOP), None)], deadline)
+        state = None
+        while state is not self.state:
+            state = self.state
+            self._append([Record(Key(NOOP), None)], deadline, checks_topic=True)
 
     def append(self, records: Sequence[Record], deadline: float) -> None:
         """Write records, in order, and return when `state` has them.
 
         `RegistryRefusal` if that fails. They may be in the log nevertheless, and then are read later.
         """
+        state = self.state
+        self._append(records, deadline)
+        if state is not self.state:
+            raise timed_out(f"topic {self.topic} was replaced meanwhile: try again")
+
+    def _append(self, records: Sequence[Record], deadline: float, *, checks_topic: bool = False) -> None:
         self._check_end()
-        writing = self._writer.submit(self._write, records, deadline)
+        writing = self._writer.submit(self._write, records, deadline, checks_topic)
         try:
             last = writing.result(max(0.0, deadline - time.monotonic()))
         except CancelledError:
@@ -144,10 +204,15 @@ class SchemaLog:
                     f"topic {self.topic} is no longer read, after {self._end!r}: see the log, and restart the registry"
                 )
 
-    def _write(self, records: Sequence[Record], deadline: float) -> int:
+    def _write(self, records: Sequence[Record], deadline: float, checks_topic: bool) -> int:
         """Write records; the offset of the last one."""
         if time.monotonic() >= deadline or self._is_closing:
             raise timed_out(f"topic {self.topic} was not written to: not in time")
+        try:
+            if checks_topic:  # a write to a topic that is gone would create another one, as brokers do by default
+                self._check_topic()
+        except KlogError as error:
+            raise timed_out(f"topic {self.topic} was not written to: {error}") from error
         with self.lock:
             spelled = [
                 (
@@ -193,6 +258,7 @@ class SchemaLog:
         self._consumer.wakeup()
         self._thread.join(_CLOSE_SECONDS)
         self._consumer.close()
+        self._admin.close()
         self._writer.close()
         self._abandon_producer()  # which ends a write that waits for brokers
 
