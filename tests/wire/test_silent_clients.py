@@ -247,3 +247,33 @@ def test_the_page(cluster: EmbeddedCluster) -> None:
         headers = f"Authorization: Bearer {page.token}\r\nX-Klog-Token: {page.get('session')['token']}\r\n"
         kinds = [*http_kinds("/"), *http_kinds("/static/style.css", headers, "/api/produce")]
         beset(port, kinds, 210, partial(answered, port, "/", page.authorization))
+
+
+def test_answers_that_nobody_reads_have_a_bound_in_all() -> None:
+    """A client of a large one gets 503 then; short ones are given to everybody."""
+
+    async def pages(request: Request) -> Response:
+        return Response(200, TEXT, _LARGE if request.path == "/large" else b"short")
+
+    def status(path: str) -> int:
+        connection = http.client.HTTPConnection(server.address, timeout=_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            return connection.getresponse().status
+
+    server = HttpThread("0", pages)
+    port = int(server.address.rpartition(":")[2])
+    slow: list[Slow] = []
+    try:
+        while len(slow) < 20 and status("/large") == 200:
+            slow.append(Slow(port, b"GET /large HTTP/1.1\r\n\r\n"))
+            time.sleep(0.02)
+        wait_until(lambda: status("/large") == 503)
+        assert status("/short") == 200
+        for client in slow:
+            client.socket.close()
+        wait_until(lambda: status("/large") == 200)
+    finally:
+        server.close()
+        for client in slow:
+            client.socket.close()

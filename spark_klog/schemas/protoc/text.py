@@ -1,7 +1,8 @@
 """A .proto text of a FileDescriptorProto, laid out as Confluent's registry stores it.
 
 Types keep the names that the text had, where the descriptor says where it had them; otherwise they have full names with
-a leading dot. Comments are left out.
+a leading dot. Options keep their order likewise; otherwise they have that in which Confluent's registry reads a
+descriptor, or that of their names. Comments are left out.
 """
 
 from __future__ import annotations
@@ -31,16 +32,21 @@ _REQUIRED, _REPEATED = 2, 3
 #: The number after the last that a field may have.
 _END_OF_NUMBERS: Final = 536_870_912
 _INDENT: Final = "  "
+#: Options (by FileOptions' and FieldOptions' numbers) that Confluent's registry takes from a descriptor in this order.
+_ORDER_OF_OPTIONS: Final = {
+    "google.protobuf.FileOptions": (1, 8, 10, 20, 27, 9),
+    "google.protobuf.FieldOptions": (1, 2, 6, 3),
+}
 
 
-def proto_text(file: Any, files: Iterable[Any], text: str, *, has_map_types: bool = False) -> str:
+def proto_text(file: Any, files: Iterable[Any], text: str, *, is_normal: bool = False) -> str:
     """The text of `file`, a FileDescriptorProto; `files` has it and all that it imports, for custom options.
 
-    `text` is what it was parsed from, or "". Maps are `map<K, V>` where the text has that, or with `has_map_types`;
+    `text` is what it was parsed from, or "". Maps are `map<K, V>` where the text has that, or with `is_normal`;
     otherwise repeated messages with the option map_entry: so Confluent's registry writes what clients send serialized.
-    protoc refuses that option, see `files`.
+    protoc refuses that option, see `files`. With `is_normal` options are sorted by name, too.
     """
-    printer = _Printer(file, files, text, has_map_types)
+    printer = _Printer(file, files, text, is_normal)
     return "".join(f"{line}\n" if line else "\n" for line in printer.lines())
 
 
@@ -80,11 +86,17 @@ def _sort_enum(enum: Any) -> None:
 
 
 class _Printer:
-    def __init__(self, file: Any, files: Iterable[Any], text: str, has_map_types: bool) -> None:
+    def __init__(self, file: Any, files: Iterable[Any], text: str, is_normal: bool) -> None:
         self._file = file
-        self._has_map_types = has_map_types
+        self._is_normal = is_normal
         self._lines = text.split("\n")
         self._spans = {tuple(place.path): list(place.span) for place in file.source_code_info.location} if text else {}
+        #: Where what is at a path, or below it, begins.
+        self._starts: dict[tuple[int, ...], list[int]] = {}
+        for path, span in self._spans.items():
+            for length in range(1, len(path) + 1):
+                known = self._starts.setdefault(path[:length], span[:2])
+                self._starts[path[:length]] = min(known, span[:2])
         self._options = _OptionReader(files)
         self._is_proto3 = file.syntax == "proto3"
 
@@ -101,13 +113,13 @@ class _Printer:
             yield ""
             yield from (f'import "{path}";' for index, path in enumerate(file.dependency) if index not in public)
             yield from (f'import public "{file.dependency[index]}";' for index in file.public_dependency)
-        yield from _after_blank(self._option_lines(file.options))
+        yield from _after_blank(self._option_lines(file.options, (8,)))
         if file.message_type or file.enum_type:
             yield ""
         for index, message in enumerate(file.message_type):
             yield from self._message(message, (4, index))
-        for enum in file.enum_type:
-            yield from self._enum(enum)
+        for index, enum in enumerate(file.enum_type):
+            yield from self._enum(enum, (5, index))
         if file.extension:
             yield ""
             yield from self._extensions(file.extension, (7,), file.message_type)
@@ -133,7 +145,7 @@ class _Printer:
     def _message(self, message: Any, path: tuple[int, ...], head: str = "") -> Iterator[str]:
         inner: list[str] = [""] if message.reserved_range or message.reserved_name else []
         inner += _reserved(message.reserved_range, message.reserved_name, _END_OF_NUMBERS, is_enum=False)
-        inner += _after_blank(self._option_lines(message.options))
+        inner += _after_blank(self._option_lines(message.options, (*path, 7)))
         oneofs: dict[int, list[int]] = {}
         plain = []
         for index, field in enumerate(message.field):
@@ -150,7 +162,7 @@ class _Printer:
             oneof = message.oneof_decl[number]
             inner += [
                 f"oneof {oneof.name} {{",
-                *(_INDENT + line for line in self._option_lines(oneof.options)),
+                *(_INDENT + line for line in self._option_lines(oneof.options, (*path, 8, number, 2))),
                 *(
                     _INDENT + line
                     for n in members
@@ -182,8 +194,8 @@ class _Printer:
             inner.append("")
         for index, below in nested:
             inner += self._message(below, (*path, 3, index))
-        for enum in message.enum_type:
-            inner += self._enum(enum)
+        for index, enum in enumerate(message.enum_type):
+            inner += self._enum(enum, (*path, 4, index))
         yield from _block(head or f"message {message.name}", inner)
 
     def _field(self, field: Any, path: tuple[int, ...], nested: Any) -> str:
@@ -200,12 +212,14 @@ class _Printer:
         if kind.startswith("map<"):
             label = ""
         text = f"{label}{kind} {field.name} = {field.number}"
-        options = list(self._options.read(field.options))
+        options = self._ordered(field.options, (*path, 8))
         if field.HasField("default_value"):
             is_text = field.type in (9, 12)
             options.append(("default", _quoted(field.default_value) if is_text else field.default_value))
         if field.json_name and field.json_name != _json_name(field.name):
             options.append(("json_name", _quoted(field.json_name)))
+        if self._is_normal:
+            options.sort(key=_name_of)
         yield from _with_options(text, options)
 
     def _label(self, field: Any) -> str:
@@ -226,16 +240,17 @@ class _Printer:
         if entry is not None and written is not None and written.startswith("map<"):
             key, _, value = written[4:-1].partition(",")
             return f"map<{key.strip()}, {value.strip()}>"
-        if entry is not None and self._has_map_types:
+        if entry is not None and self._is_normal:
             key, value = (self._type(part, (), ()) for part in entry.field)
             return f"map<{key}, {value}>"
         return written or field.type_name
 
-    def _enum(self, enum: Any) -> Iterator[str]:
+    def _enum(self, enum: Any, path: tuple[int, ...]) -> Iterator[str]:
         inner = list(_reserved(enum.reserved_range, enum.reserved_name, (1 << 31) - 1, is_enum=True))
-        inner += self._option_lines(enum.options)
-        for value in enum.value:
-            inner += _with_options(f"{value.name} = {value.number}", list(self._options.read(value.options)))
+        inner += self._option_lines(enum.options, (*path, 3))
+        for index, value in enumerate(enum.value):
+            options = self._ordered(value.options, (*path, 2, index, 3))
+            inner += _with_options(f"{value.name} = {value.number}", options)
         yield from _block(f"enum {enum.name}", [*inner])
 
     def _extensions(self, extensions: Any, path: tuple[int, ...], nested: Any) -> Iterator[str]:
@@ -252,19 +267,33 @@ class _Printer:
             yield from _block(f"extend {name}", inner)
 
     def _service(self, service: Any, path: tuple[int, ...]) -> Iterator[str]:
-        inner = list(self._option_lines(service.options))
+        inner = list(self._option_lines(service.options, (*path, 3)))
         for index, method in enumerate(service.method):
             place = (*path, 2, index)
             asked = self._written((*place, 2)) or method.input_type
             answered = self._written((*place, 3)) or method.output_type
             streams = ("stream " if method.client_streaming else "", "stream " if method.server_streaming else "")
             head = f"rpc {method.name} ({streams[0]}{asked}) returns ({streams[1]}{answered})"
-            options = list(self._option_lines(method.options))
+            options = self._option_lines(method.options, (*place, 4))
             inner += [f"{head} {{", *(_INDENT + line for line in options), "};"] if options else [f"{head};"]
         yield from _block(f"service {service.name}", inner)
 
-    def _option_lines(self, options: Any) -> list[str]:
-        return [f"option {name} = {value};" for name, value in self._options.read(options)]
+    def _option_lines(self, options: Any, path: tuple[int, ...]) -> list[str]:
+        return [f"option {name} = {value};" for name, value in self._ordered(options, path)]
+
+    def _ordered(self, options: Any, path: tuple[int, ...]) -> list[tuple[str, str]]:
+        """Names and values of options, whose place in the descriptor is `path`."""
+        made = list(self._options.read(options))
+        if self._is_normal:
+            return sorted(((name, value) for _, name, value in made), key=_name_of)
+        first = _ORDER_OF_OPTIONS.get(options.DESCRIPTOR.full_name, ())
+
+        def place(option: tuple[tuple[int, ...], str, str]) -> tuple[list[int], int]:
+            number = option[0][0]
+            start = self._starts.get((*path, *option[0])) or self._starts.get((*path, number), [])
+            return start, first.index(number) if number in first else len(first)
+
+        return [(name, value) for _, name, value in sorted(made, key=place)]
 
 
 class _OptionReader:
@@ -282,8 +311,8 @@ class _OptionReader:
         except (KeyError, TypeError):  # no file has custom options, or not all files are here
             self._has_custom = False
 
-    def read(self, options: Any) -> Iterator[tuple[str, str]]:
-        """Names and values, as a text has them."""
+    def read(self, options: Any) -> Iterator[tuple[tuple[int, ...], str, str]]:
+        """Numbers (with the index of one that is repeated), names and values, as a text has them."""
         if not options.ByteSize():
             return
         if self._has_custom:
@@ -295,8 +324,13 @@ class _OptionReader:
             if field.name == "uninterpreted_option" and not field.is_extension:
                 continue
             name = f"({field.full_name})" if field.is_extension else field.name
-            for item in value if field.is_repeated and not _is_map(field) else [value]:
-                yield name, _option_value(field, item)
+            is_list = field.is_repeated and not _is_map(field)
+            for index, item in enumerate(value if is_list else [value]):
+                yield (field.number, index) if is_list else (field.number,), name, _option_value(field, item)
+
+
+def _name_of(option: tuple[str, str]) -> str:
+    return option[0].strip("()")
 
 
 def _is_map(field: Any) -> bool:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -427,25 +427,3 @@ def test_schemas_with_half_of_a_surrogate_pair(body: dict[str, Any]) -> None:
         status, refused = _ask(registry, method, path, body)
         assert (status, refused["error_code"]) == (422, 42201)
     assert _ask(registry, "GET", "/schemas") == (200, [])
-
-
-def test_answers_that_nobody_reads(registry: str) -> None:
-    """Large ones have a bound in all; short ones are given to everybody."""
-    place = urlsplit(registry)
-    text = json.dumps({"type": "record", "name": "R", "doc": "x" * 900_000, "fields": []})
-    id = register(registry, "unread", text)
-    request = f"GET /schemas/ids/{id} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
-    with ExitStack() as opened:
-        for _ in range(100):
-            silent = opened.enter_context(socket.socket())
-            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            silent.settimeout(30)
-            silent.connect((place.hostname, place.port))
-            silent.sendall(request)
-        deadline = time.monotonic() + 30
-        while (status := ask(registry, "GET", f"/schemas/ids/{id}")[0]) == 200 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert status == 503
-        assert ask(registry, "GET", "/subjects")[0] == 200
-    while ask(registry, "GET", f"/schemas/ids/{id}")[0] != 200:
-        assert time.monotonic() < deadline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -10,6 +11,11 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from spark_klog.schemas.registry.formats.contract import InvalidSchema
 from spark_klog.schemas.registry.formats.protobuf import ProtobufSchema
 from spark_klog.schemas.registry.formats.protobuf_differences import differences
+from spark_klog.schemas.registry.server.api import answer
+from spark_klog.schemas.registry.server.records import SCHEMA, Key, Record
+from spark_klog.schemas.registry.server.registry import Registry
+from spark_klog.schemas.registry.server.state import Definition, schema_value
+from tests.schemas.registry.memory_log import MemoryLog
 
 _WHOLE = """syntax = "proto3";
 package a.b;
@@ -211,3 +217,81 @@ def test_differences_do_not_multiply() -> None:
     found = nested("int32").unreadable(nested("string"))
     assert 1 <= len(found) <= 100
     assert nested("int32").unreadable(nested("int64")) == []
+
+
+_HEAD = 'syntax = "proto3";\npackage shop;\n\n'
+_BODY = "message M {\n  string a = 1;\n}\n"
+#: As Confluent's registry stores them: options as they were in their source, or by name; values of several lines.
+_OPTIONS = {
+    "by number": 'option java_package = "com.x";\noption java_outer_classname = "X";\noption optimize_for = SPEED;\n',
+    "by name": 'option java_outer_classname = "X";\noption java_package = "com.x";\noption optimize_for = SPEED;\n',
+    "go first": 'option go_package = "example.com/x";\noption java_package = "com.x";\n',
+}
+_OF_CONFLUENT = {name: f"{_HEAD}{options}\n{_BODY}" for name, options in _OPTIONS.items()} | {
+    "of a field": (
+        f"{_HEAD}message M {{\n  repeated int32 a = 1 [\n    deprecated = true,\n    packed = false\n  ];\n}}\n"
+    ),
+    "of an enum": (
+        f"{_HEAD}enum E {{\n  option deprecated = true;\n  option allow_alias = true;\n  A = 0;\n  B = 0 [\n"
+        "    debug_redact = true,\n    deprecated = true\n  ];\n}\n"
+    ),
+    "of a message": (
+        f"{_HEAD}message M {{\n  option deprecated = true;\n  option no_standard_descriptor_accessor = true;\n}}\n"
+    ),
+    "reserved together": f"{_HEAD}message M {{\n  reserved 2, 5 to 7;\n\n  string a = 1;\n}}\n",
+    "a map": (
+        f'{_HEAD}import "confluent/meta.proto";\n\nmessage M {{\n  string a = 1 [(confluent.field_meta) = {{\n'
+        '    doc: "when",\n    tags: [\n      "PII"\n    ]\n  }];\n}\n'
+    ),
+    "a part of a value": (
+        f'{_HEAD}import "confluent/meta.proto";\n\nmessage M {{\n'
+        '  string a = 1 [(confluent.field_meta).doc = "x"];\n}\n'
+    ),
+    "no syntax": "message M {\n  optional double a = 1 [default = 1.0];\n}\n",
+}
+
+
+_TELLING = ("by name", "of a field", "a map")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in _TELLING else pytest.param(name, marks=pytest.mark.test_all("again")) for name in _OF_CONFLUENT],
+)
+def test_what_another_registry_stored_is_the_same_schema(name: str) -> None:
+    """By its own text, and by its source with comments; in another subject it has the same id."""
+    log = MemoryLog()
+    text = _OF_CONFLUENT[name]
+    value = schema_value("a", 1, 700, Definition("PROTOBUF", text), False)
+    log.append([Record(Key(SCHEMA, "a", 1), value)])
+    registry = Registry(log)  # type: ignore[arg-type]
+    before = list(log.records)
+    commented = "// a comment\n" + text.replace("\n  ", "\n    ")
+    for sent, path, query in (
+        (text, "/subjects/a", ""),
+        (text, "/subjects/a/versions", "normalize=true"),
+        (commented, "/subjects/a", ""),
+    ):
+        body = json.dumps({"schemaType": "PROTOBUF", "schema": sent}).encode()
+        made = json.loads(answer(registry, "POST", path, query, body).body)
+        assert (made.get("id"), made.get("version")) == (700, 1), (path, query, made)
+    assert log.records == before
+    body = json.dumps({"schemaType": "PROTOBUF", "schema": text}).encode()
+    assert json.loads(answer(registry, "POST", "/subjects/b/versions", "", body).body)["id"] == 700
+    other = json.dumps({"schemaType": "PROTOBUF", "schema": text + "message Other {}\n"}).encode()
+    assert json.loads(answer(registry, "POST", "/subjects/b/versions", "", other).body)["id"] == 701
+
+
+@pytest.mark.parametrize("name", [*_OPTIONS, "of a field", "of an enum", "of a message"])
+def test_the_order_of_options(name: str) -> None:
+    text = _OF_CONFLUENT[name]
+    assert ProtobufSchema(text, {}).canonical() == text
+    serialized = ProtobufSchema(ProtobufSchema(text, {}).formatted("serialized"), {})
+    assert serialized.normalized() == ProtobufSchema(text, {}).normalized()
+
+
+def test_options_are_sorted_by_name() -> None:
+    texts = {ProtobufSchema(_OF_CONFLUENT[name], {}).normalized() for name in ("by number", "by name")}
+    assert texts == {_OF_CONFLUENT["by name"]}
+    of_descriptor = ProtobufSchema(ProtobufSchema(_OF_CONFLUENT["by name"], {}).formatted("serialized"), {})
+    assert of_descriptor.canonical() == _OF_CONFLUENT["by number"]

@@ -45,7 +45,7 @@ class ProtobufSchema:
     def normalized(self) -> str:
         from spark_klog.schemas.protoc.text import normal, proto_text
 
-        return proto_text(normal(self.file), self.files, "", has_map_types=True)
+        return proto_text(normal(self.file), self.files, "", is_normal=True)
 
     def formatted(self, form: str) -> str:
         """`serialized` is the FileDescriptorProto in base64, which has no comments and no places of the text."""

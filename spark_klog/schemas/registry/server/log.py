@@ -240,15 +240,10 @@ class SchemaLog:
             raise refusal(f"writing to topic {self.topic}: {error}") from error
 
     def _abandon_producer(self) -> None:
-        """After a failed write, whose records may be in the log or not, a producer writes no more.
-
-        Without brokers its end takes as long as a request may: nobody waits for that.
-        """
+        """After a failed write, whose records may be in the log or not, a producer writes no more."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            ending = threading.Thread(target=producer.abort, name="klog-schemas-end", daemon=True)
-            ending.start()
-            ending.join(_ABANDON_SECONDS)
+            _end(producer.abort)
 
     def close(self) -> None:
         """Stop following the topic. May be called twice, from any thread but the log's."""
@@ -258,9 +253,16 @@ class SchemaLog:
         self._consumer.wakeup()
         self._thread.join(_CLOSE_SECONDS)
         self._consumer.close()
-        self._admin.close()
+        _end(self._admin.close)
         self._writer.close()
         self._abandon_producer()  # which ends a write that waits for brokers
+
+
+def _end(call: Callable[[], object]) -> None:
+    """End a client. Without brokers it takes as long as a request may: nobody waits for that."""
+    ending = threading.Thread(target=call, name="klog-schemas-end", daemon=True)
+    ending.start()
+    ending.join(_ABANDON_SECONDS)
 
 
 def _create_topic(admin: Admin, topic: str) -> None:

@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
+from spark_klog.schemas.registry.formats import PROTOBUF
 from spark_klog.schemas.registry.server import errors, work
 from spark_klog.schemas.registry.server.log import WRITE_SECONDS, SchemaLog
 from spark_klog.schemas.registry.server.records import (
@@ -51,6 +53,9 @@ _MOST_LETTERS: Final = 4 << 20
 _MOST_TRIES: Final = 50
 _MAX_SCHEMA_SHOWN: Final = 10 * 1024
 LATEST: Final = -1
+#: Versions with the words of a schema that are compared with it.
+_MOST_LIKE: Final = 20
+_WORD: Final = re.compile(r"[A-Za-z_]\w*")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _T = TypeVar("_T")
 
@@ -222,14 +227,43 @@ class Registry:
         canonical = self._canonical(
             definition, references, config, normalize=normalize, is_new=False, deadline=deadline
         )
-        with self._log.lock:
-            state = self._log.state
-            version = _with_schema(state, subject, canonical, deleted=deleted)
-            if version is None:
-                if not state.versions(subject, deleted=deleted):
-                    raise errors.subject_not_found(subject)
-                raise errors.schema_not_found()
-            return version
+        versions = self.read(lambda state: state.versions(subject, deleted=deleted))
+        if not versions:
+            raise errors.subject_not_found(subject)
+        version = self._with_schema(versions, definition, canonical, normalize=normalize, deadline=deadline)
+        if version is None:
+            raise errors.schema_not_found()
+        return version
+
+    def _with_schema(
+        self,
+        versions: list[Version],
+        definition: Definition,
+        canonical: Definition,
+        *,
+        normalize: bool,
+        deadline: float,
+    ) -> Version | None:
+        """The newest of versions that has a schema, which is `canonical` as it would be stored here.
+
+        Texts that another registry has stored may be laid out otherwise. They count if they are the same text, or have
+        the same words and the same canonical text.
+        """
+        for form in (canonical, definition):
+            if (version := _with_text(versions, form)) is not None:
+                return version
+        if definition.schema_type != PROTOBUF:
+            return None
+        words = _words(canonical.schema)
+        like = [version for version in versions if _words(version.definition.schema) == words]
+        for version in like[: -_MOST_LIKE - 1 : -1]:
+            stored = version.definition
+            source = _source(stored, self._texts(version.subject, stored))
+            if self.run(work.canonical, source, False, False, deadline=deadline) != stored.schema:
+                text = self.run(work.canonical, source, normalize, False, deadline=deadline)
+                if _with_text([replace(version, definition=stored._replace(schema=text))], canonical) is not None:
+                    return version
+        return None
 
     def register(
         self,
@@ -260,18 +294,16 @@ class Registry:
                     is_new=id < 0,
                     deadline=deadline,
                 )
-            if id < 0 and version == 0:
-                with self._log.lock:
-                    there = _with_schema(self._log.state, subject, canonical, deleted=False)
-                if there is not None:
-                    return there
+            there = self._with_schema(basis.versions, definition, canonical, normalize=normalize, deadline=deadline)
+            if there is not None and version == 0 and id in (-1, there.id):
+                return there
             if basis.mode not in IMPORTING:
                 messages = self._incompatibilities(subject, canonical, basis, compatible, deadline)
                 if messages:
                     raise errors.incompatible(subject, messages)
             with self._change(deadline):
                 if self._basis(subject, definition) == basis:
-                    return self._add(subject, canonical, id, version, deadline)
+                    return self._add(subject, definition, canonical, id, version, deadline)
         raise errors.timed_out(f"subject {subject} changed each time that the schema was compared with its versions")
 
     def _basis(self, subject: str, definition: Definition) -> _Basis:
@@ -284,20 +316,21 @@ class Registry:
                 state.versions(subject),
             )
 
-    def _add(self, subject: str, canonical: Definition, id: int, version: int, deadline: float) -> Version:
+    def _add(
+        self, subject: str, definition: Definition, canonical: Definition, id: int, version: int, deadline: float
+    ) -> Version:
         """Write a version that may be registered. `id` and `version` as of `register`."""
         with self._log.lock:
             state = self._log.state
             versions = state.versions(subject, deleted=True)
-            there = _with_schema(state, subject, canonical, deleted=False)
             mode = state.mode_in_scope(subject)
             context = split(subject)[0]
             known_id = state.id_of(context, canonical)
+            if known_id is None and (known_id := state.id_of(context, definition)) is not None:
+                canonical = definition  # as another registry has stored it under another subject
             has_context = state.has_context(context)
             next_id = state.next_id(context)
             holders = state.of_id(context, id) if id >= 0 else []
-        if version == 0 and there is not None and id in (-1, there.id):
-            return there
         next_version = max((known.version for known in versions), default=0) + 1
         if version and version != next_version and mode not in IMPORTING:
             raise errors.invalid_schema("Version is not one more than previous version")
@@ -545,14 +578,17 @@ def _numbered(state: State, subject: str, number: int, *, deleted: bool) -> Vers
     return version if version is not None and (deleted or not version.is_deleted) else None
 
 
-def _with_schema(state: State, subject: str, definition: Definition, *, deleted: bool) -> Version | None:
-    """The newest version of a subject with a schema. One without metadata or rules also means one that has some."""
-    versions = state.versions(subject, deleted=deleted)
+def _with_text(versions: list[Version], definition: Definition) -> Version | None:
+    """The newest of versions with a schema. One without metadata or rules also means one that has some."""
     same = [version for version in versions if version.definition == definition]
     if not same and definition.metadata is None and definition.rule_set is None:
-        bare = [version for version in versions if version.definition[:3] == definition[:3]]
-        same = bare
+        same = [version for version in versions if version.definition[:3] == definition[:3]]
     return same[-1] if same else None
+
+
+def _words(text: str) -> set[str]:
+    """The words of a schema, but for those that a layout may leave out."""
+    return set(_WORD.findall(text)) - {"syntax", "proto2"}
 
 
 def _context_of(subject: str) -> str:
