@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
+from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -53,6 +54,8 @@ _RECENT = 20
 #: take longer than that, so it is tried some times however long that takes.
 _RETRY_S, _PAUSE_S = 60.0, 0.05
 _LEAST_ATTEMPTS = 5
+#: Batches of deltalake's that are joined to one: they have 8192 rows each.
+_PARTS = 8
 #: A RESTORE goes by the times of files, which may differ by so much from those of commits.
 _CLOCK_MS = 1000
 _RESTORE = "RESTORE"
@@ -123,8 +126,8 @@ class DeltaLakeTable:
         if table is not None:  # deltalake's dataset refuses a table that may have deletion vectors
             query = f"SELECT {', '.join(map(quoted, columns))} FROM t"
             batches = self._trying("read", lambda: iter(QueryBuilder().register("t", table).execute(query)))
-            while (batch := self._trying("read", lambda: next(batches, None))) is not None:
-                yield pa.record_batch(batch)
+            while part := self._trying("read", lambda: list(islice(batches, _PARTS))):
+                yield from pa.Table.from_batches(map(pa.record_batch, part)).combine_chunks().to_batches()
 
     # ----- writing
 
