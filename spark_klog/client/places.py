@@ -258,7 +258,10 @@ def _offsets_by_topic(option: str, text: str) -> OffsetSpec:
 def parse_timestamp(option: str, text: str, strict: bool) -> TimeSpec:
     """Parse one timestamp (ms) for all partitions; `ConfigError` for anything else."""
     if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) > INT64_MAX:
-        raise ConfigError(f"{_named(option)}={text!r} must be a timestamp in ms since the epoch")
+        dated = option.replace("Timestamp", "Offsets")
+        raise ConfigError(
+            f"{_named(option)}={text!r} must be a timestamp in ms since the epoch; {dated} takes ISO times"
+        )
     return TimeSpec(int(text), strict=strict)
 
 

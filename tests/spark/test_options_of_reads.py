@@ -150,7 +150,7 @@ def test_refused_starts(options: dict[str, str], message: str) -> None:
         ({"endingOffsets": '{"t":{"0":-2}}'}, "option endingOffsets can't be earliest (-2)"),
         ({"endingOffsets": "last"}, f"option endingOffsets='last' must be {FORMS}"),
         ({"endingOffsets": "group"}, "option endingOffsets=group needs kafka.group.id"),
-        ({"endingTimestamp": "x"}, "option endingTimestamp='x' must be a timestamp in ms since the epoch"),
+        ({"endingTimestamp": "x"}, "must be a timestamp in ms since the epoch; endingOffsets takes ISO times"),
         (
             {"endingOffsetsByTimestamp": '{"t":[1]}'},
             "option endingOffsetsByTimestamp: topic t must have a JSON object",
