@@ -382,7 +382,7 @@ def test_an_existing_table_is_taken_as_it_is(tmp_path: Path) -> None:
         ([pa.field("offset", pa.string())], "none", "offset is string in the table and int64 in the load"),
         ([pa.field("Offset", pa.int64())], "none", "offset differs from Offset by case only"),
         ([pa.field("id", pa.int64(), nullable=False)], "none", "id is required"),
-        ([pa.field("offset", pa.int64())], "day", "is whole, and --partition-by day partitions by date"),
+        ([pa.field("offset", pa.int64())], "day", "is not partitioned; the load's would be partitioned by date"),
     ],
 )
 def test_an_existing_table_that_does_not_fit(tmp_path: Path, fields: Any, layout: Any, message: str) -> None:
