@@ -37,6 +37,7 @@ from spark_klog.load.tasks.task import READ
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import OffsetRange
 from spark_klog.spark.read.tasks import read_ranges
+from spark_klog.tables.table import without_rows
 
 #: Offsets of a sum of hashes, and windows whose records are compared at once.
 _WINDOW, _AT_ONCE = 10_000, 50
@@ -139,6 +140,7 @@ class _Verification:
         self._place_columns = [f"_{name}" for name in _PLACE] if of_values else _PLACE
         table = identity.table_at(output)
         self._files = _committed(self._summary) if table is None else table_files(table, self._summary)
+        self._deleted = {} if table is None else table.deleted_rows()
         self._findings: list[Finding] = list(self._summary.findings)
         self._sets: dict[Incarnation, OffsetSet] = defaultdict(OffsetSet)
 
@@ -164,7 +166,8 @@ class _Verification:
         """Look at the offsets of all files, of which some are read."""
         double: dict[Incarnation, list[int]] = defaultdict(list)
         for file in self._files:
-            if file.run and file.records == file.last - file.first + 1 and self._is_whole(file):
+            has_all = file.records == file.last - file.first + 1 and file.path not in self._deleted
+            if file.run and has_all and self._is_whole(file):
                 found = [((file.topic, file.partition), np.arange(file.first, file.last + 1))]
             else:
                 read = (_by_partition(_of_load(batch, _PLACE)) for batch in self._read(file, self._place_columns))
@@ -191,7 +194,7 @@ class _Verification:
         return path if is_staged and self._store.size(path) is not None else file.path
 
     def _read(self, file: CommittedFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """A row group of a file at a time; a file that is not there has no records, and its range misses them."""
+        """The rows of a file that readers see, a row group at a time; none if the file is not there."""
         import pyarrow.parquet as pq
 
         path = self._place(file)
@@ -202,8 +205,12 @@ class _Verification:
                 reader = pq.ParquetFile(opened, pre_buffer=False)
                 if not file.run and not set(columns) <= set(reader.schema_arrow.names):
                     return  # another writer's rows, which have no offsets
+                start = 0
                 for number in range(reader.num_row_groups):
-                    yield from reader.read_row_group(number, columns, use_threads=False).combine_chunks().to_batches()
+                    rows = reader.read_row_group(number, columns, use_threads=False).combine_chunks()
+                    for batch in rows.to_batches():
+                        yield without_rows(batch, start, self._deleted.get(file.path))
+                        start += len(batch)
         except (OSError, pa.ArrowException) as error:
             self._add((file.topic, file.partition), f"file {file.path.removesuffix(STAGED)} can't be read ({error})")
 

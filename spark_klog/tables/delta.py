@@ -16,10 +16,12 @@ from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, QueryBuilder, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from numpy.typing import NDArray
 
 from spark_klog.base.addresses import local_path, without_user
 from spark_klog.errors import ConfigError, LoadError
@@ -111,15 +113,26 @@ class DeltaLakeTable:
         if table is None:
             return
         actions = self._trying("read", lambda: pa.table(table.get_add_actions(flatten=True)).to_pylist())
+        known = {one.name for one in table.schema().fields}
+        names = [f"_{name}" for name in _PLACE]
+        names = names if known.issuperset(names) else list(_PLACE)  # `topic` may be a field of the values
         for action in actions:
             offsets = {}
-            for prefix in ("", "_"):
-                names = [f"{prefix}{name}" for name in _PLACE]
-                topics, numbers, places = ((action.get(f"min.{name}"), action.get(f"max.{name}")) for name in names)
-                if None not in (*topics, *numbers, *places) and topics[0] == topics[1] and numbers[0] == numbers[1]:
-                    offsets[str(topics[0]), int(numbers[0])] = int(places[0]), int(places[1])
-                    break
+            topics, numbers, places = ((action.get(f"min.{name}"), action.get(f"max.{name}")) for name in names)
+            if None not in (*topics, *numbers, *places) and topics[0] == topics[1] and numbers[0] == numbers[1]:
+                offsets[str(topics[0]), int(numbers[0])] = int(places[0]), int(places[1])
             yield TableFile(unquote(action["path"]), action["size_bytes"], action["num_records"] or 0, offsets)
+
+    def deleted_rows(self) -> dict[str, NDArray[np.int64]]:
+        table = self._open()
+        if table is None:
+            return {}
+        vectors = self._trying("read", lambda: pa.table(table.deletion_vectors()).to_pylist())
+        base = table.table_uri.rstrip("/") + "/"
+        return {
+            unquote(one["filepath"].removeprefix(base)): np.flatnonzero(~np.array(one["selection_vector"], bool))
+            for one in vectors
+        }
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         table = self._open()

@@ -15,7 +15,9 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
@@ -40,6 +42,7 @@ from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.iceberg_compaction import Batch, Compaction
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
+from spark_klog.tables.iceberg_rows import deleted_rows
 from spark_klog.tables.iceberg_runs import last_run, run_properties, run_texts
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.iceberg_transaction import OneAttempt
@@ -343,6 +346,20 @@ class IcebergTable:
             file = entry.data_file
             path = file.file_path.removeprefix(base)
             yield TableFile(path, file.file_size_in_bytes, file.record_count, offsets_of(file, columns))
+
+    def deleted_rows(self) -> dict[str, NDArray[np.int64]]:
+        """As of `Table.deleted_rows`; `LoadError` if rows are deleted by values, which pyiceberg does not read."""
+        table = self._table()
+        if table is None:
+            return {}
+        base = table.metadata.location.rstrip("/") + "/"
+        tasks = self._calling(lambda: [one for one in table.scan().plan_files() if one.delete_files], "read")
+        return {
+            one.file.file_path.removeprefix(base): self._calling(
+                partial(deleted_rows, table.io, one.file, one.delete_files), "read"
+            )
+            for one in tasks
+        }
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         table = self._table()

@@ -214,6 +214,9 @@ class Table(Protocol):
     def files(self) -> Iterator[TableFile]:
         """The files of the current table."""
 
+    def deleted_rows(self) -> Mapping[str, NDArray[np.int64]]:
+        """The rows that others have deleted, whose files still have them: by path, as `files` has it, their numbers."""
+
     def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of the current table, with some of its columns; none if there is no table."""
 

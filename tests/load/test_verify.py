@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from pyiceberg.manifest import DataFileContent
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load import files
@@ -23,6 +24,8 @@ from spark_klog.load.verify import OffsetSet, verify
 from tests.load.support import run
 from tests.spark.support import Sent, create_topic, delete_records, produce
 from tests.support.klog import klog
+from tests.tables.delta_vectors import delete_by_vector
+from tests.tables.iceberg_tables import Warehouse, delete_by_file
 
 _TIME = 1_700_002_800_000
 
@@ -123,6 +126,53 @@ def test_values_as_columns_beside_another_writer(cluster: EmbeddedCluster, topic
     DeltaTable(tmp_path).delete("_offset = 12")
     [finding] = verify(output).findings
     assert finding.what == "[10, 20): 1 of 10 records are missing"
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_rows_that_files_have_and_readers_do_not(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, warehouse = cluster.bootstrap_servers, Warehouse(tmp_path)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.get_catalog_config", lambda _name: warehouse.options)
+    output = f"delta:{tmp_path / 'table'}" if kind == "delta" else f"iceberg:{warehouse.name}"
+    create_topic(servers, topic)
+    for _ in range(2):
+        produce(servers, topic, [Sent(b"v")] * 10)
+        run(servers, output, topic)
+    client = {"bootstrap.servers": servers}
+    assert verify(output, client, with_hash=True).findings == []
+    if kind == "delta":
+        delete_by_vector(tmp_path / "table", files(output)[0].path, [3, 4, 9])
+        seen = QueryBuilder().register("t", DeltaTable(tmp_path / "table")).execute('SELECT "offset" FROM t')
+        offsets = pa.table(seen)["offset"].to_pylist()
+    else:
+        for task in warehouse.stranger().scan().plan_files():
+            if task.file.file_path.endswith(files(output)[0].path.rpartition("/")[2]):
+                for row in (3, 4, 9):
+                    delete_by_file(warehouse.stranger(), task.file, row, DataFileContent.POSITION_DELETES)
+        offsets = warehouse.offsets()
+    assert sorted(offsets) == [one for one in range(20) if one not in (3, 4, 9)]
+    for with_hash in (False, True):
+        found = verify(output, client, with_hash=with_hash)
+        assert found.partitions[0].in_files == 17
+        told = [
+            "[0, 10): 3 of 10 records are missing",
+            "records of [3, 5), [9, 10) are in the log, and not in the files",
+        ]
+        assert [one.what for one in found.findings] == told[: 1 + with_hash]
+
+
+def test_values_with_the_names_of_places(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers, output = cluster.bootstrap_servers, f"delta:{tmp_path}"
+    create_topic(servers, topic)
+    settings = WriteSettings(table_columns=VALUES, schema="topic string, partition int, `offset` bigint")
+    for number in range(2):
+        produce(servers, topic, [Sent(b'{"topic":"news","partition":9,"offset":%d}' % number)] * 10)
+        run(servers, output, topic, settings=settings)
+    DeltaTable(tmp_path).optimize.compact()
+    [file] = files(output, topic)
+    assert (file.topic, file.partition, file.first, file.last, file.records) == (topic, 0, 0, 19, 20)
+    assert files(output, "news") == []
 
 
 def test_the_command(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
