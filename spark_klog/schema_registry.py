@@ -50,7 +50,7 @@ _WORKERS: Final = {_READ: 8, _LIST: 1, _WAIT: _MAX_CONNECTIONS}
 _ANSWER_SECONDS: Final = WRITE_SECONDS + 5
 #: Settings of the user's other clients that this one must not have.
 _LEFT_OUT: Final = frozenset(("group.id", "group.instance.id", "transactional.id"))
-_CONSUMER: Final = {"auto.offset.reset": "none", "enable.auto.commit": "false"}
+_CONSUMER: Final = {"auto.offset.reset": "none", "enable.auto.commit": "false", "allow.auto.create.topics": "false"}
 #: What the writing of the topic needs, whatever the user's settings are.
 _PRODUCER: Final = {"acks": "all", "linger.ms": "0", "delivery.timeout.ms": "25000", "request.timeout.ms": "10000"}
 

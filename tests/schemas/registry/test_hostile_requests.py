@@ -379,6 +379,17 @@ def test_what_cannot_be_sent_as_json_is_not_stored(text: str) -> None:
         made = answer(registry, method, path, "", (body % text).encode())
         assert made.status == 400, (method, path, text[:20])
         json.loads(made.body.decode(), parse_constant=_no_json)
+        in_utf_16 = answer(registry, method, path, "", (body % text).encode("utf-16-le"))
+        assert in_utf_16.status == 400
+
+
+@pytest.mark.parametrize("coding", ["utf-8", "utf-16-le", "utf-32-le"])
+def test_bodies_with_half_of_a_surrogate_pair(coding: str) -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    body = '{"defaultRuleSet": {"x": "\ud800"}}'.encode(coding, "surrogatepass")
+    made = answer(registry, "PUT", "/config", "", body)
+    assert made.status == 400
+    assert "half of a surrogate pair" in json.loads(made.body)["message"]
 
 
 def _no_json(constant: str) -> Any:

@@ -282,6 +282,17 @@ def test_what_another_registry_stored_is_the_same_schema(name: str) -> None:
     assert json.loads(answer(registry, "POST", "/subjects/b/versions", "", other).body)["id"] == 701
 
 
+def test_a_stored_text_that_does_not_compile_is_another_schema() -> None:
+    log = MemoryLog()
+    value = schema_value("a", 1, 700, Definition("PROTOBUF", f"{_HEAD}{_BODY}".replace("1;", "1")), False)
+    log.append([Record(Key(SCHEMA, "a", 1), value)])
+    registry = Registry(log)  # type: ignore[arg-type]
+    registry.configure(None, {"compatibilityLevel": "NONE"})
+    body = json.dumps({"schemaType": "PROTOBUF", "schema": f"{_HEAD}{_BODY}"}).encode()
+    assert answer(registry, "POST", "/subjects/a", "", body).status == 404
+    assert json.loads(answer(registry, "POST", "/subjects/a/versions", "", body).body)["id"] == 701
+
+
 @pytest.mark.parametrize("name", [*_OPTIONS, "of a field", "of an enum", "of a message"])
 def test_the_order_of_options(name: str) -> None:
     text = _OF_CONFLUENT[name]

@@ -349,3 +349,20 @@ def test_a_topic_that_is_made_again(make_cluster: Callable[..., EmbeddedCluster]
     cluster.kill_schema_registry()
     cluster.restart_schema_registry()
     assert _everything(url) == before
+
+
+@pytest.mark.test_all("again")
+def test_a_topic_that_is_made_again_with_another_policy(make_cluster: Callable[..., EmbeddedCluster]) -> None:
+    cluster = make_cluster(schema_registry=True)
+    url = cluster.schema_registry_url
+    assert url is not None
+    register(url, "s", record("f"))
+    with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+        admin.delete_topics(["_schemas"])
+        admin.create_topic("_schemas", 1)
+        status, refused = ask(url, "POST", "/subjects/s/versions", {"schema": record("g")})
+        assert (status, refused["error_code"]) == (500, 50002)
+        assert "cleanup.policy=delete: schemas would be lost" in refused["message"]
+        assert ask(url, "GET", "/subjects") == (200, [])
+        admin.alter_configs({("topic", "_schemas"): {"cleanup.policy": "compact"}})
+    assert register(url, "s", record("g")) == 1

@@ -135,19 +135,19 @@ class SchemaLog:
                     self.lock.notify_all()
 
     def _check_topic(self) -> None:
-        """Begin again if the topic is another one; create it if it is gone. `KlogError`."""
+        """Begin again if the topic is another one; create it if it is gone. `KlogError`, `ConfigError` of a new one."""
         state = self.state
         try:
             topic_id = self._admin.describe_topic(self.topic).topic_id
+            is_gone = False
         except ProtocolError as error:
             if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
+            topic_id, is_gone = None, True
+        if is_gone or topic_id != self._topic_id:
+            self._begin_again(state, f"topic {self.topic} was deleted")
             _create_topic(self._admin, self.topic)
-            topic_id = self._admin.describe_topic(self.topic).topic_id
-            self._begin_again(state, f"topic {self.topic} was gone")
-        if topic_id != self._topic_id:
-            self._begin_again(state, f"topic {self.topic} was deleted and created again")
-            self._topic_id = topic_id
+            self._topic_id = self._admin.describe_topic(self.topic).topic_id
 
     def _begin_again(self, state: State | None, why: str) -> None:
         """Forget a state, unless that has happened already."""

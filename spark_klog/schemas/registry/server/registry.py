@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from spark_klog.schemas.registry.formats import PROTOBUF
 from spark_klog.schemas.registry.server import errors, work
+from spark_klog.schemas.registry.server.errors import RegistryRefusal
 from spark_klog.schemas.registry.server.log import WRITE_SECONDS, SchemaLog
 from spark_klog.schemas.registry.server.records import (
     CLEAR_SUBJECT,
@@ -257,12 +258,21 @@ class Registry:
         words = _words(canonical.schema)
         like = [version for version in versions if _words(version.definition.schema) == words]
         for version in like[: -_MOST_LIKE - 1 : -1]:
-            stored = version.definition
-            source = _source(stored, self._texts(version.subject, stored))
-            if self.run(work.canonical, source, False, False, deadline=deadline) != stored.schema:
-                text = self.run(work.canonical, source, normalize, False, deadline=deadline)
-                if _with_text([replace(version, definition=stored._replace(schema=text))], canonical) is not None:
-                    return version
+            try:
+                own, same = (
+                    self._canonical(
+                        *(version.definition, self._texts(version.subject, version.definition), {}),
+                        normalize=is_normal,
+                        is_new=False,
+                        deadline=deadline,
+                    )
+                    for is_normal in (False, normalize)
+                )
+            except RegistryRefusal:  # a text that is no schema here
+                continue
+            is_foreign = own.schema != version.definition.schema
+            if is_foreign and _with_text([replace(version, definition=same)], canonical) is not None:
+                return version
         return None
 
     def register(

@@ -52,8 +52,7 @@ def decoded(body: bytes) -> dict[str, Any]:
     """A request's JSON object, which can be sent as JSON again."""
     try:
         fields = json.loads(body or b"null", parse_constant=_refused, parse_float=_finite)
-        if b"\\u" in body or b"\xed" in body:
-            json.dumps(fields, ensure_ascii=False).encode()
+        json.dumps(fields, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise errors.bare(HTTPStatus.BAD_REQUEST, "the body has half of a surrogate pair") from None
     except (ValueError, RecursionError) as error:
