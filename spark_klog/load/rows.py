@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from spark_klog.base.names import Format
 from spark_klog.errors import LoadError, SchemaError
+from spark_klog.tables.columns import holds
 from spark_klog.tables.table import aliases_of, with_aliases
 
 if TYPE_CHECKING:
@@ -256,6 +257,18 @@ def merged(
             "schema (--schema-evolution keep)"
         )
     return old
+
+
+def has_place(kind: pa.DataType, old: pa.DataType) -> bool:
+    """Whether a type has all fields of an older one, by their names or aliases, with room for all values."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(old):
+        fields = {name: one for one in kind for name in (*aliases_of(one), one.name)}
+        return all(one.name in fields and has_place(fields[one.name].type, one.type) for one in old)
+    if pa.types.is_map(kind) and pa.types.is_map(old):
+        return bool(kind.key_type == old.key_type and has_place(kind.item_type, old.item_type))
+    if pa.types.is_list(kind) and pa.types.is_list(old):
+        return has_place(kind.value_type, old.value_type)
+    return holds(kind, old)
 
 
 def _names_in(new: pa.DataType, known: Collection[str]) -> dict[str, str]:

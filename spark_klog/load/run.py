@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
@@ -30,6 +32,7 @@ from spark_klog.load.commit import (
 )
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import (
+    BINDING,
     Identity,
     check_output,
     check_schema,
@@ -74,8 +77,9 @@ from spark_klog.load.planning import (
     make_tasks,
     partitions_of,
 )
-from spark_klog.load.rows import ANOTHER, Evolution, RowSchema, check_registry, run_schemas, with_names_of
+from spark_klog.load.rows import ANOTHER, Evolution, RowSchema, check_registry, has_place, run_schemas, with_names_of
 from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
+from spark_klog.load.table_columns import run_columns
 from spark_klog.load.table_commit import TableCommits, identity_of_lost_journal
 from spark_klog.load.tasks.task import Job, SparkRunner
 from spark_klog.load.tasks.time_limit import TimeLimit
@@ -88,8 +92,6 @@ from spark_klog.tables.opening import DELTA, ICEBERG, format_of, is_table, open_
 from spark_klog.tables.table import Table
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema
 
 _log = logging.getLogger(__name__)
@@ -228,12 +230,11 @@ def load(options: LoadOptions, runner: SparkRunner, follow: Follow = lambda _tot
             settings, names = asdict(options.settings), options.format_names
             kind = options.output if table is not None else ""
             kind = DELTA if format_of(kind) == DELTA else kind  # its URI may have secrets
-            is_shared = table is not None and table.schema() is not None
-            identity = check_output(store, cluster.cluster_id, settings, names, kind, is_shared=is_shared)
+            identity = check_output(store, cluster.cluster_id, settings, names, kind, table)
             is_new = identity is None
             if identity is not None and options.settings.schema:
                 takes_new = table is not None or options.evolution == "latest"
-                schema = check_schema(store, identity, options.settings.schema, takes_new=takes_new)
+                schema = check_schema(store, identity, options.settings.schema, table, takes_new=takes_new)
                 options = replace(options, settings=replace(options.settings, schema=schema))
             if identity is None:
                 identity = new_identity(cluster.cluster_id, settings, names, kind)
@@ -310,7 +311,7 @@ class _Run:
         # Of columns that are known without a record there is a table after the first call.
         if self._table is not None and (has_work or (number == 0 and not self._options.formats)):
             try:
-                self._table.prepare(settings, self._options.topics, is_planned=False)
+                self._table.prepare(settings, self._options.topics, "plan")
             except LoadError:  # it refuses the columns, before there is a plan
                 if is_new:
                     self._store.remove(LOAD)
@@ -472,7 +473,7 @@ class _Run:
     def _run_tasks(self, plan: Plan) -> dict[int, list[RangeResult]]:
         """Run the tasks that are not complete; returns the results of all. `LoadError` if one of them has ended."""
         settings = self._settings(plan)
-        columns = None if self._table is None else self._table.prepare(settings, plan.topics, is_planned=True)
+        columns = None if self._table is None else self._table.prepare(settings, plan.topics, "tasks")
         results = self._results(plan)
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
         if not todo:
@@ -489,9 +490,10 @@ class _Run:
     def _renewed(self, plan: Plan) -> Plan:
         """The plan of a run to finish, by the schemas that this call has.
 
-        They are those of the plan, but for a schema of JSON that the call gives another of, and for a run that was
-        refused if the call asks for the latest one. Then tasks run again whose records did not decode; in files all of
-        them, as the newest one is to have all fields, and of changes, as those of a key are to be of one type. The
+        They are those of the plan, but for what binds no later run yet: settings and a schema of JSON of which the call
+        gives others, and for a run that was refused the latest schema, if the call asks for it. Then tasks run again
+        whose records did not decode; all of them in files, as the newest one is to have all fields, of changes, as
+        those of a key are to be of one type, and if their files have what the new columns have no place for. The
         tasks of a refused run whose records did not decode run again anyway: the registry may know more now. Errors as
         of `_run_schemas` and `Table.prepare`, before any change.
         """
@@ -503,11 +505,20 @@ class _Run:
             new = new.with_rows(rows if self._table is None else with_names_of(rows, old.rows))
         if old.schema and options.settings.schema:
             new = replace(new, schema=options.settings.schema)
+        given = {name: getattr(options.settings, name) for name in BINDING}
+        given = {name: value for name, value in given.items() if value != getattr(old, name)}
+        if old.layout == options.settings.layout == "none":
+            given.pop("time_zone", None)
+        new = replace(new, **given)
         if new == old and not is_refused:
             return plan
         if new != old and self._table is not None:
-            self._table.prepare(new, plan.topics, is_planned=False)
-        runs_all_again = new != old and (self._table is None or bool(new.upsert_key))
+            self._table.prepare(new, plan.topics, "plan")
+        runs_all_again = new != old and (
+            self._table is None
+            or bool(new.upsert_key or given)
+            or not has_place(*(pa.struct(run_columns(one, plan.topics)) for one in (new, old)))
+        )
         for number, results in self._results(plan).items():
             if runs_all_again or any(item.bad_values for item in results):
                 # the letters first: killed in between, the next call still knows their names

@@ -51,7 +51,7 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.load.table_columns import run_columns, time_column
 from spark_klog.tables.change_files import change_files
 from spark_klog.tables.changes import ChangeFormat
-from spark_klog.tables.table import STREAMS, DataFile, Run, Table
+from spark_klog.tables.table import STREAMS, DataFile, Run, Stage, Table
 
 if TYPE_CHECKING:
     from spark_klog.base.names import TopicPartition
@@ -134,13 +134,13 @@ class TableCommits:
 
     # ----- a run
 
-    def prepare(self, settings: WriteSettings, topics: Sequence[str], *, is_planned: bool) -> pa.Schema:
+    def prepare(self, settings: WriteSettings, topics: Sequence[str], stage: Stage) -> pa.Schema:
         """Make the table ready for a run; returns the columns of its files. As of `Table.prepare`, also errors."""
         columns = run_columns(settings, topics)
         layout = settings.layout
         assert layout in ("none", "day", "hour")
         place = time_column(settings)
-        return self.table.prepare(columns, layout, place, self._load, is_planned=is_planned)  # type: ignore[arg-type]
+        return self.table.prepare(columns, layout, place, self._load, stage)  # type: ignore[arg-type]
 
     def commit(self, manifest: Manifest, changes: ChangeFormat | None) -> Manifest:
         """Commit a run to the table, then to the journal; errors as of `Table.append`. Returns what the journal has.

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from itertools import islice
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
@@ -36,6 +37,7 @@ from spark_klog.tables.table import (
     DataFile,
     Layout,
     Run,
+    Stage,
     TableFile,
     columns_property,
     is_committed,
@@ -88,6 +90,8 @@ class DeltaLakeTable:
         self.location = os.path.abspath(local) if local is not None else uri
         #: The table as it was last read: what is new is read at the next time.
         self._known: DeltaTable | None = None
+        #: The columns that the next commit adds if they are missing.
+        self._added: pa.Schema | None = None
         self._url, self._options = (self.location, {}) if local is not None else storage_options(uri)
 
     @property
@@ -145,7 +149,7 @@ class DeltaLakeTable:
     # ----- writing
 
     def prepare(
-        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, *, is_planned: bool = True
+        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, at: Stage = "commit"
     ) -> pa.Schema:
         self._check_case(columns.names)
         columns = pa.schema([pa.field(one.name, self._type(one.type, one.name)) for one in columns])
@@ -158,29 +162,55 @@ class DeltaLakeTable:
 
         def attempt() -> pa.Schema:
             table = self._open() or self._create(columns, layout, load)
+            is_other = table.metadata().partition_columns != partitions or bool(_compared(table, columns)[2])
+            if is_other and self._is_unused(table, load):
+                table = self._create(columns, layout, load, "overwrite")
             self._check(table, layout, load)
-            mine = pa.schema(table.schema().to_arrow())
-            changed, wrong = differences(mine, columns, set(partitions))
+            mine, missing, wrong = _compared(table, columns)
             if wrong:
-                raise LoadError(
-                    f"{self.address} has other columns than the load: {'; '.join(wrong)}: use another table, or change "
-                    "this one"
-                )
-            if changed:
-                table.alter.add_columns([Field.from_arrow(pa.field(one.name, one.type)) for one in changed])
-                table = self._existing()
-                mine = pa.schema(table.schema().to_arrow())
-                if changed := differences(mine, columns, set(partitions))[0]:
-                    names = ", ".join(one.name for one in changed)
-                    raise LoadError(f"{self.address}: deltalake can't add to the table what is new in {names}")
-            has = table.metadata().configuration
-            properties = {} if LOAD_PROPERTY in has else {LOAD_PROPERTY: load}
-            if properties := {**properties, **columns_property(has, columns)}:
-                # last: what failed before it may be tried again
-                table.alter.set_table_properties(properties, raise_if_not_exists=False)
-            return pa.schema([one for one in mine if one.name not in partitions])
+                raise self._differs(wrong)
+            owner = {} if LOAD_PROPERTY in table.metadata().configuration else {LOAD_PROPERTY: load}
+            if at == "commit":
+                self._with_columns(table, columns, owner)
+            elif owner:
+                table.alter.set_table_properties(owner, raise_if_not_exists=False)
+            types = {one.name: one.type for one in [*mine, *missing] if one.name not in partitions}
+            return pa.schema(types)
 
-        return self._again("changed", attempt)
+        made = self._again("changed", attempt)
+        self._added = columns if at == "tasks" else None
+        return made
+
+    def _with_columns(
+        self, table: DeltaTable, columns: pa.Schema | None, properties: Mapping[str, str] = MappingProxyType({})
+    ) -> DeltaTable:
+        """The table with the columns of a run, which are the load's own from then on, and with properties."""
+        if columns is None:
+            return table
+        _, missing, wrong = _compared(table, columns)
+        if wrong:
+            raise self._differs(wrong)
+        if missing:
+            table.alter.add_columns([Field.from_arrow(pa.field(one.name, one.type)) for one in missing])
+            table = self._existing()
+            if missing := _compared(table, columns)[1]:
+                names = ", ".join(one.name for one in missing)
+                raise LoadError(f"{self.address}: deltalake can't add to the table what is new in {names}")
+        if properties := {**properties, **columns_property(table.metadata().configuration, columns)}:
+            # last: what failed before it may be tried again
+            table.alter.set_table_properties(properties, raise_if_not_exists=False)
+            table = self._existing()
+        return table
+
+    def _differs(self, wrong: Sequence[str]) -> LoadError:
+        return LoadError(
+            f"{self.address} has other columns than the load: {'; '.join(wrong)}: use another table, or change this one"
+        )
+
+    def _is_unused(self, table: DeltaTable, load: str) -> bool:
+        """Whether the load has made the table, and nobody has committed anything to it since."""
+        is_ours = table.metadata().configuration.get(LOAD_PROPERTY) == load
+        return is_ours and all(_REPLACES.match(str(one.get("operation"))) for one in table.history())
 
     def append(self, files: Sequence[DataFile], run: Run) -> None:
         def attempt() -> None:
@@ -188,6 +218,7 @@ class DeltaLakeTable:
             table = self._existing()
             if self._has(table, run):
                 return
+            table = self._with_columns(table, self._added)
             metadata = table.metadata()
             names = metadata.partition_columns
             now = time.time_ns() // 1_000_000
@@ -204,6 +235,7 @@ class DeltaLakeTable:
             table = self._existing()
             if self._has(table, run):
                 return
+            table = self._with_columns(table, self._added)
             if changes is not None:
                 merge(table, changes, own_columns(table.metadata().configuration), _committing(run))
             if table.transaction_version(run.load) != run.number:  # no row has changed, so nothing was committed
@@ -293,13 +325,16 @@ class DeltaLakeTable:
             raise LoadError(f"{self.address} is no longer there: restore it, or use another table")
         return table
 
-    def _create(self, columns: pa.Schema, layout: Layout, load: str) -> DeltaTable:
+    def _create(
+        self, columns: pa.Schema, layout: Layout, load: str, mode: Literal["error", "overwrite"] = "error"
+    ) -> DeltaTable:
         partitions = _PARTITIONS[layout]
         schema = pa.schema([*columns, *(pa.field(*one) for one in partitions)])
         try:
             return DeltaTable.create(
                 self._url,
                 schema,
+                mode,
                 partition_by=[name for name, _ in partitions],
                 configuration={LOAD_PROPERTY: load, **columns_property({}, columns)},
                 storage_options=self._options,
@@ -394,6 +429,12 @@ class DeltaLakeTable:
         if pa.types.is_fixed_size_binary(kind):
             return pa.binary()
         return _WIDER.get(kind, kind)
+
+
+def _compared(table: DeltaTable, columns: pa.Schema) -> tuple[pa.Schema, list[pa.Field], list[str]]:
+    """The table's columns, and what `differences` finds between them and those of a load."""
+    mine = pa.schema(table.schema().to_arrow())
+    return mine, *differences(mine, columns, set(table.metadata().partition_columns))
 
 
 _PLACE = ("topic", "partition", "offset")

@@ -54,6 +54,7 @@ from spark_klog.tables.table import (
     Layout,
     Offsets,
     Run,
+    Stage,
     TableFile,
     is_committed,
     layout_advice,
@@ -155,16 +156,16 @@ class IcebergTable:
         return None if table is None else table.properties.get(LOAD_PROPERTY)
 
     def prepare(
-        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, *, is_planned: bool = True
+        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, at: Stage = "commit"
     ) -> pa.Schema:
         """As of `Table.prepare`. Columns that only the table has are not in the schema: their values are null.
 
         A field with the name of one of the table's among its aliases (`with_aliases`) is that one, which is renamed;
         of columns only if it is the load's own.
         """
-        return self._trying(lambda: self._prepare(columns, layout, time_column, load, is_planned), "prepared")
+        return self._trying(lambda: self._prepare(columns, layout, time_column, load, at), "prepared")
 
-    def _prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str, is_planned: bool) -> pa.Schema:
+    def _prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str, at: Stage) -> pa.Schema:
         table = self._table()
         if table is None:
             schema = to_iceberg(columns)
@@ -184,16 +185,16 @@ class IcebergTable:
         self._check_owner(metadata, load)
         if metadata.format_version not in _WRITTEN:
             raise LoadError(f"{self.address} has format version {metadata.format_version}: pyiceberg writes 1 and 2")
-        needed = changes(metadata.schema(), columns, _own(metadata))
+        needed = changes(metadata.schema(), columns, _own(metadata), _unwritten(metadata))
         self._check_layout(metadata, layout, needed.path_before(time_column))
         if needed.differences:
             raise LoadError(
                 f"{self.address} does not fit: {'; '.join(needed.differences)}: change the table, or load into another"
             )
-        if needed.renamed and not is_planned:
+        if needed.renamed and at == "plan":
             return to_arrow(metadata.schema())
-        renamed = [path[0] for path, _ in needed.renamed if len(path) == 1]
-        own = own_columns_property(metadata.properties, columns, renamed)
+        gone = [path[0] for path in [*needed.removed, *(path for path, _ in needed.renamed)] if len(path) == 1]
+        own = own_columns_property(metadata.properties, columns, gone)
         if needed or own or LOAD_PROPERTY not in metadata.properties:
             transaction = OneAttempt(table)
             if needed:
@@ -202,8 +203,12 @@ class IcebergTable:
                         update.update_column(path, kind)
                     for path, name in needed.renamed:
                         update.rename_column(path, name)
+                    for path in needed.removed:
+                        update.delete_column(path)
                     for path, kind in needed.added:
                         update.add_column(path, kind)
+            if needed.removed:  # others may be about to write to them
+                transaction.require_snapshot()
             transaction.set_properties({LOAD_PROPERTY: load, **own})
             table = transaction.commit_transaction()
             _log.info("changed %s: added %s", self.address, [".".join(path) for path, _ in needed.added])
@@ -475,6 +480,18 @@ def _own(metadata: TableMetadata) -> Collection[str]:
     if COLUMNS_PROPERTY in metadata.properties:
         return own_columns(metadata.properties)
     return [one.name for one in metadata.schema().fields] if LOAD_PROPERTY in metadata.properties else ()
+
+
+def _unwritten(metadata: TableMetadata) -> Collection[int]:
+    """The ids of fields that no snapshot has and nothing is partitioned by: no file has values of them."""
+    schemas = {one.schema_id: one for one in metadata.schemas}
+    used = [schemas.get(-1 if one.schema_id is None else one.schema_id) for one in metadata.snapshots]
+    if None in used:
+        return ()
+    ids = {id for one in used if one is not None for id in one.field_ids}
+    ids |= {field.source_id for spec in metadata.partition_specs for field in spec.fields}
+    now = metadata.schema()
+    return now.field_ids.difference(ids, now.identifier_field_ids)
 
 
 def _may_pass(error: BaseException) -> bool:

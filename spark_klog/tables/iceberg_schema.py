@@ -170,11 +170,18 @@ class Changes:
     added: list[tuple[_Path, IcebergType]] = field(default_factory=list)
     widened: list[tuple[_Path, IcebergType]] = field(default_factory=list)
     renamed: list[tuple[_Path, str]] = field(default_factory=list)
+    #: Those that the load has no longer, or with another type in `added`; the table has no values of them.
+    removed: list[_Path] = field(default_factory=list)
     #: What a change can't mend, in words.
     differences: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.widened or self.renamed)
+        return bool(self.added or self.widened or self.renamed or self.removed)
+
+    def add(self, others: Changes) -> None:
+        """Add changes of fields that are below the same path."""
+        for name in ("added", "widened", "renamed", "removed", "differences"):
+            getattr(self, name).extend(getattr(others, name))
 
     def path_before(self, path: str) -> str:
         """The path in the table before of a column that the load has at `path`."""
@@ -185,14 +192,21 @@ class Changes:
         return _dotted(before)
 
 
-def changes(table: Schema, columns: pa.Schema, own: Collection[str]) -> Changes:
+def changes(
+    table: Schema, columns: pa.Schema, own: Collection[str], unwritten: Collection[int] = frozenset()
+) -> Changes:
     """Compare a load's columns with a table's. Columns that only the table has stay, unless they are required.
 
     A column that the table does not have is one of the table's under another name, if its aliases (`aliases_of`) name
-    that, and the load's `own` columns have it.
+    that, and the load's `own` columns have it. Fields whose ids are `unwritten` may get another type, or go: of `own`
+    columns only, as others may wait for somebody else's rows.
     """
     compared = Changes()
-    _compare_fields(table.fields, list(columns), (), compared, own)
+    ids = set(unwritten)
+    for one in table.fields:
+        if one.name not in own:
+            ids.difference_update(Schema(one).field_ids)
+    _compare_fields(table.fields, list(columns), (), compared, ids, own)
     return compared
 
 
@@ -201,6 +215,7 @@ def _compare_fields(
     wanted: Sequence[pa.Field],
     path: tuple[str, ...],
     to: Changes,
+    unwritten: Collection[int],
     own: Collection[str] | None = None,
 ) -> None:
     """All fields can be renamed if `own` is None."""
@@ -219,34 +234,45 @@ def _compare_fields(
             former = [name for name in aliases_of(one) if name in by_name and name not in others]
             alias = next((name for name in former if own is None or name in own), None)
             if alias is None:
-                to.added.append(
-                    ((*path, one.name), _iceberg_type(one.type, (*path, one.name), itertools.count(1).__next__))
-                )
+                to.added.append(((*path, one.name), _new_type(one, path)))
                 continue
             to.renamed.append(((*path, alias), one.name))
             same = by_name[alias]
         used.add(same.name)
-        _compare(same, one, (*path, same.name), to)
+        below = Changes()
+        _compare(same, one, (*path, same.name), below, unwritten)
+        if below.differences and same.name == one.name and same.field_id in unwritten:
+            to.removed.append((*path, one.name))
+            to.added.append(((*path, one.name), _new_type(one, path)))
+        else:
+            to.add(below)
     for left in known:
+        if left.field_id in unwritten and left.name not in used:
+            to.removed.append((*path, left.name))
+            continue
         if left.required and left.name not in used:
             to.differences.append(f"{_dotted((*path, left.name))} is required in the table, and the load has none")
 
 
-def _compare(known: NestedField, wanted: pa.Field, path: _Path, to: Changes) -> None:
+def _new_type(one: pa.Field, path: _Path) -> IcebergType:
+    return _iceberg_type(one.type, (*path, one.name), itertools.count(1).__next__)
+
+
+def _compare(known: NestedField, wanted: pa.Field, path: _Path, to: Changes, unwritten: Collection[int]) -> None:
     if known.required and wanted.nullable:
         to.differences.append(f"{_dotted(path)} is required in the table, and may be null in the load")
     kind, ours = known.field_type, _iceberg_type(wanted.type, path, _no_id)
     if isinstance(kind, StructType) and isinstance(ours, StructType):
-        _compare_fields(kind.fields, list(wanted.type), path, to)
+        _compare_fields(kind.fields, list(wanted.type), path, to, unwritten)
     elif isinstance(kind, ListType) and isinstance(ours, ListType):
         element = wanted.type.value_field
-        _compare(kind.element_field, element, (*path, "element"), to)
+        _compare(kind.element_field, element, (*path, "element"), to, unwritten)
     elif isinstance(kind, MapType) and isinstance(ours, MapType):
         if kind.key_type != ours.key_type:
             to.differences.append(
                 f"{_dotted((*path, 'key'))} is {kind.key_type} in the table, {ours.key_type} in the load"
             )
-        _compare(kind.value_field, wanted.type.item_field, (*path, "value"), to)
+        _compare(kind.value_field, wanted.type.item_field, (*path, "value"), to, unwritten)
     elif kind == ours or _widens(ours, kind):
         return
     elif _widens(kind, ours):

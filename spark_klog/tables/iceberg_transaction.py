@@ -7,8 +7,9 @@ from contextlib import suppress
 
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
-from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, SetPropertiesUpdate
+from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
 
 from spark_klog.tables.iceberg_runs import SNAPSHOT
 
@@ -41,6 +42,11 @@ class OneAttempt(Transaction):
         self._updates = tuple(
             _with(one, operation) if isinstance(one, AddSnapshotUpdate) else one for one in self._updates
         )
+
+    def require_snapshot(self) -> None:
+        """Let the commit fail if there is another snapshot by then."""
+        now = self.table_metadata.current_snapshot_id
+        self._requirements += (AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": now}),)
 
     def commit_transaction(self) -> Table:
         """Commit. The table may have it after any error: of a request that a proxy sends twice one is a conflict."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: By what a table is partitioned.
 Layout = Literal["none", "day", "hour"]
+#: When a table is made ready: before a run has a plan, before its tasks write files, or before its commit.
+Stage = Literal["plan", "tasks", "commit"]
 #: {topic: {partition: offset}}, the first offset that the run does not have.
 Offsets = Mapping[str, Mapping[str, int]]
 
@@ -185,16 +187,20 @@ class Table(Protocol):
         """The id of the load that the table belongs to (its property `klog.load`); None if there is none."""
 
     def prepare(
-        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, *, is_planned: bool = True
+        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, at: Stage = "commit"
     ) -> pa.Schema:
         """Create the table, or add to it the nullable columns and fields that it lacks, and give it to the load.
+
+        What no commit has binds nobody: a run may never commit. So a table that can adds columns before the commit
+        (`append` and `upsert` do so after "tasks"), and else another type replaces that of a column of the load's which
+        no commit has had.
 
         Returns the schema that files are to be written by: the table's own, with the ids of its fields if it has some.
         `time_column` is the path of the column that the layout is by. `LoadError` names the difference if the table has
         a column of another type or that is required, another layout, or belongs to another load.
 
-        Before the run `is_planned` a table that would rename columns is compared only: if the call dies, the next one
-        may have the former schema, and would add the former names again.
+        At "plan" a table that would rename columns is compared only: if the call dies, the next one may have the former
+        schema, and would add the former names again.
         """
 
     def last_run(self, load: str) -> Run | None:

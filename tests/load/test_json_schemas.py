@@ -184,3 +184,82 @@ def test_files_take_fields_if_asked(cluster: EmbeddedCluster, topic: str, tmp_pa
     newest = max(tmp_path.glob(f"{topic}/*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     assert ds.dataset(newest).to_table()["value"].to_pylist() == [{"id": 1, "mail": "m1"}]
     load("id int, mail string")
+
+
+@pytest.mark.parametrize("kind", ["files", *FORMATS])
+def test_what_no_commit_has_binds_nobody(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str
+) -> None:
+    """A wrong type in a run that was refused or killed, the first one or a later one, is mended by the next call."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    output = str(tmp_path / "files") if kind == "files" else address_of(kind, tmp_path)
+
+    def load(ddl: str, **options: Any) -> Any:
+        columns = {} if kind == "files" else {"table_columns": VALUES}
+        settings = WriteSettings(schema=_text(ddl), **columns)
+        return run(servers, output, topic, settings=settings, max_task_records=2, evolution="latest", **options)
+
+    def rows(*names: str) -> list[tuple[Any, ...]]:
+        if kind != "files":
+            return _rows(output, *names)
+        found = ds.dataset(output, schema=_newest(output), partitioning=None).to_table().sort_by("offset")
+        return [tuple((row or {}).get(name) for name in names) for row in found["value"].to_pylist()]
+
+    _send(servers, topic, {"id": 0, "name": "x"}, {"id": 1, "name": "y"})
+    with pytest.raises(LoadError, match="has 2 bad record batches or values"):
+        load("id int, name int")
+    load("id int, name string")
+    _send(servers, topic, {"id": 2, "qty": "7"}, {"id": 3, "qty": "8", "at": {"lat": "x"}})
+    with pytest.raises(LoadError, match="has 2 bad record batches or values"):
+        load("id int, name string, qty int, at struct<lat: double>")
+    with pytest.raises(LoadError, match="name is missing"):  # what a commit has, does bind
+        load("id int, qty string")
+    with pytest.raises(LoadError, match="has 1 bad record batches or values"):
+        load("id int, name string, qty string, at struct<lat: double>")
+    load("id int, name string, qty string, at struct<lat: string>")
+    expected = [(0, None, None), (1, None, None), (2, "7", None), (3, "8", {"lat": "x"})]
+    assert rows("id", "qty", "at") == expected
+
+    # a killed run, whose complete task has values of the field that goes, or gets another type
+    _send(servers, topic, *({"id": n, "day": f"2024-01-0{n}", "gone": n} for n in range(4, 8)))
+    known = "id int, name string, qty string, at struct<lat: string>"
+    with pytest.raises(Killed), failing(LocalFolder, -5 if kind == "files" else -8, die):
+        load(f"{known}, day date, gone int")
+    [run_folder] = tmp_path.glob("**/_klog/runs/00000003")
+    assert list(run_folder.glob("offsets-*"))
+    assert not (run_folder / "manifest.json").exists()
+    load(f"{known}, day string")
+    assert rows("id", "day")[4:] == [(n, f"2024-01-0{n}") for n in range(4, 8)]
+    _send(servers, topic, {"id": 8, "gone": "text"})
+    load(f"{known}, day string, gone string")
+    assert rows("id", "gone")[7:] == [(7, None), (8, "text")]
+    assert status(output).findings == []
+
+
+def _newest(output: str) -> Any:
+    """The schema of the newest file of a folder."""
+    return ds.dataset(max(Path(output).rglob("*.parquet"), key=lambda path: path.name.split("+")[2])).schema
+
+
+def test_other_settings_after_a_run_that_was_refused(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Its complete tasks run again: no record is in the folder of another event time, or without one."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    rows = [{"at": "2024-05-06T07:00:00Z", "by": f"2024-05-0{n}T00:00:00Z"} for n in range(1, 5)]
+    _send(servers, topic, *rows, {"at": 1})
+    asked: dict[str, Any] = {"schema": _text("at timestamp, by timestamp")}
+    for settings in ({"layout": "hour", "event_time": "at"}, {"layout": "none"}, {"layout": "day", "event_time": "by"}):
+        with pytest.raises(LoadError, match="has 1 bad record batches or values"):
+            run(servers, tmp_path, topic, settings=WriteSettings(**asked | settings), max_task_records=2)
+    loaded = run(
+        servers, tmp_path, topic, settings=WriteSettings(**asked | settings), max_task_records=2, max_bad=MaxBad(1)
+    )
+    assert [(item.records, item.bad) for item in loaded.partitions] == [(4, 1)]
+    assert sorted(path.parent.name for path in tmp_path.rglob("*.parquet")) == [
+        f"date=2024-05-0{n}" for n in range(1, 5)
+    ]
+    assert len(list((tmp_path / "_klog/dead-letters").iterdir())) == 1
+    with pytest.raises(LoadError, match="with --event-time by, not"):
+        run(servers, tmp_path, topic, settings=WriteSettings(**asked | {"layout": "day", "event_time": "at"}))
+    assert status(str(tmp_path)).findings == []

@@ -409,9 +409,31 @@ def test_fields_that_differ_by_case_only(tmp_path: Path, nested: Callable[[pa.Da
         table.prepare(pa.schema([("Date", pa.int64())]), "day", "", "load")
     assert not (tmp_path / "table").exists()
     table.prepare(columns("x"), "none", "", "load")
+    table.append([], _run(1))
     with pytest.raises(LoadError, match=r"value.*\.a\.X differs from value.*\.a\.x by case only"):
         table.prepare(columns("X", "y"), "none", "", "load")
-    assert DeltaTable(tmp_path / "table").version() == 0
+    assert DeltaTable(tmp_path / "table").version() == 1
+
+
+def test_columns_that_no_commit_has(tmp_path: Path) -> None:
+    """A run that may never commit adds none; a table without a commit gets others, unless it is a user's."""
+    table = DeltaLakeTable(str(tmp_path / "ours"))
+    table.prepare(pa.schema([("a", pa.int64())]), "none", "", "load", "plan")
+    table.prepare(pa.schema([("a", pa.string())]), "day", "", "load", "tasks")
+    table.prepare(pa.schema([("a", pa.string())]), "none", "", "load", "tasks")
+    table.append([], _run(1))
+    more = pa.schema([("a", pa.string()), ("b", pa.int64())])
+    assert table.prepare(more, "none", "", "load", "tasks").names == ["a", "b"]
+    assert pa.schema(DeltaTable(tmp_path / "ours").schema().to_arrow()) == pa.schema([("a", pa.string())])
+    again = pa.schema([("a", pa.string()), ("b", pa.struct([("c", pa.date32())]))])
+    assert table.prepare(again, "none", "", "load", "tasks") == again
+    table.append([], _run(2))
+    assert pa.schema(DeltaTable(tmp_path / "ours").schema().to_arrow()) == again
+    with pytest.raises(LoadError, match="b is struct"):
+        table.prepare(more, "none", "", "load", "tasks")
+    DeltaTable.create(tmp_path / "users", pa.schema([("a", pa.int64())]))
+    with pytest.raises(LoadError, match="a is int64 in the table and string in the load"):
+        DeltaLakeTable(str(tmp_path / "users")).prepare(pa.schema([("a", pa.string())]), "none", "", "load")
 
 
 def test_a_table_with_a_constraint_is_refused(tmp_path: Path) -> None:

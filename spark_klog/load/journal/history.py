@@ -43,6 +43,8 @@ _LAYOUT = {"layout": "--partition-by", "time_zone": "--time-zone", "event_time":
 #: Those that say what a record does to a table, and what a plan says that has none of them.
 _CHANGES = {"upsert_key": "--upsert-key", "envelope": "--envelope"}
 _APPENDED = {"upsert_key": "", "envelope": "none"}
+#: All settings that bind the later runs of a load.
+BINDING = (*_LAYOUT, *_CHANGES, "table_columns")
 _BEGINS = "; --from-time or --from-offsets set where it begins"
 
 
@@ -207,19 +209,18 @@ def check_output(
     cluster_id: str | None,
     settings: Mapping[str, Any],
     rows: Mapping[str, str],
-    table: str = "",
-    *,
-    is_shared: bool = False,
+    kind: str = "",
+    table: Table | None = None,
 ) -> Identity | None:
     """The load that the output belongs to; None if it is new. `settings` are those of `WriteSettings`, as JSON, `rows`
-    the formats of columns that become rows, `table` is as `Identity` has it.
+    the formats of columns that become rows, `kind` is as `Identity.table`.
 
-    `LoadError` if it belongs to a load of another cluster, format, layout or table, or has other files, unless it
-    `is_shared`. Of two schemas of JSON `check_schema` decides.
+    `LoadError` if it belongs to a load of another cluster, format, layout or table, or has other files, unless the
+    `table` is there. Of two schemas of JSON `check_schema` decides.
     """
     format_name, schema = settings["format"], settings["schema"]
     found = read_identity(store)
-    if found is None and is_shared:
+    if found is None and table is not None and table.schema() is not None:
         return None
     if found is None:
         others = [name for name in store.names("") if name != FOLDER and not name.startswith((".", "_"))]
@@ -235,15 +236,15 @@ def check_output(
         return None
     if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
         raise _of_another(store, f"of cluster {found.cluster_id}, and this is cluster {cluster_id}")
-    if found.table != table:
-        texts = [f"into the table {one}" if one else "into files" for one in (found.table, table)]
+    if found.table != kind:
+        texts = [f"into the table {one}" if one else "into files" for one in (found.table, kind)]
         raise LoadError(f"{store.address} belongs to a load {texts[0]}, not {texts[1]}: name it by --table or --output")
     if found.format != format_name:
         raise _of_another(store, f"with --format {found.format}, not {format_name}")
     if (bool(found.schema), found.rows) != (bool(schema), rows):
         texts = [_contents(found.schema, found.rows), _contents(schema, rows)]
         raise _of_another(store, f"with {texts[0]}, not {texts[1]}", _BEGINS)
-    plan = _last_plan(store)
+    plan = _committed_plan(store, table)
     for name, option in _CHANGES.items():
         was = settings[name] if plan is None else plan.settings.get(name, _APPENDED[name])
         if was != settings[name]:
@@ -273,6 +274,16 @@ def _last_plan(store: Store) -> Plan | None:
     return read_plan(store, number + 1) or read_plan(store, number)
 
 
+def _committed_plan(store: Store, table: Table | None) -> Plan | None:
+    """The plan of the last committed run, which binds the next ones; of a table, as the journal may be a run behind."""
+    number = last_committed(store)
+    identity = read_identity(store)
+    if table is not None and identity is not None and store.size(plan_path(number + 1)) is not None:
+        last = table.last_run(identity.load)
+        number = max(number, 0 if last is None else last.number)
+    return read_plan(store, number) if number else None
+
+
 def event_time_now(store: Store, asked: str) -> str:
     """The name that the field of the event time has in the last run, if it was called `asked` before; else `asked`."""
     plan = _last_plan(store) if asked else None
@@ -286,13 +297,15 @@ def event_time_now(store: Store, asked: str) -> str:
     return last.event_time if names == {last.event_time} else asked
 
 
-def check_schema(store: Store, found: Identity, schema: str, *, takes_new: bool) -> str:
+def check_schema(store: Store, found: Identity, schema: str, table: Table | None, *, takes_new: bool) -> str:
     """The schema of JSON values from now on, if a call gives `schema`, and the load is one of JSON.
 
-    It may have more fields than that of the last run, in a table also wider numbers, if the load `takes_new` ones;
-    else it is a `LoadError`, which names the differences.
+    It may have more fields than that of the last committed run, in a table also wider numbers, if the load `takes_new`
+    ones; else it is a `LoadError`, which names the differences.
     """
-    plan = _last_plan(store)
+    plan = _committed_plan(store, table)
+    if plan is None and not last_committed(store):
+        return schema
     before = found.schema if plan is None else str(plan.settings.get("schema") or found.schema)
     if schema == before:
         return schema
