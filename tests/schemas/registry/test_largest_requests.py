@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from operator import lt
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from tests.schemas.registry.asking import ask, record, register, with_default
 
 #: Seconds of each kind of request in `make soak`, on a machine that does nothing else: then answers have a bound, too.
 SECONDS = float(os.environ.get("SPARK_KLOG_REGISTRY_SECONDS", "0"))
-_QUIET_P99 = 0.1
+#: Of what reads, and of all.
+_QUIET_P99 = (0.1, 0.5)
 #: Seconds within which each of the client's requests is answered, however slow the machine is.
 _ANSWERED = 10.0
 #: MiB of the registry's process, and of those that it has started.
@@ -179,13 +181,15 @@ def _run(cluster: EmbeddedCluster, before: list[str], kinds: list[str], count: i
                 time.sleep(0.1)
                 took = _client(url, seconds, 2)
             times = sorted(second for some in took.values() for second in some)
+            reads = sorted(took["read"] + took["list"])
             slowest = {name: round(max(some), 3) for name, some in took.items()}
-            p99 = times[len(times) * 99 // 100]
+            p99 = reads[len(reads) * 99 // 100], times[len(times) * 99 // 100]
             sys.stdout.write(
-                f"{kind}: {sorted(set(statuses))}, p99 {p99:.3f} s, {slowest}, {watch.own} + {watch.others} MiB\n"
+                f"{kind}: {sorted(set(statuses))}, p99 {p99[0]:.3f} and {p99[1]:.3f} s, {slowest}, "
+                f"{watch.own} + {watch.others} MiB\n"
             )
             assert times[-1] < _ANSWERED, kind
-            assert not SECONDS or p99 < _QUIET_P99, kind
+            assert not SECONDS or all(map(lt, p99, _QUIET_P99)), kind
     assert (watch.own < _MOST_OWN, watch.others < _MOST_OTHERS) == (True, True), (watch.own, watch.others)
 
 

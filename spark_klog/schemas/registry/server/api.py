@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -48,7 +49,9 @@ _MOST_ROWS: Final = 20_000
 _LIST_SECONDS: Final = 10.0
 _MOST_BYTES: Final = 32 << 20
 #: Bytes of a body that is decoded at once.
-_SMALL_BODY: Final = 64 << 10
+_SMALL_BODY: Final = 16 << 10
+#: Held while a body is taken apart: with each thread that computes, those that read wait longer for the interpreter.
+_computing: Final = threading.Lock()
 #: Fields of a configuration: as they are asked for, and as they are stored.
 _CONFIG_FIELDS: Final = {
     "compatibility": "compatibilityLevel",
@@ -140,12 +143,18 @@ class Asked:
     def fields(self) -> dict[str, Any]:
         """The body's JSON object."""
         if len(self._body) <= _SMALL_BODY:
-            return decoded(self._body)
+            with _computing:
+                return decoded(self._body)
         return self.registry.run(decoded, self._body, deadline=self.deadline)
 
     def definition(self) -> tuple[Definition, dict[str, Any]]:
         """The schema in the body, and all of the body."""
         fields = self.fields()
+        with _computing:
+            return self._definition(fields), fields
+
+    @staticmethod
+    def _definition(fields: dict[str, Any]) -> Definition:
         references = fields.get("references") or []
         metadata, rule_set = fields.get("metadata"), fields.get("ruleSet")
         for name, value, wanted in (
@@ -171,7 +180,7 @@ class Asked:
             made.digest()
         except (TypeError, AttributeError):
             raise errors.invalid_rule_set() from None
-        return made, fields
+        return made
 
 
 def _check_type(name: str, value: Any, wanted: Any) -> None:
