@@ -558,8 +558,11 @@ class _Run:
         readers: dict[str, list[ReaderSchema]] = {}
         for one in settings.rows:
             if one.topic in plan.topics:
-                check_registry(sources[one.column], one)
-                readers.setdefault(one.topic, []).append(one.reader(sources[one.column], self._options.evolution))
+                source = sources[one.column]
+                check_registry(source, one)
+                if settings.upsert_key == RECORD_KEY and one.column == "key":
+                    source = replace(source, is_identity=True)
+                readers.setdefault(one.topic, []).append(one.reader(source, self._options.evolution))
         planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)

@@ -140,7 +140,9 @@ class TableCommits:
         layout = settings.layout
         assert layout in ("none", "day", "hour")
         place = time_column(settings)
-        return self.table.prepare(columns, layout, place, self._load, stage)  # type: ignore[arg-type]
+        changes = settings.change_format(topics[0])
+        key = () if changes is None else changes.key
+        return self.table.prepare(columns, layout, place, self._load, stage, key)  # type: ignore[arg-type]
 
     def commit(self, manifest: Manifest, changes: ChangeFormat | None) -> Manifest:
         """Commit a run to the table, then to the journal; errors as of `Table.append`. Returns what the journal has.

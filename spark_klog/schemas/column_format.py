@@ -38,6 +38,7 @@ class ColumnFormat:
 
     With a registry each record names its own schema; without one all are bare records of the reader's. `is_permissive`
     makes rows that do not decode null, without a word. `message` and `validates` are those of `codec_of`.
+    `is_identity`: records of schemas with more fields do not decode, as different ones would become the same row.
     `ends_at_unreadable`: rows of a newer version of the subject that do not decode are no bad rows, but end the query
     with `SchemaChanged`, as it loses none of them when it is started again.
     """
@@ -53,6 +54,7 @@ class ColumnFormat:
     message: str | None = None
     validates: bool = False
     ends_at_unreadable: bool = False
+    is_identity: bool = False
 
     @property
     def codec(self) -> Codec[Any]:
@@ -169,7 +171,10 @@ class ReaderSchema:
             if schema.format != self.format.format:
                 raise SchemaError(f"it is {schema.format}, not {self.format.format}")
             self._check_version(registry, schema)
-            return codec.parse(schema.text, registry.references(schema, key.id, subject))
+            writer = codec.parse(schema.text, registry.references(schema, key.id, subject))
+            if self.format.is_identity:
+                _check_fields(decoder.type, codec.decoder(writer).type)
+            return writer
 
         records = RecordDecoder(
             decoder,
@@ -235,6 +240,13 @@ class ColumnDecoder:
     type: pa.DataType
     is_permissive: bool
     decode: Decode
+
+
+def _check_fields(reader: pa.DataType, writer: pa.DataType) -> None:
+    """`SchemaError` if a writer's rows have more fields than the reader's; of as many some may be renamed."""
+    names, others = ({one.name for one in kind} if pa.types.is_struct(kind) else set() for kind in (reader, writer))
+    if len(more := others - names) > len(names - others):
+        raise SchemaError(f"it has {', '.join(sorted(more))}, without which different keys would be the same")
 
 
 def _bare(decoder: Decoder[Any], reader: Any) -> Decode:

@@ -58,7 +58,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 class ChangeWriter:
-    """Writes the last change of each key into files, as far as memory goes: a key may be in several files.
+    """Writes the `last_changes` of each key into files, as far as memory goes: a key may be in several files.
 
     `put` gets each complete file of the folder `scratch`, with the number of its changes.
     """
@@ -130,8 +130,7 @@ class ChangeFiles:
     def schema(self) -> pa.Schema:
         """The columns of `slices`: those of all files, which a newer schema may have given more fields."""
         schemas = [footer.schema.to_arrow_schema().remove_metadata() for footer in self._footers]
-        schema = pa.unify_schemas(schemas, promote_options="permissive")
-        return schema.remove(schema.get_field_index(_SLOT))
+        return pa.unify_schemas([pa.schema(list(one)[:-1]) for one in schemas], promote_options="permissive")
 
     @property
     def rows(self) -> int:
@@ -139,7 +138,7 @@ class ChangeFiles:
         return sum(int(footer.num_rows) for footer in self._footers)
 
     def slices(self) -> Iterator[pa.Table]:
-        """The last change of each key, each slice with other keys."""
+        """The last change of each key in each partition, each slice with other keys."""
         size = sum(
             footer.row_group(number).total_byte_size
             for footer in self._footers
@@ -169,8 +168,8 @@ class ChangeFiles:
             return
         with pq.ParquetFile(self.paths[number], metadata=footer, filesystem=self.filesystem) as file:
             table = file.read_row_groups(groups)
-        of_keys = table[_SLOT]
+        of_keys = table[-1]  # the rows may have a column of that name, too
         if first > 0 or end < _SLOTS:
             table = table.filter(pc.and_(pc.greater_equal(of_keys, first), pc.less(of_keys, end)))
         if len(table):
-            yield table.drop_columns([_SLOT])
+            yield table.remove_column(table.num_columns - 1)

@@ -9,7 +9,8 @@ A change is a row, or the deletion of one, with its key and its place in the log
 
 Which of two changes of a key is the later one: in a partition the one with the larger incarnation and offset. A key
 that is in several partitions, as its topic got more of them, goes by the records' timestamps, then by the number of the
-partition. A table keeps the place of each row's last change, so no older change ever replaces a newer one.
+partition; of each partition only the last change counts, so that clocks in no order bring back nothing. A table keeps
+the place of each row's last change, so no older change ever replaces a newer one.
 """
 
 from __future__ import annotations
@@ -179,12 +180,16 @@ class ChangeFormat:
             places, keys = places.take(pa.array(numbers)), keys.take(pa.array(numbers))
         rows |= self._keys(rows, keys, deleted)
         for name in self.key:
+            rows[name] = _without_sign(rows[name])
             for row in numbers[_mask(rows[name].is_null())].tolist() if rows[name].null_count else ():
                 reasons.setdefault(
                     row,
                     f"has no {name}, which is in the key of its row. One without a value (a tombstone) has only what "
                     "the record's key has",
                 )
+            if pa.types.is_floating(rows[name].type):
+                for row in numbers[_mask(pc.is_nan(rows[name]))].tolist():
+                    reasons.setdefault(row, f"has NaN as {name}, which is in the key of its row, and equals nothing")
         if bad is None and reasons:
             first = min(reasons)
             raise LoadError(f"{_place_of(records, first)} {reasons[first]}")
@@ -221,14 +226,15 @@ class ChangeFormat:
         numbers = np.flatnonzero(wanted & _mask(keys.is_valid()))
         for number, text in zip(numbers.tolist(), keys.take(pa.array(numbers)).to_pylist(), strict=True):
             try:
-                value = json.loads(text)
+                value = json.loads(text, parse_float=_Digits)
             except (ValueError, TypeError, RecursionError):  # in a stream a key may be a number
                 continue
             inner = value.get(_JSON_WRAPPER) if isinstance(value, dict) else None
             value = inner if isinstance(inner, dict) else value
             if isinstance(value, dict) and all(value.get(name) is not None for name in names):
                 # without other fields, which may be nested deeper than can be written
-                texts[number] = json.dumps({name: value[name] for name in names}).encode()
+                key = {name: _exact(value[name], row[name]) for name in names}
+                texts[number] = json.dumps(key).encode()
         try:
             parsed = _parsed(list(texts.values()), kind)
         except (ValueError, pa.ArrowException):
@@ -357,6 +363,15 @@ def _unavailable(column: pa.Array) -> NDArray[np.bool_]:
     return marks
 
 
+class _Digits(str):
+    """A number of JSON, as it is written: a float has 17 digits at most."""
+
+
+def _exact(value: object, kind: pa.DataType) -> object:
+    """A value for JSON that Arrow reads as of a type: it takes a decimal from a string, too."""
+    return float(value) if isinstance(value, _Digits) and not pa.types.is_decimal(kind) else value
+
+
 def _parsed(texts: list[bytes], kind: pa.DataType) -> pa.Array:
     """JSON objects as rows; ValueError, `pa.ArrowException`."""
     # Arrow parses dates from numbers only
@@ -389,26 +404,86 @@ def _place_of(records: pa.RecordBatch, number: int) -> str:
 
 
 def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The last change of each key, in no order of keys."""
+    """The last change of each key in each partition, in no order of keys."""
     if not len(changes):
         return changes
-    incarnations, partitions, offsets = (numbers(changes[name]) for name in (INCARNATION, PARTITION, OFFSET))
-    is_one = not (np.ptp(incarnations) or np.ptp(partitions))
-    if not (is_one and bool(np.all(offsets[1:] >= offsets[:-1]))):
-        changes = changes.take(pa.array(np.lexsort((offsets, incarnations, partitions))))
-    changes = changes.take(pa.array(_last_rows(changes, key if is_one else [*key, PARTITION])))
-    if not is_one:
-        order = np.lexsort((numbers(changes[PARTITION]), numbers(changes[TIMESTAMP])))
-        changes = changes.take(pa.array(order))
-        changes = changes.take(pa.array(_last_rows(changes, key)))
-    return changes
+    incarnations, offsets = (numbers(changes[name]) for name in (INCARNATION, OFFSET))
+    if np.ptp(incarnations) or not bool(np.all(offsets[1:] >= offsets[:-1])):
+        changes = changes.take(pa.array(np.lexsort((offsets, incarnations))))
+    return changes.take(pa.array(_last_rows(changes, [*key, PARTITION])))
+
+
+def _without_sign(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """A column in which zeros have no sign: Arrow takes -0.0 and 0.0 for two keys, SQL for one."""
+    return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
+
+
+def _clock_order(changes: pa.Table) -> NDArray[np.int64]:
+    return np.lexsort((numbers(changes[PARTITION]), numbers(changes[TIMESTAMP])))
 
 
 def _last_rows(table: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
     """The numbers of those rows after which none has the same values, in their order."""
-    places = pa.table([*(table[name] for name in names), pa.array(np.arange(len(table)))], names=[*names, "_row"])
-    rows = places.group_by(list(names), use_threads=False).aggregate([("_row", "max")])["_row_max"]
-    return np.sort(numbers(rows))
+    places = numbered(table, names)
+    rows = places.group_by(places.column_names[:-1], use_threads=False).aggregate([(places.column_names[-1], "max")])
+    return np.sort(numbers(rows[-1]))
+
+
+def numbered(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Some columns, called by their numbers, and the number of each row. Of floats -0.0 is 0.0."""
+    columns = [*(_without_sign(table[name]) for name in names), pa.array(np.arange(len(table)))]
+    return pa.table(columns, names=[str(number) for number in range(len(columns))])
+
+
+def matching(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The numbers of rows and of changes that have the same key, pair by pair."""
+    mine, theirs = numbered(rows, key), numbered(changes, key)
+    *names, last = mine.column_names
+    pairs = mine.join(theirs.rename_columns([*names, f"{last} of changes"]), names, join_type="inner")
+    return numbers(pairs[last]), numbers(pairs[f"{last} of changes"])
+
+
+class Outcome:
+    """Which changes of a table's rows come to be its rows. `changes` are `last_changes` of their keys.
+
+    `replace` is given all rows that may have one of the keys, in any number of calls; then `latest` is the result.
+    """
+
+    def __init__(self, changes: pa.Table, key: Sequence[str], kinds: pa.Schema) -> None:
+        """`kinds` has the types of the key and of the place in the table."""
+        names = [*key, *PLACE.names]
+        self._key = key
+        self._places = changes.select(names).cast(pa.schema([kinds.field(name).remove_metadata() for name in names]))
+        self._ranks = np.argsort(_clock_order(changes))
+        self._is_left = np.ones(len(changes), np.bool_)
+
+    def replace(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The numbers of the rows that go, each with the number of the change that takes its place."""
+        rows = rows.select(self._places.column_names).cast(self._places.schema)
+        of_rows, of_changes = matching(rows, self._places, self._key)
+        if not len(of_rows):
+            return of_rows, of_changes
+        mine, theirs = self._places.take(pa.array(of_changes)), rows.take(pa.array(of_rows))
+        is_newer = newer(mine, theirs)
+        is_within = numbers(mine[PARTITION]) == numbers(theirs[PARTITION].fill_null(-1))
+        # a change that the row's partition has replaced since, and a row that one of the changes has
+        is_past, is_over = is_within & ~is_newer, np.zeros(len(rows), np.bool_)
+        is_over[of_rows[is_within & is_newer]] = True
+        ranks = np.where(is_past, -1, self._ranks[of_changes])
+        best = np.full(len(rows), -1)
+        np.maximum.at(best, of_rows, ranks)
+        wins = ~is_past & (ranks == best[of_rows]) & (is_newer | is_over[of_rows])
+        goes = np.zeros(len(rows), np.bool_)
+        goes[of_rows[wins]] = True
+        self._is_left[of_changes[is_past | ~goes[of_rows]]] = False
+        return of_rows[wins], of_changes[wins]
+
+    @property
+    def latest(self) -> NDArray[np.int64]:
+        """The numbers of the changes that are left, of each key one."""
+        left = np.flatnonzero(self._is_left)
+        left = left[np.argsort(self._ranks[left])]
+        return left[_last_rows(self._places.take(pa.array(left)), self._key)]
 
 
 def numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:

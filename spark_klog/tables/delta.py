@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
+from functools import partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
@@ -41,6 +42,8 @@ from spark_klog.tables.table import (
     TableFile,
     columns_property,
     is_committed,
+    key_mismatch,
+    key_property,
     layout_advice,
     own_columns,
 )
@@ -140,16 +143,26 @@ class DeltaLakeTable:
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         table = self._open()
-        if table is not None:  # deltalake's dataset refuses a table that may have deletion vectors
-            query = f"SELECT {', '.join(map(quoted, columns))} FROM t"
-            batches = self._trying("read", lambda: iter(QueryBuilder().register("t", table).execute(query)))
-            while part := self._trying("read", lambda: list(islice(batches, _PARTS))):
-                yield from pa.Table.from_batches(map(pa.record_batch, part)).combine_chunks().to_batches()
+        if table is not None:
+            yield from self._rows(table, columns)
+
+    def _rows(self, table: DeltaTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        # deltalake's dataset refuses a table that may have deletion vectors
+        query = f"SELECT {', '.join(map(quoted, columns))} FROM t"
+        batches = self._trying("read", lambda: iter(QueryBuilder().register("t", table).execute(query)))
+        while part := self._trying("read", lambda: list(islice(batches, _PARTS))):
+            yield from pa.Table.from_batches(map(pa.record_batch, part)).combine_chunks().to_batches()
 
     # ----- writing
 
     def prepare(
-        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, at: Stage = "commit"
+        self,
+        columns: pa.Schema,
+        layout: Layout,
+        time_column: str,
+        load: str,
+        at: Stage = "commit",
+        key: Sequence[str] = (),
     ) -> pa.Schema:
         self._check_case(columns.names)
         columns = pa.schema([pa.field(one.name, self._type(one.type, one.name)) for one in columns])
@@ -166,12 +179,14 @@ class DeltaLakeTable:
             if is_other and self._is_unused(table, load):
                 table = self._create(columns, layout, load, "overwrite")
             self._check(table, layout, load)
+            if key:
+                self._check_key(table, key)
             mine, missing, wrong = _compared(table, columns)
             if wrong:
                 raise self._differs(wrong)
             owner = {} if LOAD_PROPERTY in table.metadata().configuration else {LOAD_PROPERTY: load}
             if at == "commit":
-                self._with_columns(table, columns, owner)
+                self._with_columns(table, columns, key, owner)
             elif owner:
                 table.alter.set_table_properties(owner, raise_if_not_exists=False)
             types = {one.name: one.type for one in [*mine, *missing] if one.name not in partitions}
@@ -182,9 +197,13 @@ class DeltaLakeTable:
         return made
 
     def _with_columns(
-        self, table: DeltaTable, columns: pa.Schema | None, properties: Mapping[str, str] = MappingProxyType({})
+        self,
+        table: DeltaTable,
+        columns: pa.Schema | None,
+        key: Sequence[str] = (),
+        properties: Mapping[str, str] = MappingProxyType({}),
     ) -> DeltaTable:
-        """The table with the columns of a run, which are the load's own from then on, and with properties."""
+        """The table with the columns of a run, which are the load's own from then on, with its key and properties."""
         if columns is None:
             return table
         _, missing, wrong = _compared(table, columns)
@@ -196,7 +215,9 @@ class DeltaLakeTable:
             if missing := _compared(table, columns)[1]:
                 names = ", ".join(one.name for one in missing)
                 raise LoadError(f"{self.address}: deltalake can't add to the table what is new in {names}")
-        if properties := {**properties, **columns_property(table.metadata().configuration, columns)}:
+        has = table.metadata().configuration
+        key_ids = key_property(has, key, {one.name: one.name for one in table.schema().fields})
+        if properties := {**properties, **columns_property(has, columns), **key_ids}:
             # last: what failed before it may be tried again
             table.alter.set_table_properties(properties, raise_if_not_exists=False)
             table = self._existing()
@@ -235,9 +256,12 @@ class DeltaLakeTable:
             table = self._existing()
             if self._has(table, run):
                 return
-            table = self._with_columns(table, self._added)
             if changes is not None:
-                merge(table, changes, own_columns(table.metadata().configuration), _committing(run))
+                self._check_key(table, changes.key)
+            table = self._with_columns(table, self._added, () if changes is None else changes.key)
+            if changes is not None:
+                own = own_columns(table.metadata().configuration)
+                merge(table, changes, own, _committing(run), partial(self._rows, table))
             if table.transaction_version(run.load) != run.number:  # no row has changed, so nothing was committed
                 names = table.metadata().partition_columns
                 table.create_write_transaction([], "append", table.schema(), names, commit_properties=_committing(run))
@@ -375,6 +399,12 @@ class DeltaLakeTable:
                 if key in _EXPRESSIONS or key.startswith(_IDENTITY):
                     what = _EXPRESSIONS.get(key, "is an identity")
                     raise LoadError(f"{self.address}: the column {field.name} {what}, which a load does not compute")
+
+    def _check_key(self, table: DeltaTable, key: Sequence[str]) -> None:
+        names = {one.name: one.name for one in table.schema().fields}
+        mismatch = key_mismatch(table.metadata().configuration, key, names)
+        if mismatch and pa.table(table.get_add_actions()).num_rows:
+            raise LoadError(f"{self.address} {mismatch}")
 
     def _again(self, action: str, attempt: Callable[[], _T]) -> _T:
         """Try until no other writer comes before it, for a bounded time or number of attempts."""

@@ -5,47 +5,75 @@ It holds the changes in memory, and reads the table as a stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set as AbstractSet
 
+import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties
 
 from spark_klog.tables.change_files import ChangeFiles
-from spark_klog.tables.changes import DELETED, INCARNATION, OFFSET, PARTITION, TIMESTAMP
+from spark_klog.tables.changes import DELETED, INCARNATION, OFFSET, PARTITION, PLACE, TIMESTAMP, Outcome
 
 _CHANGE, _ROW = "change", "row"
+#: The rows of a table, with some of its columns.
+_Rows = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
 
 
-def merge(table: DeltaTable, changes: ChangeFiles, own: AbstractSet[str], properties: CommitProperties) -> None:
+def merge(
+    table: DeltaTable, changes: ChangeFiles, own: AbstractSet[str], properties: CommitProperties, rows: _Rows
+) -> None:
     """Commit the changes, unless they change no row: then there is no commit. Errors as of deltalake.
 
-    Of the table's columns that the changes lack those of `own` become null.
+    Of the table's columns that the changes lack those of `own` become null. `rows` are those of `table`, as it is.
     """
+    mine = pa.schema(table.schema().to_arrow())
     gone = own - set(changes.schema.names)
-    schema = pa.schema([*changes.schema, *(one for one in pa.schema(table.schema().to_arrow()) if one.name in gone)])
+    schema = pa.schema([*changes.schema, *(one for one in mine if one.name in gone)])
     columns = [name for name in schema.names if name != DELETED]
     values = {quoted(name): _of(_CHANGE, name) for name in columns}
+    wins = "_wins"
+    while wins in schema.names:
+        wins += "_"
+    schema = schema.append(pa.field(wins, pa.bool_()))
+    # before the merge, which reads what it is given where deltalake can read no table
+    slices = [_settled(each, changes.key, mine, rows) for each in changes.slices()]
+    newer = f"({_of(_CHANGE, wins)} OR {_NEWER})"
     (
         table.merge(
-            pa.RecordBatchReader.from_batches(schema, _batches(changes, schema)),
+            pa.RecordBatchReader.from_batches(schema, _batches(slices, schema)),
             " AND ".join(f"{_of(_ROW, name)} = {_of(_CHANGE, name)}" for name in changes.key),
             source_alias=_CHANGE,
             target_alias=_ROW,
             writer_properties=WriterProperties(compression="ZSTD"),
             commit_properties=properties,
         )
-        .when_matched_delete(f"{_of(_CHANGE, DELETED)} AND ({_NEWER})")
-        .when_matched_update(values, f"NOT {_of(_CHANGE, DELETED)} AND ({_NEWER})")
+        .when_matched_delete(f"{_of(_CHANGE, DELETED)} AND {newer}")
+        .when_matched_update(values, f"NOT {_of(_CHANGE, DELETED)} AND {newer}")
         .when_not_matched_insert(values, f"NOT {_of(_CHANGE, DELETED)}")
         .execute()
     )
 
 
-def _batches(changes: ChangeFiles, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for each in changes.slices():
-        for one in list(schema)[each.num_columns :]:
+def _settled(changes: pa.Table, key: Sequence[str], table: pa.Schema, rows: _Rows) -> tuple[pa.Table, bool]:
+    """Of each key the latest change, and whether all of them are known to be newer than their rows.
+
+    They are if a key has several ones, in several partitions: then the rows are looked at first.
+    """
+    outcome = Outcome(changes, key, table)
+    if len(latest := outcome.latest) == len(changes):
+        return changes, False
+    for batch in rows([*key, *PLACE.names]):
+        outcome.replace(pa.Table.from_batches([batch]))
+        latest = outcome.latest
+    return changes.take(pa.array(latest)), True
+
+
+def _batches(slices: list[tuple[pa.Table, bool]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    while slices:
+        each, wins = slices.pop()
+        for one in list(schema)[each.num_columns : -1]:
             each = each.append_column(one, pa.nulls(len(each), one.type))
-        yield from each.to_batches()
+        yield from each.append_column(schema[-1], pa.array(np.full(len(each), wins))).to_batches()
 
 
 def _of(table: str, name: str) -> str:

@@ -35,7 +35,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import DayTransform, HourTransform
-from pyiceberg.types import DateType, TimestampType, TimestamptzType
+from pyiceberg.types import DateType, DoubleType, TimestampType, TimestamptzType
 
 from spark_klog.base.addresses import without_user
 from spark_klog.errors import ConfigError, LoadError
@@ -57,6 +57,8 @@ from spark_klog.tables.table import (
     Stage,
     TableFile,
     is_committed,
+    key_mismatch,
+    key_property,
     layout_advice,
     own_columns,
     own_columns_property,
@@ -156,16 +158,24 @@ class IcebergTable:
         return None if table is None else table.properties.get(LOAD_PROPERTY)
 
     def prepare(
-        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, at: Stage = "commit"
+        self,
+        columns: pa.Schema,
+        layout: Layout,
+        time_column: str,
+        load: str,
+        at: Stage = "commit",
+        key: Sequence[str] = (),
     ) -> pa.Schema:
         """As of `Table.prepare`. Columns that only the table has are not in the schema: their values are null.
 
         A field with the name of one of the table's among its aliases (`with_aliases`) is that one, which is renamed;
         of columns only if it is the load's own.
         """
-        return self._trying(lambda: self._prepare(columns, layout, time_column, load, at), "prepared")
+        return self._trying(lambda: self._prepare(columns, layout, time_column, load, at, key), "prepared")
 
-    def _prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str, at: Stage) -> pa.Schema:
+    def _prepare(
+        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, at: Stage, key: Sequence[str]
+    ) -> pa.Schema:
         table = self._table()
         if table is None:
             schema = to_iceberg(columns)
@@ -191,11 +201,20 @@ class IcebergTable:
             raise LoadError(
                 f"{self.address} does not fit: {'; '.join(needed.differences)}: change the table, or load into another"
             )
+        renamed = {path[0]: name for path, name in needed.renamed if len(path) == 1}
+        self._check_key(metadata, key, renamed)
+        if others := [path[0] for path, kind in needed.widened if path[0] in key and isinstance(kind, DoubleType)]:
+            raise LoadError(
+                f"{self.address} has the key's column {others[0]} as float, and the load as double, in which 0.1 is "
+                "another number: load into another table"
+            )
         if needed.renamed and at == "plan":
             return to_arrow(metadata.schema())
-        gone = [path[0] for path in [*needed.removed, *(path for path, _ in needed.renamed)] if len(path) == 1]
-        own = own_columns_property(metadata.properties, columns, gone)
-        if needed or own or LOAD_PROPERTY not in metadata.properties:
+        gone = [*renamed, *(path[0] for path in needed.removed if len(path) == 1)]
+        properties = own_columns_property(metadata.properties, columns, gone)
+        if not needed:
+            properties |= key_property(metadata.properties, key, _ids(metadata))
+        if needed or properties or LOAD_PROPERTY not in metadata.properties:
             transaction = OneAttempt(table)
             if needed:
                 with transaction.update_schema() as update:
@@ -207,12 +226,21 @@ class IcebergTable:
                         update.delete_column(path)
                     for path, kind in needed.added:
                         update.add_column(path, kind)
+                properties |= key_property(metadata.properties, key, _ids(transaction.table_metadata))
             if needed.removed:  # others may be about to write to them
                 transaction.require_snapshot()
-            transaction.set_properties({LOAD_PROPERTY: load, **own})
+            transaction.set_properties({LOAD_PROPERTY: load, **properties})
             table = transaction.commit_transaction()
             _log.info("changed %s: added %s", self.address, [".".join(path) for path, _ in needed.added])
         return to_arrow(table.schema(), columns)
+
+    def _check_key(self, metadata: TableMetadata, key: Sequence[str], renamed: Mapping[str, str] | None = None) -> None:
+        """`LoadError` if changes by `key` would not find the table's rows, once it has `renamed` its columns."""
+        ids = {(renamed or {}).get(name, name): number for name, number in _ids(metadata).items()}
+        head = metadata.current_snapshot()
+        has_rows = head is not None and (head.summary is None or head.summary.get("total-records") != "0")
+        if key and has_rows and (mismatch := key_mismatch(metadata.properties, key, ids)):
+            raise LoadError(f"{self.address} {mismatch}")
 
     def _spec(self, schema: Schema, layout: Layout, time_column: str) -> PartitionSpec:
         if layout == "none":
@@ -293,6 +321,7 @@ class IcebergTable:
         if without is None:
             return
         table, last = without
+        self._check_key(table.metadata, changes.key)
         upsert = Upsert(table, changes)
         upsert.write()
         if not upsert.added and not upsert.gone:
@@ -492,6 +521,11 @@ def _unwritten(metadata: TableMetadata) -> Collection[int]:
     ids |= {field.source_id for spec in metadata.partition_specs for field in spec.fields}
     now = metadata.schema()
     return now.field_ids.difference(ids, now.identifier_field_ids)
+
+
+def _ids(metadata: TableMetadata) -> dict[str, int]:
+    """The ids of the table's columns."""
+    return {one.name: one.field_id for one in metadata.schema().fields}
 
 
 def _may_pass(error: BaseException) -> bool:

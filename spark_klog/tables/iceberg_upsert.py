@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 
 from spark_klog.errors import LoadError
 from spark_klog.tables.change_files import ChangeFiles
-from spark_klog.tables.changes import DELETED, PLACE, newer, numbers
+from spark_klog.tables.changes import DELETED, PLACE, Outcome
 from spark_klog.tables.iceberg_files import Footers
 from spark_klog.tables.iceberg_rows import NotProjected, deleted_rows, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
@@ -25,7 +26,6 @@ from spark_klog.tables.iceberg_writing import DataFileWriter
 from spark_klog.tables.table import own_columns, without_rows
 
 _FILE_BYTES = 256 * 1024 * 1024
-_ROW, _CHANGE = "_row", "_change"
 
 
 class Upsert:
@@ -75,40 +75,31 @@ class Upsert:
 
     def _inserted(self, changes: pa.Table) -> pa.Table:
         """The rows that a slice of changes leaves; notes which rows of the table they replace."""
-        names = [*self._changes.key, *PLACE.names]
-        fields = {one.name: one.type for one in self._schema}
-        wanted = pa.schema([pa.field(name, fields[name]) for name in names])
-        keys = changes.select(names).cast(wanted)
-        names += self._others
-        wanted = pa.schema([pa.field(name, fields[name]) for name in names])
-        counts = keys.select(self._changes.key).append_column(_CHANGE, pa.array(np.arange(len(keys))))
-        is_last = np.ones(len(changes), np.bool_)
+        names = [*self._changes.key, *PLACE.names, *self._others]
+        wanted = pa.schema([self._schema.field(name).remove_metadata() for name in names])
+        outcome = Outcome(changes, self._changes.key, wanted)
         replaced = [wanted.empty_table().select(self._others)]
         #: Of each change the number of the row in `replaced` whose place it takes.
         places = np.full(len(changes), -1)
         for number in range(len(self._tasks)):
             rows = pa.Table.from_batches(self._read(number, names), wanted)
-            mine = rows.select(self._changes.key).append_column(_ROW, pa.array(np.arange(len(rows))))
-            pairs = mine.join(counts, list(self._changes.key), join_type="inner")
-            if not len(pairs):
+            of_rows, of_changes = outcome.replace(rows)
+            if not len(of_rows):
                 continue
-            of_rows, of_changes = numbers(pairs[_ROW]), numbers(pairs[_CHANGE])
-            is_newer = newer(keys.take(pa.array(of_changes)), rows.take(pa.array(of_rows)))
-            is_last[of_changes[~is_newer]] = False
-            if is_newer.any():
-                if number not in self._kept:
-                    self._kept[number] = np.ones(len(rows), np.bool_)
-                self._kept[number][of_rows[is_newer]] = False
-                if self._others:
-                    first = sum(map(len, replaced))
-                    replaced.append(rows.select(self._others).take(pa.array(of_rows[is_newer])))
-                    places[of_changes[is_newer]] = np.arange(first, first + len(replaced[-1]))
-        is_row = is_last & ~changes[DELETED].to_numpy()
+            if number not in self._kept:
+                self._kept[number] = np.ones(len(rows), np.bool_)
+            self._kept[number][of_rows] = False
+            if self._others:
+                first = sum(map(len, replaced))
+                replaced.append(rows.select(self._others).take(pa.array(of_rows)))
+                places[of_changes] = np.arange(first, first + len(replaced[-1]))
+        latest = outcome.latest
+        changes = changes.take(pa.array(latest))
         if self._others:
-            values = pa.concat_tables(replaced).take(pa.array(places, mask=places < 0))
+            values = pa.concat_tables(replaced).take(pa.array(places[latest], mask=places[latest] < 0))
             for name in self._others:
                 changes = changes.append_column(name, values[name])
-        return changes.filter(pa.array(is_row))
+        return changes.filter(pc.invert(changes[DELETED]))
 
     def _read(self, number: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         """The rows of a file that are not deleted, always in the same order, with the types of the table."""

@@ -40,6 +40,7 @@ from spark_klog.tables.changes import (
     TIMESTAMP,
     ChangeFormat,
     Envelope,
+    matching,
     newer,
     numbers,
 )
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-_ROW, _CHANGE = "_row", "_change"
 _log = logging.getLogger(__name__)
 _FOLDER = "_klog/changes"
 #: Of a query in the commits: the number of its last micro-batch, the run that has it, and after a partition its start.
@@ -149,7 +149,8 @@ class _Upsert:
             if rows and not _has(table.last_run(STREAMS), query, batch):
                 files = change_files(table.location, sorted({row.path for row in rows}), change_format.key)
                 of_rows: dict[int, int] = {}
-                table.prepare(change_format.row, "none", "", STREAMS)  # first: changes are compared by its types
+                # first: changes are compared by its types
+                table.prepare(change_format.row, "none", "", STREAMS, key=change_format.key)
                 if any(known.get(name, start + 1) > start for name, start in starts.items()):
                     of_rows = self._check_incarnation(table, files)
                 self._commit(table, files, query, batch)
@@ -263,7 +264,6 @@ def _compared(table: Table, files: ChangeFiles) -> tuple[dict[tuple[int, int], i
     wanted = pa.schema([pa.field(name, has.field(name).type) for name in names])
     changes = next(files.slices()).select(names).cast(wanted)
     changes = changes.take(pa.array(np.arange(0, len(changes), -(-len(changes) // _MOST_COMPARED))))
-    keys = changes.select(files.key).append_column(_CHANGE, pa.array(np.arange(len(changes))))
     ends: dict[tuple[int, int], int] = {}
     older = later = 0
     for batch in table.rows(names):
@@ -272,9 +272,8 @@ def _compared(table: Table, files: ChangeFiles) -> tuple[dict[tuple[int, int], i
         for one in rows.group_by([INCARNATION, PARTITION]).aggregate([(OFFSET, "max")]).to_pylist():
             place = one[INCARNATION] or 0, one[PARTITION]
             ends[place] = max(ends.get(place, 0), one[f"{OFFSET}_max"] + 1)
-        mine = rows.select(files.key).append_column(_ROW, pa.array(np.arange(len(rows))))
-        pairs = mine.join(keys, list(files.key), join_type="inner")
-        of_changes, of_rows = changes.take(pairs[_CHANGE]), rows.take(pairs[_ROW])
+        in_rows, in_changes = matching(rows, changes, files.key)
+        of_changes, of_rows = changes.take(pa.array(in_changes)), rows.take(pa.array(in_rows))
         at, at_of_row = (numbers(each[OFFSET]) for each in (of_changes, of_rows))
         time, time_of_row = (numbers(each[TIMESTAMP]) for each in (of_changes, of_rows))
         is_one = numbers(of_changes[PARTITION]) == numbers(of_rows[PARTITION])

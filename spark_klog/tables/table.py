@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.changes import INCARNATION
+from spark_klog.tables.changes import INCARNATION, PLACE
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
@@ -144,6 +144,43 @@ def columns_property(properties: Mapping[str, str], columns: pa.Schema) -> dict[
     return own_columns_property(properties, columns) if INCARNATION in columns.names else {}
 
 
+#: The property that has the columns by which changes find their rows, those of the key and of the place, as JSON:
+#: {name: id}. Ids are those of Iceberg's fields; a Delta table knows its columns by their names.
+KEY_PROPERTY = "klog.key"
+
+
+def key_property(properties: Mapping[str, str], key: Sequence[str], ids: Mapping[str, int | str]) -> dict[str, str]:
+    """The property of a table of changes by `key` whose columns have these ids; empty if it stays, or without a key."""
+    value = {name: ids[name] for name in (*key, *PLACE.names)} if key else {}
+    return {} if value == json.loads(properties.get(KEY_PROPERTY, "{}")) else {KEY_PROPERTY: json.dumps(value)}
+
+
+def key_mismatch(properties: Mapping[str, str], key: Sequence[str], ids: Mapping[str, int | str]) -> str:
+    """Why changes by `key` would not find the rows of a table whose columns have these ids; "" if they would."""
+    known = json.loads(properties.get(KEY_PROPERTY, "{}"))
+    if not known:  # of an earlier version of the program, or of somebody else
+        missing = [name for name in key if name not in ids]
+        what = f"has rows without {', '.join(missing)}, which is in the key of the changes"
+        return f"{what}: {_OTHER_KEY}" if missing else ""
+    if set(known.values()) == {ids.get(name) for name in (*key, *PLACE.names)}:
+        return ""
+    if was := [name for name in known if name not in PLACE.names] if {*key, *PLACE.names} != set(known) else []:
+        return f"has rows by the key {', '.join(was)}, and the changes are by {', '.join(key)}: {_OTHER_KEY}"
+    name = next(name for name, number in known.items() if ids.get(name) != number)
+    now = next((other for other, number in ids.items() if number == known[name]), None)
+    how = f"was renamed to {now}: rename it back" if now else "was dropped: restore the table from before"
+    return (
+        f"has rows by its column {name}, which {how}, or load into another table. If the rows have the same values in "
+        f"a column {name} now, remove the property {KEY_PROPERTY}"
+    )
+
+
+_OTHER_KEY = (
+    "they would not find those rows. Keep the key that the table has (--schema-evolution keep, if its schema has "
+    "changed), or load into another table"
+)
+
+
 #: Metadata of Arrow fields, at all levels, that a Parquet file of Iceberg has.
 FIELD_ID = b"PARQUET:field_id"
 #: Metadata of a load's columns and their fields: a JSON array of the names that one had before, as Avro's aliases.
@@ -187,7 +224,13 @@ class Table(Protocol):
         """The id of the load that the table belongs to (its property `klog.load`); None if there is none."""
 
     def prepare(
-        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, at: Stage = "commit"
+        self,
+        columns: pa.Schema,
+        layout: Layout,
+        time_column: str,
+        load: str,
+        at: Stage = "commit",
+        key: Sequence[str] = (),
     ) -> pa.Schema:
         """Create the table, or add to it the nullable columns and fields that it lacks, and give it to the load.
 
@@ -197,7 +240,8 @@ class Table(Protocol):
 
         Returns the schema that files are to be written by: the table's own, with the ids of its fields if it has some.
         `time_column` is the path of the column that the layout is by. `LoadError` names the difference if the table has
-        a column of another type or that is required, another layout, or belongs to another load.
+        a column of another type or that is required, another layout, belongs to another load, or has rows that changes
+        by the columns `key` would not find.
 
         At "plan" a table that would rename columns is compared only: if the call dies, the next one may have the former
         schema, and would add the former names again.
