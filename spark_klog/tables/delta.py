@@ -79,6 +79,8 @@ _WIDER = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.decimal128(20, 0),
 }
+#: Columns that deltalake's merge adds to those of both sides.
+_OF_MERGE = {f"__delta_rs_{name}" for name in ("source", "target", "operation", "delete")}
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\s*↳\s*")
 _T = TypeVar("_T")
 
@@ -165,6 +167,8 @@ class DeltaLakeTable:
         key: Sequence[str] = (),
     ) -> pa.Schema:
         self._check_case(columns.names)
+        if internal := [name for name in columns.names if key and name in _OF_MERGE]:
+            raise LoadError(f"{self.address}: deltalake merges by a column {internal[0]} of its own: rename the field")
         columns = pa.schema([pa.field(one.name, self._type(one.type, one.name)) for one in columns])
         partitions = [name for name, _ in _PARTITIONS[layout]]
         if clash := [name for name in columns.names if name.lower() in partitions]:

@@ -50,21 +50,42 @@ def change_batch(changes: Sequence[Change]) -> pa.RecordBatch:
     return batch.set_column(batch.schema.get_field_index("_incarnation"), "_incarnation", incarnations)
 
 
-def written(folder: Path, batches: Iterable[pa.RecordBatch], slice_bytes: int = 1 << 27) -> ChangeFiles:
+def written(
+    folder: Path, batches: Iterable[pa.RecordBatch], slice_bytes: int = 1 << 27, key: tuple[str, ...] = FORMAT.key
+) -> ChangeFiles:
     """Files with the changes, one for each batch."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[str] = []
     for batch in batches:
-        writer = ChangeWriter(FORMAT.key, folder, lambda path, _changes: paths.append(str(path)))
+        writer = ChangeWriter(key, folder, lambda path, _changes: paths.append(str(path)))
         writer.add(batch)
         writer.finish()
-    return ChangeFiles(LocalFileSystem(), paths, FORMAT.key, slice_bytes)
+    return ChangeFiles(LocalFileSystem(), paths, key, slice_bytes)
 
 
 def is_later(one: Change, other: Change) -> bool:
     if one.partition == other.partition:
         return (one.incarnation, one.offset) > (other.incarnation, other.offset)
     return (one.time, one.partition) > (other.time, other.partition)
+
+
+def applied(rows: dict[int, Change], changes: Iterable[Change]) -> dict[int, Change]:
+    """The rows of a table after a run: of each partition the last change of a key counts, be it that of the row."""
+    left = dict(rows)
+    runs: dict[int, dict[int, Change]] = {}
+    for one in changes:
+        last = runs.setdefault(one.id, {})
+        if one.partition not in last or is_later(one, last[one.partition]):
+            last[one.partition] = one
+    for key, last in runs.items():
+        row = rows.get(key)
+        if row is not None and (row.partition not in last or not is_later(last[row.partition], row)):
+            last[row.partition] = row
+        winner = max(last.values(), key=lambda one: (one.time, one.partition))
+        left.pop(key, None)
+        if winner.name is not None:
+            left[key] = winner
+    return left
 
 
 def last_of(changes: Iterable[Change]) -> dict[int, Change]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import polars
@@ -19,11 +22,12 @@ from hypothesis import given, settings, strategies as st
 from pyiceberg.catalog import load_catalog
 from pyiceberg.types import ListType, StringType
 
+from spark_klog.errors import LoadError
 from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.delta import DeltaLakeTable
 from spark_klog.tables.iceberg import IcebergTable
 from spark_klog.tables.table import DataFile, Run, RunConflict, Table
-from tests.tables.change_support import FORMAT, Change, change_batch, records, rows_in, rows_of, written
+from tests.tables.change_support import FORMAT, VALUE, Change, applied, change_batch, records, rows_in, rows_of, written
 
 FORMATS = ("delta", "iceberg")
 
@@ -71,45 +75,233 @@ class Source:
         assert rows_in(content(self.kind, self.folder)) == rows_of(self.log)
 
 
+class Keys(NamedTuple):
+    """How keys are written: their type, the values of three of them, each by turns, and whether they are JSON."""
+
+    type: pa.DataType
+    values: tuple[tuple[Any, ...], ...]
+    is_json: bool = False
+
+
+_DECIMALS = tuple((Decimal(f"1234567890123456.78{digit}"),) for digit in (90, 91, 92))
+_KEYS = {
+    "long": Keys(pa.int64(), ((1,), (2,), (1 << 60,))),
+    "double": Keys(pa.float64(), ((0.0, -0.0), (1.5,), (1e300,))),
+    "double in JSON": Keys(pa.float64(), ((-0.0, 0.0), (0.1,), (1e-300,)), is_json=True),
+    "decimal": Keys(pa.decimal128(20, 4), _DECIMALS),
+    "decimal in JSON": Keys(pa.decimal128(20, 4), _DECIMALS, is_json=True),
+    "long in JSON": Keys(pa.int64(), ((1,), ((1 << 60) + 1,), ((1 << 60) + 2,)), is_json=True),
+}
 _CHANGES = st.lists(
-    st.tuples(st.integers(0, 8), st.sampled_from([None, "a", "b", "c"]), st.integers(0, 2)), min_size=0, max_size=12
+    st.tuples(st.integers(0, 2), st.sampled_from([None, "a", "b"]), st.integers(0, 2), st.integers(0, 9)),
+    max_size=12,
 )
 _STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("run"), _CHANGES),
-        st.tuples(st.just("from an earlier offset"), _CHANGES),
-        st.tuples(st.sampled_from(["answer lost", "behind", "compaction"]), st.just([])),
+        st.tuples(st.sampled_from(["run", "from an earlier offset"]), _CHANGES),
+        st.tuples(
+            st.sampled_from(
+                [
+                    "answer lost",
+                    "behind",
+                    "compaction",
+                    "a field more",
+                    "a field less",
+                    "renamed",
+                    "named back",
+                    "added",
+                ]
+            ),
+            st.just([]),
+        ),
     ),
     min_size=1,
-    max_size=6,
+    max_size=8,
 )
+
+
+class KeyedSource:
+    """A table that follows a log of changes, whose keys get a field and lose it, and whose columns others rename."""
+
+    def __init__(self, kind: str, keys: Keys, folder: Path) -> None:
+        self.kind, self.keys, self.folder, self.table = kind, keys, folder, make_table(kind, folder)
+        self.log: list[Change] = []
+        self.last: list[Change] = []
+        self.rows: dict[int, Change] = {}
+        self.runs = self.calls = 0
+        self.has_tenant = self.rows_have_tenant = False
+        self.id_name = "id"
+
+    @property
+    def format(self) -> ChangeFormat:
+        if self.keys.is_json:
+            value = pa.struct([pa.field("id", self.keys.type), *VALUE])
+            return ChangeFormat(pa.binary(), value, ("id",))
+        more = [pa.field("tenant", pa.string())] if self.has_tenant else []
+        return ChangeFormat(pa.struct([pa.field("id", self.keys.type), *more]), VALUE)
+
+    def records(self, changes: list[Change]) -> pa.RecordBatch:
+        plain = records(changes)
+        ids = [self.keys.values[one.id][one.offset % len(self.keys.values[one.id])] for one in changes]
+        values = plain["value"]
+        if self.keys.is_json:
+            keys = pa.array([f'{{"id": {one}}}'.encode() for one in ids])
+            arrays = [pa.array(ids, self.keys.type), *values.flatten()]
+            values = pa.StructArray.from_arrays(arrays, fields=list(self.format.value_type), mask=values.is_null())
+        else:
+            keys = pa.array([{"id": one, "tenant": "main"} for one in ids], self.format.key_type)
+        columns = dict(zip(plain.schema.names, plain.columns, strict=True)) | {"key": keys, "value": values}
+        return pa.RecordBatch.from_pydict(columns)
+
+    def merge(self, changes: list[Change], number: int, slice_bytes: int) -> None:
+        self.calls += 1
+        form = self.format
+        self.table.prepare(form.row, "none", "", "load", key=form.key)
+        parts = [part for part in (changes[:3], changes[3:]) if part]
+        batches = [form.changes(self.records(part)) for part in parts]
+        files = written(self.folder / f"changes-{self.calls}", batches, slice_bytes, form.key) if batches else None
+        self.table.upsert(files, run(number))
+
+    def run(self, changes: list[Change], number: int, slice_bytes: int) -> None:
+        """A run, which is refused if it would not find rows by their key."""
+        if self.rows and (self.id_name != "id" or self.has_tenant != self.rows_have_tenant):
+            names = content(self.kind, self.folder).column_names
+            with pytest.raises(LoadError, match="has rows by"):
+                self.merge(changes, number, slice_bytes)
+            assert content(self.kind, self.folder).column_names == names
+            return
+        self.merge(changes, number, slice_bytes)
+        self.id_name, self.rows_have_tenant = "id", self.has_tenant
+        if number > self.runs:
+            self.rows, self.last, self.runs = applied(self.rows, changes), changes, number
+
+    def rename(self, name: str) -> None:
+        """As somebody else does; a Delta table has no such names."""
+        if self.kind == "iceberg" and self.runs and name != self.id_name:
+            place = load_catalog("local", **catalog_options(self.folder)).load_table("space.table")
+            with place.update_schema() as update:
+                update.rename_column(self.id_name, name)
+            self.id_name = name
+
+    def add_column(self) -> None:
+        name = f"theirs_{self.calls}"
+        if self.runs and name not in content(self.kind, self.folder).column_names:
+            if self.kind == "delta":
+                DeltaTable(self.folder / "table").alter.add_columns([Field(name, PrimitiveType("string"))])
+            else:
+                place = load_catalog("local", **catalog_options(self.folder)).load_table("space.table")
+                with place.update_schema() as update:
+                    update.add_column(name, StringType())
+
+    def check(self) -> None:
+        if self.runs:
+            found = content(self.kind, self.folder)
+            keys = {value: key for key, values in enumerate(self.keys.values) for value in values}
+            ids = [keys[value] for value in found[self.id_name].to_pylist()]
+            rest = [found[name].to_pylist() for name in ("name", "amount", "_partition", "_offset")]
+            assert sorted(zip(ids, *rest, strict=True)) == sorted(
+                (one.id, one.name, one.offset / 2, one.partition, one.offset) for one in self.rows.values()
+            )
+
+
+def _check_model(kind: str, keys: str, steps: list[Any], slice_bytes: int) -> None:
+    with TemporaryDirectory() as name:
+        source = KeyedSource(kind, _KEYS[keys], Path(name))
+        for number, (step, drawn) in enumerate(steps):
+            if step == "compaction":
+                if source.runs:
+                    source.table.compact(1 << 20)
+            elif step == "answer lost":
+                if source.runs:
+                    source.run(source.last, source.runs, slice_bytes)
+            elif step == "behind":
+                if source.runs:
+                    with pytest.raises(RunConflict):
+                        source.table.upsert(None, run(source.runs, "another"))
+            elif step in ("a field more", "a field less"):
+                source.has_tenant = step == "a field more" and not source.keys.is_json
+            elif step in ("renamed", "back"):
+                source.rename("id" if step == "back" else f"id_{number}")
+            elif step == "added":
+                source.add_column()
+            else:
+                start = len(source.log)
+                for id_, text, partition, clock in drawn:
+                    offset = len(source.log)
+                    source.log.append(Change(id_, text, partition, offset, clock))
+                source.run(source.log[start // 2 if step != "run" else start :], source.runs + 1, slice_bytes)
+            source.check()
+
+
+_MODEL = {"keys": st.sampled_from([*_KEYS]), "steps": _STEPS, "slice_bytes": st.sampled_from([400, 1 << 27])}
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(deadline=None, max_examples=6)
-@given(steps=_STEPS, slice_bytes=st.sampled_from([400, 1 << 27]))
-def test_the_table_equals_the_model_after_each_run(kind: str, steps: list[Any], slice_bytes: int) -> None:
-    with TemporaryDirectory() as name:
-        source = Source(kind, Path(name))
-        last: list[Change] = []
-        for step, drawn in steps:
-            if step == "compaction":
-                source.table.compact(1 << 20)
-            elif step == "answer lost":
-                if source.runs:
-                    source.merge(last, source.runs, slice_bytes)
-            elif step == "behind":
-                with pytest.raises(RunConflict):
-                    source.table.upsert(None, run(source.runs, "another") if source.runs else run(2))
-            else:
-                start = len(source.log)
-                for id_, text, partition in drawn:
-                    number = len(source.log)
-                    source.log.append(Change(id_, text, partition, number, number))
-                source.runs += 1
-                last = source.log[start // 2 :] if step != "run" else source.log[start:]
-                source.merge(last, source.runs, slice_bytes)
-            source.check()
+@given(**_MODEL)
+def test_the_table_equals_the_model_after_each_run(kind: str, keys: str, steps: list[Any], slice_bytes: int) -> None:
+    _check_model(kind, keys, steps, slice_bytes)
+
+
+@pytest.mark.test_all("long")
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(deadline=None, max_examples=int(os.environ.get("SPARK_KLOG_UPSERTS", "60")))
+@given(**_MODEL)
+def test_many_tables_equal_the_model(kind: str, keys: str, steps: list[Any], slice_bytes: int) -> None:
+    _check_model(kind, keys, steps, slice_bytes)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("cuts", [(), (1,), (2,), (1, 2)])
+def test_a_key_that_moves_while_clocks_are_in_no_order(kind: str, cuts: tuple[int, ...], tmp_path: Path) -> None:
+    """What a later offset of its own partition has replaced is newer than nothing, in whichever runs the log is cut."""
+    log = [Change(1, "first", 0, 0, 1000), Change(1, "second", 0, 1, 950), Change(1, "third", 2, 0, 980)]
+    source = Source(kind, tmp_path)
+    for number, (start, end) in enumerate(pairwise([0, *cuts, len(log)]), 1):
+        source.merge(log[start:end], number)
+    assert content(kind, tmp_path)["name"].to_pylist() == ["third"]
+    source.merge([log[0], log[1]], len(cuts) + 2)
+    assert content(kind, tmp_path)["name"].to_pylist() == ["third"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_fields_that_are_called_as_our_own_columns(kind: str, tmp_path: Path) -> None:
+    names = ("_row", "_change", "_slot", "_wins", "0", "row.change", 'a"b')
+    key = pa.struct([pa.field(name, pa.int64()) for name in names[:4]])
+    form = ChangeFormat(key, pa.struct([pa.field(name, pa.string()) for name in names[4:]]))
+    table = make_table(kind, tmp_path)
+
+    def merge(number: int, *rows: tuple[int, str | None, int]) -> None:
+        plain = records([Change(1, "", partition, number) for *_, partition in rows])
+        columns = dict(zip(plain.schema.names, plain.columns, strict=True))
+        columns["key"] = pa.array([dict.fromkeys(names[:4], each) for each, *_ in rows], key)
+        values = [None if text is None else dict.fromkeys(names[4:], text) for _, text, _ in rows]
+        columns["value"] = pa.array(values, form.value_type)
+        table.prepare(form.row, "none", "", "load", key=form.key)
+        changes = form.changes(pa.RecordBatch.from_pydict(columns))
+        table.upsert(written(tmp_path / f"changes-{number}", [changes], key=form.key), run(number))
+
+    merge(1, (1, "a", 0), (2, "b", 0))
+    merge(2, (1, None, 0), (2, "c", 0), (2, "d", 1), (3, "e", 0))
+    found = content(kind, tmp_path).select(names).to_pylist()
+    expected = [dict.fromkeys(names[:4], key) | dict.fromkeys(names[4:], text) for key, text in ((2, "d"), (3, "e"))]
+    assert sorted(found, key=lambda row: row["_row"]) == expected
+
+
+def test_what_deltalakes_merge_can_not_have_is_refused(tmp_path: Path) -> None:
+    row = pa.schema([pa.field("__delta_rs_source", pa.int64()), *FORMAT.row])
+    with pytest.raises(LoadError, match="column __delta_rs_source of its own: rename the field"):
+        make_table("delta", tmp_path).prepare(row, "none", "", "load", key=FORMAT.key)
+
+
+def test_a_key_that_equals_nothing_is_no_key() -> None:
+    form = ChangeFormat(pa.struct([pa.field("id", pa.float64())]), VALUE)
+    plain = records([Change(number, "a", 0, number) for number in range(3)])
+    keys = pa.array([{"id": one} for one in (-0.0, float("nan"), 1.5)], form.key_type)
+    batch = plain.set_column(0, "key", keys)
+    bad: dict[int, str] = {}
+    assert str(form.changes(batch, bad=bad)["id"].to_pylist()) == "[0.0, 1.5]"
+    assert bad == {1: "has NaN as id, which is in the key of its row, and equals nothing"}
 
 
 @pytest.mark.parametrize("kind", FORMATS)
