@@ -19,6 +19,7 @@ from spark_klog.tables.changes import UNAVAILABLE, ChangeFormat, debezium_type, 
 from tests.tables.change_support import (
     FORMAT,
     Change,
+    applied,
     change_batch,
     is_later,
     records,
@@ -69,6 +70,28 @@ def test_a_change_is_compared_with_the_row_in_the_table(one: list[Change], other
     pairs = list(zip(one, other, strict=False))
     changes, rows = (pa.Table.from_batches([change_batch([pair[side] for pair in pairs])]) for side in (0, 1))
     assert newer(changes, rows).tolist() == [is_later(*pair) for pair in pairs]
+
+
+@settings(deadline=None, max_examples=60)
+@given(logs(), logs(), st.randoms(use_true_random=False), st.booleans())
+def test_which_changes_become_rows(before: list[Change], log: list[Change], random: Any, is_again: bool) -> None:
+    """By a model, of clocks in any order, and of logs that begin before the rows' own changes."""
+    before, log = ([one._replace(time=random.randrange(10)) for one in each] for each in (before, log))
+    rows = applied({}, before)
+    log = [*before[len(before) // 2 :], *log] if is_again else log
+    changes = last_changes(pa.Table.from_batches([change_batch(log)]), FORMAT.key)
+    outcome = Outcome(changes, FORMAT.key, FORMAT.row)
+    gone: set[int] = set()
+    parts = [part for part in ([*rows.values()][::2], [*rows.values()][1::2]) if part]
+    for part in parts:
+        of_rows, of_changes = outcome.replace(pa.Table.from_batches([change_batch(part)]))
+        gone |= {part[number].id for number in of_rows.tolist()}
+        assert changes["id"].take(pa.array(of_changes)).to_pylist() == [part[number].id for number in of_rows.tolist()]
+    kept = pa.Table.from_batches([change_batch([one for one in rows.values() if one.id not in gone])])
+    new = changes.take(pa.array(outcome.latest))
+    left = pa.concat_tables([kept, new.filter(pa.compute.invert(new["_deleted"]))])
+    expected = [(one.id, one.name, one.offset / 2, one.partition, one.offset) for one in applied(rows, log).values()]
+    assert rows_in(left) == sorted(expected)
 
 
 def test_a_writer_holds_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
