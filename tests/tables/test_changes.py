@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.values import JsonParser
 from spark_klog.tables import change_files
-from spark_klog.tables.changes import UNAVAILABLE, ChangeFormat, debezium_type, last_changes, newer
+from spark_klog.tables.changes import UNAVAILABLE, ChangeFormat, Outcome, debezium_type, last_changes, newer
 from tests.tables.change_support import (
     FORMAT,
     Change,
@@ -72,7 +72,7 @@ def test_a_change_is_compared_with_the_row_in_the_table(one: list[Change], other
     assert newer(changes, rows).tolist() == [is_later(*pair) for pair in pairs]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(logs(), logs(), st.randoms(use_true_random=False), st.booleans())
 def test_which_changes_become_rows(before: list[Change], log: list[Change], random: Any, is_again: bool) -> None:
     """By a model, of clocks in any order, and of logs that begin before the rows' own changes."""
