@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.schemas.registry.server import processes, work
 from spark_klog.schemas.registry.server.errors import RegistryRefusal
 from spark_klog.schemas.registry.server.processes import Processes
 from spark_klog.schemas.registry.server.work import Source
+from tests.schemas.registry.asking import register
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -84,3 +89,14 @@ def test_close_ends_calls(run: Processes) -> None:
     assert len(refusals) == 1
     with pytest.raises(RegistryRefusal, match="closing"):
         run(len, "x", deadline=_soon())
+
+
+def test_nothing_is_left_by_a_registry_that_is_killed(make_cluster: Callable[..., EmbeddedCluster]) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TMPDIR", folder)
+        cluster = make_cluster(schema_registry=True)
+        assert cluster.schema_registry_url is not None
+        register(cluster.schema_registry_url, "a", '"int"')
+        assert list(Path(folder).glob("klog-schemas-*"))
+        cluster.kill_schema_registry()
+        wait_until(lambda: not list(Path(folder).glob("klog-schemas-*")))

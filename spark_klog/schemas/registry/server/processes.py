@@ -142,7 +142,7 @@ class _Child:
         self._folder = tempfile.mkdtemp(prefix="klog-schemas-")
         search_path = os.pathsep.join(filter(None, sys.path))
         with theirs:
-            command = f"from {__name__} import serve; serve({theirs.fileno()}, {memory})"
+            command = f"from {__name__} import serve; serve({theirs.fileno()}, {memory}, {self._folder!r})"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", command],
                 stdin=subprocess.DEVNULL,
@@ -180,8 +180,8 @@ class _Child:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def serve(fd: int, memory: int) -> None:
-    """Do calls until the other end of a socket is closed. `memory`: bytes that this process may have."""
+def serve(fd: int, memory: int, folder: str) -> None:
+    """Do calls until the other end of a socket is closed, then remove `folder`; `memory`: bytes that this may take."""
     connection = Connection(fd)
     with suppress(OSError, ValueError):  # a smaller bound is there already
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
@@ -189,7 +189,8 @@ def serve(fd: int, memory: int) -> None:
     while True:
         try:
             data = connection.recv_bytes()
-        except EOFError:
+        except (OSError, EOFError):  # nobody is there who would remove it
+            shutil.rmtree(folder, ignore_errors=True)
             return
         signal.alarm(_ALARM_SECONDS)
         made: Any
