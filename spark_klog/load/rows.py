@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Which schema a new run takes: that of the run before it, or the one that is asked for.
 Evolution = Literal["keep", "latest"]
-_WIDE = ({pa.int32(), pa.int64()}, {pa.float32(), pa.float64()})
 #: What the job's users may use in place of a load that they can't go on with.
 ANOTHER = "another --output or --table"
 #: Metadata of the members of a union, as a JSON array: the name of the branch that each is, and its aliases.
@@ -219,9 +218,10 @@ def merged(
 ) -> pa.DataType:
     """A type with the fields of both, those of `old` first, all nullable; `LoadError` names one that has two types.
 
-    If it `widens`, that is no error of an int and a long, or a float and a double. If it `renames`, a field of `new`
-    that has an alias takes the place of the field of `old` that has that name. Aliases are those of `new`.
-    The members of Avro's unions stay the same branches. Unless one `moves`, it is an error if one of `new` is another.
+    If it `widens`, one type may hold all values of the other, as of an int and a long, and is the one then. If it
+    `renames`, a field of `new` that has an alias takes the place of the field of `old` that has that name. Aliases are
+    those of `new`. The members of Avro's unions stay the same branches. Unless one `moves`, it is an error if one of
+    `new` is another.
     """
     if pa.types.is_struct(old) and pa.types.is_struct(new):
         fields = {one.name: one for one in old}
@@ -249,9 +249,9 @@ def merged(
     if pa.types.is_list(old) and pa.types.is_list(new):
         item = merged(old.value_type, new.value_type, f"{path}[]", widens=widens, renames=renames, moves=moves)
         return pa.list_(pa.field(old.value_field.name, item))
-    if widens and {old, new} in _WIDE:
-        return pa.int64() if pa.types.is_integer(old) else pa.float64()
-    if old != new:
+    if widens and holds(new, old):
+        return new
+    if old != new and not (widens and holds(old, new)):
         raise LoadError(
             f"{path} is {new} by the new schema, and {old} in the load's files: use {ANOTHER}, or keep the "
             "schema (--schema-evolution keep)"

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spark_klog.columns.json_reader import BEGIN, json_text, read_json
+from spark_klog.columns.json_reader import BEGIN, json_text, read_rows
 from spark_klog.columns.room import JsonRoom
 from spark_klog.errors import ConfigError
 from spark_klog.tables.table import aliases_of
@@ -343,8 +343,6 @@ class JsonParser:
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
-        # Arrow parses dates from numbers only.
-        self._read = _without_dates(kind)
         self._room = JsonRoom(kind)
 
     def parse(self, values: pa.Array) -> Parsed:
@@ -382,21 +380,12 @@ class JsonParser:
         text = json_text(values)
         try:
             text.decode()  # Arrow accepts other bytes in strings
-            column = read_json(values, text, self._read)
-            found = column.cast(self._kind)
+            found = read_rows(values, text, self._kind)
             return found if is_dated(found) else "a time before the year 1 or after 9999"
         except UnicodeDecodeError as error:
             return f"not UTF-8 ({error.reason} at byte {error.start - len(BEGIN)})"
         except (pa.ArrowException, ValueError) as error:
             return str(error).partition(" in row ")[0].replace("Column(/v", "Column(")
-
-
-def _without_dates(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _without_dates(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(_without_dates(kind.value_type))
-    return pa.string() if pa.types.is_date(kind) else kind
 
 
 def is_dated(column: pa.Array) -> bool:

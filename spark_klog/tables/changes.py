@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spark_klog.columns.json_reader import json_text, read_json
+from spark_klog.columns.json_reader import json_text, read_rows
 from spark_klog.errors import ConfigError, LoadError
 
 INCARNATION, PARTITION, OFFSET, TIMESTAMP = "_incarnation", "_partition", "_offset", "_timestamp"
@@ -374,10 +374,8 @@ def _exact(value: object, kind: pa.DataType) -> object:
 
 def _parsed(texts: list[bytes], kind: pa.DataType) -> pa.Array:
     """JSON objects as rows; ValueError, `pa.ArrowException`."""
-    # Arrow parses dates from numbers only
-    read = pa.struct([pa.field(one.name, pa.string() if pa.types.is_date(one.type) else one.type) for one in kind])
     rows = pa.array(texts, pa.binary())
-    return read_json(rows, json_text(rows), read).cast(kind) if texts else pa.array([], kind)
+    return read_rows(rows, json_text(rows), kind) if texts else pa.array([], kind)
 
 
 def _has(kind: pa.DataType, name: str) -> bool:

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyiceberg.catalog import load_catalog
@@ -271,3 +273,29 @@ def test_a_version_that_is_taken_back_gives_back_the_names(
     rows = [{name: row[name] for name in row if name in "ac"} for row in content(address).sort_by("id").to_pylist()]
     assert rows == [{"a": "a0"}, {"a": None if settings.upsert_key else "c1"}, {"a": "a3"}]
     assert "lat: double" in str(content(address).schema)
+
+
+def test_numbers_that_a_version_makes_wider(
+    cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path, environment: Any
+) -> None:
+    """As by a --schema of JSON: more digits of a decimal, int to long; a version with fewer ones changes nothing."""
+    source = _Topic(cluster.bootstrap_servers, registry, topic)
+
+    def schema(digits: int, number: str) -> dict[str, Any]:
+        price = {"type": "bytes", "logicalType": "decimal", "precision": digits, "scale": 2}
+        fields = [{"name": "id", "type": number}, {"name": "prices", "type": {"type": "array", "items": price}}]
+        return {"type": "record", "name": "Row", "fields": fields}
+
+    rows: list[dict[str, Any]] = []
+    for digits, number, row in (
+        (4, "int", {"id": 1, "prices": [Decimal("12.34")]}),
+        (20, "long", {"id": 1 << 40, "prices": [Decimal("-123456789012345678.90"), Decimal("0.05")]}),
+        (6, "int", {"id": 2, "prices": [Decimal("1234.56")]}),
+    ):
+        rows.append(row)
+        source.send_rows(schema(digits, number), row)
+        address, options = address_of("iceberg", tmp_path), {"evolution": "latest", "formats": (source.format,)}
+        run(source.servers, address, topic, settings=WriteSettings(table_columns=VALUES), **options)
+    found = content(address).sort_by("_offset").select(["id", "prices"])
+    assert found.to_pylist() == rows
+    assert found.schema.field("prices").type.value_type == pa.decimal128(20, 2)

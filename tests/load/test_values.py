@@ -107,6 +107,24 @@ def _nulls(value: dict[str, Any]) -> dict[str, Any]:
     return dict.fromkeys(_PARSED) | value
 
 
+def test_dates_of_debezium() -> None:
+    """With the Z of `time.precision.mode=isostring`, at each level and beside others; what has more there is bad."""
+    parser = JsonParser(parse_schema("d date, l array<date>, s struct<d: date, t: string>, a array<struct<d: date>>"))
+    texts = ["2017-09-15Z", "2017-09-15", "0001-01-01Z", "2017-09-15ZZ", "2017-09-15z", "2017-02-29Z", "x\n2017-09-15Z"]
+    rows: list[Any] = [{"d": t, "l": [None, t], "s": {"d": t, "t": t}, "a": [{"d": t}, None]} for t in texts]
+    found = parser.parse(pa.array([json.dumps(row).encode() for row in [*rows, None]]))
+    assert [row for row, _ in found.bad] == [3, 4, 5, 6]
+
+    def day(text: str) -> date:
+        return date.fromisoformat(text.removesuffix("Z"))
+
+    expected = [
+        {"d": day(t), "l": [None, day(t)], "s": {"d": day(t), "t": t}, "a": [{"d": day(t)}, None]} for t in texts[:3]
+    ]
+    assert found.column.to_pylist() == [*expected, None]
+    found.column.validate(full=True)
+
+
 def test_parser() -> None:
     parser = JsonParser(parse_schema(_DDL))
     pretty = json.dumps(_GOOD, indent=2).encode()

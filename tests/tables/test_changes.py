@@ -209,6 +209,7 @@ def test_a_tombstone_deletes_by_a_key_of_json() -> None:
         b'{"id": 3, "of": "another"}',
         *(b"[" * 100_000, b"k", b"7", None, b"{}", b'{"id": null}', b'{"id": "x"}', b'{"id": 1} {"id": 2}', b"\xff"),
         b'{"id": 9, "day": "2026-01-05"}',
+        b'{"id": 9, "day": "2026-01-06Z"}',
     ]
     batch = envelopes(*[None] * len(keys)).set_column(0, "key", pa.array(keys, pa.binary()))
     assert shown(ChangeFormat(pa.binary(), ENVELOPE, ("id",), "debezium").changes(batch)) == [
@@ -216,10 +217,14 @@ def test_a_tombstone_deletes_by_a_key_of_json() -> None:
         (2, None, 11, True),
         (3, None, 12, True),
         (9, None, 22, True),
+        (9, None, 23, True),
     ]
     batch = batch.set_column(1, "value", pa.nulls(len(keys), wide))
     found = ChangeFormat(pa.binary(), wide, ("id", "day"), "debezium").changes(batch)
-    assert found.select(["id", "day"]).to_pylist() == [{"id": 9, "day": date(2026, 1, 5)}]
+    assert found.select(["id", "day"]).to_pylist() == [
+        {"id": 9, "day": date(2026, 1, 5)},
+        {"id": 9, "day": date(2026, 1, 6)},
+    ]
 
 
 def test_a_deletion_without_its_row_goes_by_a_key_of_json() -> None:
