@@ -536,19 +536,25 @@ def _of_topics(broker: KlogBroker, folder: Path, scale: int) -> Iterator[tuple[s
     yield f"DeleteTopics: a topic of {partitions} partitions", lambda client: _delete(client, ["wide"])
 
     def roll(client: Client) -> None:
-        _create(client, ["rolls"], segment_bytes=str(32 * len(large)))
+        _create(client, ["rolls"], internal_segment_bytes=str(32 * len(large)))
         _produce(client, "rolls", large, 1000 // scale)
 
     yield "Produce of 1 GB, rolled at 30 MB", roll
 
     def expire(client: Client) -> None:
-        _alter(client, "rolls", retention_bytes="0", segment_bytes=str(32 * len(large)), file_delete_delay_ms="1000")
+        _alter(
+            client,
+            "rolls",
+            retention_bytes="0",
+            internal_segment_bytes=str(32 * len(large)),
+            file_delete_delay_ms="1000",
+        )
         _wait_for(lambda: sum(path.stat().st_size for path in active.glob("*.log*")) < 32 * len(large))
 
     yield "retention of 1 GB", expire
 
     def cut(client: Client) -> None:
-        _create(client, ["cut"], segment_bytes=str(len(small)))
+        _create(client, ["cut"], internal_segment_bytes=str(len(small)))
         _produce(client, "cut", small, _SEGMENTS // scale)
 
     yield f"Produce, {_SEGMENTS // scale} rolls", cut

@@ -143,6 +143,8 @@ def test_settings_of_confluent(confluent: AdminClient, topic: str) -> None:
         ("retention.ms", "soon"),
         ("retention.ms", "1_000"),
         ("segment.bytes", str(2**31)),
+        ("segment.bytes", "10"),
+        ("segment.bytes", str(2**20 - 1)),
         ("retention.ms", str(2**63)),
         ("max.message.bytes", "-1"),
         ("cleanup.policy", "keep"),

@@ -449,7 +449,7 @@ def test_valid_requests_of_hostile_values_one_after_the_other(server_dir: Path) 
     is_over = False
     with broker:
         with RawClient(broker.port) as client:
-            configs = [{"name": "segment.bytes", "value": "1"}, {"name": "retention.ms", "value": "1000"}]
+            configs = [{"name": "internal.segment.bytes", "value": "1"}, {"name": "retention.ms", "value": "1000"}]
             for name in (CARED, TOPIC):
                 entry = {"name": name, "num_partitions": 1, "replication_factor": 1}
                 entry |= {"configs": configs if name == CARED else []}

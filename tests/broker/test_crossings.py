@@ -331,7 +331,7 @@ def test_settings_that_two_clients_alter_at_once_are_both_kept(tmp_path: Path) -
     async def run() -> None:
         async with running(tmp_path) as broker:
             await broker.create_topic("t", 1)
-            wanted = {"retention.ms": "60000", "segment.bytes": "77777", "max.message.bytes": "5555"}
+            wanted = {"retention.ms": "60000", "segment.bytes": "1077777", "max.message.bytes": "5555"}
             answers = await asyncio.gather(
                 *(
                     handlers.configs.incremental_alter_configs(broker, client_request(), message(*item))

@@ -256,7 +256,7 @@ def test_min_bytes_are_counted_over_partitions(broker: KlogBroker, wire: KafkaPy
 
 def test_the_rest_of_an_older_segment_does_not_wait(broker: KlogBroker, wire: KafkaPythonWire, topic: str) -> None:
     """A range ends with its segment, so min.bytes may never be reached: Kafka answers at once (`DelayedFetch`)."""
-    _create(wire, topic, 2, segment_bytes="3000")
+    _create(wire, topic, 2, internal_segment_bytes="3000")
     records = make_records(2, [bytes(1000)], NOW)
     for index in (1, 0, 0, 0):
         assert _produce(wire, topic, {index: records})[0]["error_code"] == NONE

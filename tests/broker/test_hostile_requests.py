@@ -74,10 +74,10 @@ def test_a_batch_that_claims_more_than_it_has(broker: KlogBroker) -> None:
     """The broker refuses it whole, serves the partition, goes on with housekeeping, and restarts with the good ones."""
     codecs = ["none", "gzip", "zstd"]
     with RawClient(broker.port) as client:
-        _create(client, "other", segment_bytes="200", retention_ms="1")
+        _create(client, "other", internal_segment_bytes="200", retention_ms="1")
         for codec in codecs:
             lie, good = _claiming(2**31 - 1, codec), bytes(make_batch([(b"k", b"good")], [NOW], codec))
-            _create(client, codec, segment_bytes="200", index_interval_bytes="1")
+            _create(client, codec, internal_segment_bytes="200", index_interval_bytes="1")
             for records in (lie, lie + lie, good + lie, good + good):
                 assert client.produce(codec, records, 8)[0] == ErrorCode.INVALID_RECORD
             for _ in range(5):

@@ -84,7 +84,7 @@ def is_clean(folder: Path) -> bool:
 
 def test_retention_by_size_deletes_segments_and_their_files(server_dir: Path) -> None:
     broker = start(server_dir)
-    create(broker, "t", segment_bytes="2000", retention_bytes="5000")
+    create(broker, "t", internal_segment_bytes="2000", retention_bytes="5000")
     for number in range(30):
         produce(broker, "t", [("k", f"{number} " + "x" * 400)], **{"linger.ms": 0})
     folder = broker.data_dir / "t-0"
@@ -124,7 +124,7 @@ def test_an_older_kafka_goes_on_with_a_compacted_log(server_dir: Path) -> None:
 def _compacted(server_dir: Path, codec: str, versions: list[Version]) -> tuple[Path, list[Line]]:
     """Have a broker compact a log, and check the files with tools; return the partition's folder and its records."""
     broker = start(server_dir, log_cleaner_min_cleanable_ratio=0.01, log_cleaner_delete_retention_ms=600_000)
-    create(broker, "t", segment_bytes="3000", cleanup_policy="compact", index_interval_bytes="200")
+    create(broker, "t", internal_segment_bytes="3000", cleanup_policy="compact", index_interval_bytes="200")
     last: dict[str, Line] = {}
     offset = 0
     for turn in range(40):
@@ -239,7 +239,7 @@ def test_timestamps_in_the_future(server_dir: Path) -> None:
     broker = start(server_dir)
     day_ms = 24 * 3600 * 1000
     try:
-        create(broker, "kept", **{"retention.ms": "1000", "segment.bytes": "1000"})
+        create(broker, "kept", **{"retention.ms": "1000", "internal.segment.bytes": "1000"})
         create(broker, "checked", **{"message.timestamp.after.max.ms": str(day_ms)})
         create(broker, "compacted", **{"cleanup.policy": "compact"})
         ahead, soon = (int(time.time() * 1000) + days * day_ms for days in (365, 0.5))
@@ -251,7 +251,7 @@ def test_timestamps_in_the_future(server_dir: Path) -> None:
             assert client.produce("checked", far, 7)[0] == ErrorCode.INVALID_TIMESTAMP
             assert client.produce("checked", near, 7) == (ErrorCode.NONE, 0)
         assert "365.0 days in the future" in broker.wait_for_log("kept-0", "message.timestamp.after.max.ms")
-        create(broker, "expires", **{"retention.ms": "1000", "segment.bytes": "1000"})
+        create(broker, "expires", **{"retention.ms": "1000", "internal.segment.bytes": "1000"})
         with RawClient(broker.port) as client:
             assert client.produce("expires", bytes(make_batch([(b"k", b"v")], [1])), 7)[0] == ErrorCode.NONE
         broker.wait_for_log("expires-0", "deleted 1 segments")  # further rounds of retention

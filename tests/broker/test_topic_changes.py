@@ -29,6 +29,7 @@ from spark_klog.broker.metadata.nodes import (
 from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.security.config import Listener
 from spark_klog.broker.security.session import Session
+from spark_klog.broker.settings.log_settings import check_of_client, topic_settings
 from spark_klog.broker.transactions.markers import MarkerEntry
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, Transaction
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
@@ -679,3 +680,13 @@ def test_no_broker_is_asked_for_markers_of_a_transaction_that_another_has_follow
             assert [marker.commits for marker in asked] == [False]
 
     asyncio.run(scenario())
+
+
+def test_a_topic_that_has_small_segments_keeps_them() -> None:
+    """It was made by an earlier version; a client that sends all settings again changes another one."""
+    before = {"segment.bytes": "1000", "retention.ms": "5"}
+    check_of_client({**before, "retention.ms": "6"}, before)
+    for settings in ({"segment.bytes": "1001"}, {"segment.bytes": "1048575"}):
+        with pytest.raises(ConfigError, match="must be at least 1048576"):
+            check_of_client(settings, before)
+    assert topic_settings({"internal.segment.bytes": "10"}) == topic_settings({"segment.bytes": "10"})

@@ -49,7 +49,8 @@ def place(
     """
     with serving(request.param, module_server_dir, shared_kafkas) as servers:
         create_topic(servers, _T, 2)
-        create_topic(servers, _SEGMENTS, 1, {"segment.bytes": "2000"})
+        small = f"{'internal.' if request.param == 'ours' else ''}segment.bytes"
+        create_topic(servers, _SEGMENTS, 1, {small: "2000"})
         wait_until(lambda: _is_there(servers, _T, 1) and _is_there(servers, _SEGMENTS, 0))
         producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})
         for number in range(30):

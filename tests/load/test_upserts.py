@@ -238,7 +238,7 @@ def test_compaction_leaves_a_tombstone_alone(tmp_path: Path) -> None:
     cleaner = {"log.cleaner.backoff.ms": "100", "log.cleaner.min.cleanable.ratio": "0.01"}
     with EmbeddedCluster(data_dir=tmp_path / "broker", settings=cleaner) as cluster:
         servers = cluster.bootstrap_servers
-        create_topic(servers, "rows", **{"cleanup.policy": "compact", "segment.bytes": "3000"})
+        create_topic(servers, "rows", **{"cleanup.policy": "compact", "internal.segment.bytes": "3000"})
         produce(servers, "rows", [event(key, "c") for key in range(3)])
         run(servers, address, "rows", settings=settings)
         for key in (0, 1):

@@ -94,7 +94,10 @@ class HostileClient:
 
     def _create(self, client: RawClient) -> None:
         name, count = f"kept-{self.random.randrange(4)}", self.random.randint(1, 3)
-        settings = {"segment.bytes": self.random.choice(("300", "5000", "1000000")), "index.interval.bytes": "1"}
+        settings = {
+            "internal.segment.bytes": self.random.choice(("300", "5000", "1000000")),
+            "index.interval.bytes": "1",
+        }
         configs = [{"name": key, "value": value} for key, value in settings.items()]
         entry = {"name": name, "num_partitions": count, "replication_factor": 1, "configs": configs}
         (made,) = client.request(apis.CREATE_TOPICS, 4, {"topics": [entry], "timeout_ms": 10_000})["topics"]

@@ -12,7 +12,7 @@ from spark_klog.broker.handlers.topics import NAMED_TWICE
 from spark_klog.broker.metadata.nodes import UnknownTopic, refusal
 from spark_klog.broker.security.authorizer import SEE
 from spark_klog.broker.settings.described_settings import broker_entries, group_entries, topic_entries
-from spark_klog.broker.settings.log_settings import is_list, setting_texts
+from spark_klog.broker.settings.log_settings import check_of_client, is_list, setting_texts
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.configs import (
@@ -217,11 +217,17 @@ async def _alter(broker: Broker, message: Message, resource: dict[str, Any], cha
                 "error_code": ErrorCode.INVALID_REQUEST,
                 "error_message": f"setting {entry['name']} has no value",
             }
+
+    def altered(before: Mapping[str, str]) -> dict[str, str]:
+        after = changed(before, resource["configs"])
+        check_of_client(after, before)
+        return after
+
     try:
         if not is_group and await broker.topic(name) is None:
             raise UnknownTopic(f"there is no topic {name}")
         alter = broker.alter_group_settings if is_group else broker.alter_topic_settings
-        await alter(name, lambda before: changed(before, resource["configs"]), validate_only=message["validate_only"])
+        await alter(name, altered, validate_only=message["validate_only"])
     except (ConfigError, DirectoryError) as error:
         return result | refusal(error)
     return result | {"error_code": ErrorCode.NONE}

@@ -13,6 +13,7 @@ from spark_klog.broker.event_loop import repeated
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.metadata.nodes import UnknownTopic, refusal
 from spark_klog.broker.settings.described_settings import topic_entries
+from spark_klog.broker.settings.log_settings import check_of_client
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode, OffsetOutOfRange
 from spark_klog.protocol.codec import Message
 
@@ -108,6 +109,7 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         reason = "partitions must be numbered from 0 on, each with one live broker"
         return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
     try:
+        check_of_client(settings)
         topic_id = await broker.create_topic(name, partitions, settings, assignment, validate_only=validate_only)
     except (ConfigError, DirectoryError) as error:
         return {"name": name} | refusal(error)

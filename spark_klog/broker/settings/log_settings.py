@@ -36,12 +36,18 @@ _WITHOUT_EFFECT = {
 #: Settings without effect that reject other values, since users would expect those to have an effect.
 _FIXED = ("message.downconversion.enable", "preallocate")
 WORDING = "setting {}={}: must be {}"
+_SEGMENT_BYTES = "segment.bytes"
+#: Sets the same, with no minimum, and is not described: for tests, as in Kafka 4.1.
+_INTERNAL_SEGMENT_BYTES = f"internal.{_SEGMENT_BYTES}"
+#: The least segment.bytes that a client may set, as in Kafka 4 (KIP-1030): each segment has several files.
+_LEAST_SEGMENT_BYTES = 1 << 20
 
 
 def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
     """`LogConfig` arguments from a topic's settings; `ConfigError` for an unknown name or a bad value."""
     result = {}
-    for name, text in settings.items():
+    for given, text in settings.items():
+        name = _SEGMENT_BYTES if given == _INTERNAL_SEGMENT_BYTES else given
         if name in _WITHOUT_EFFECT:
             if name in _FIXED and text != _WITHOUT_EFFECT[name][0]:
                 raise ConfigError(f"setting {name}={text}: only {_WITHOUT_EFFECT[name][0]} is supported")
@@ -51,6 +57,15 @@ def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
         item = TOPIC_SETTINGS[name]
         result[item.name] = value_of(item.metadata["kind"], name, text, WORDING)
     return result
+
+
+def check_of_client(settings: Mapping[str, str], before: Mapping[str, str] | None = None) -> None:
+    """Raise `ConfigError` for small segments that a client wants; a topic that had them `before` keeps them."""
+    text = settings.get(_SEGMENT_BYTES)
+    if text is None or (before is not None and before.get(_SEGMENT_BYTES) == text):
+        return
+    if topic_settings({_SEGMENT_BYTES: text})["segment_bytes"] < _LEAST_SEGMENT_BYTES:
+        raise ConfigError(WORDING.format(_SEGMENT_BYTES, text, f"at least {_LEAST_SEGMENT_BYTES}"))
 
 
 def known_topic_settings(topic: str, settings: Mapping[str, str]) -> dict[str, Any]:
