@@ -12,7 +12,7 @@ import pyarrow as pa
 from google.protobuf import timestamp_pb2  # noqa: F401 - in the default pool, for `_message_class`
 
 from benchmarks.figures import Bench, Result, Side, Work
-from benchmarks.record_batches import kernel, speed, take_turns
+from benchmarks.record_batches import speed, take_turns
 from benchmarks.sides import SideFailed
 from spark_klog.schemas.protobuf.decoder import ProtobufDecoder
 from spark_klog.schemas.protobuf.encoder import ProtobufEncoder
@@ -86,27 +86,25 @@ def _speed(work: Callable[[], int]) -> float:
 def _decode(bench: Bench) -> Iterator[Result]:
     records = _records(_ROWS)
     column = pa.array([_PREFIX + record for record in records], pa.binary())
-    native, reference = Side("klog, native kernel"), Side("klog without the native kernel")
+    native = Side("klog, native kernel")
     python, rust, arrow = Side("google.protobuf, to dicts"), Side("ptars"), Side("protarrow")
     bare = pa.array(records, pa.binary())
     sides: list[tuple[Side, Callable[[], float]]] = [
-        (native, lambda: _decoded("native", column)),
+        (native, lambda: _decoded(column)),
         (python, lambda: _speed(lambda: _by_google(records[:_FEW]))),
         (rust, lambda: _speed(_ptars_reader(bare))),
         (arrow, lambda: _speed(lambda: _by_protarrow(records[:_FEW]))),
-        (reference, lambda: _decoded("reference", column[:_FEW])),
     ]
     take_turns(sides, bench.repeat)
     size = sum(map(len, records)) // len(records)
-    for peer in (python, rust, arrow, reference):
+    for peer in (python, rust, arrow):
         yield Result(
             f"decode Protobuf records of 10 fields, {size} B, to Arrow", "M records/s", native, peer, bench.command
         )
 
 
-def _decoded(name: str, column: pa.Array) -> float:
-    with kernel(name):
-        decoder = ProtobufDecoder(parse_schema(SCHEMA, {}))
+def _decoded(column: pa.Array) -> float:
+    decoder = ProtobufDecoder(parse_schema(SCHEMA, {}))
 
     def once() -> int:
         decoded = decoder.decode(column, [decoder.reader], starts=len(_PREFIX))
@@ -164,22 +162,20 @@ def _encode(bench: Bench) -> Iterator[Result]:
     records = _records(_ROWS)
     decoder = ProtobufDecoder(parse_schema(SCHEMA, {}))
     rows = decoder.decode(pa.array(records, pa.binary()), [decoder.reader]).values
-    native, reference = Side("klog, native kernel"), Side("klog without the native kernel")
+    native = Side("klog, native kernel")
     rust, arrow = Side("ptars"), Side("protarrow")
     sides: list[tuple[Side, Callable[[], float]]] = [
-        (native, lambda: _encoded("native", rows, records)),
+        (native, lambda: _encoded(rows, records)),
         (rust, lambda: _speed(_ptars_writer(pa.array(records, pa.binary())))),
         (arrow, lambda: _speed(_protarrow_writer(records[:_FEW]))),
-        (reference, lambda: _encoded("reference", rows[:_FEW], records[:_FEW])),
     ]
     take_turns(sides, bench.repeat)
-    for peer in (rust, arrow, reference):
+    for peer in (rust, arrow):
         yield Result("encode Arrow rows of 10 fields to Protobuf", "M records/s", native, peer, bench.command)
 
 
-def _encoded(name: str, rows: pa.Array, records: list[bytes]) -> float:
-    with kernel(name):
-        encoder = ProtobufEncoder(parse_schema(SCHEMA, {}), rows.type)
+def _encoded(rows: pa.Array, records: list[bytes]) -> float:
+    encoder = ProtobufEncoder(parse_schema(SCHEMA, {}), rows.type)
     if encoder.encode(rows).to_pylist() != records:
         raise SideFailed("other bytes than google.protobuf's")
     return _speed(lambda: len(encoder.encode(rows, _PREFIX[:5])))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.figures import Bench, Result, Side, Work
-from benchmarks.record_batches import kernel, speed, take_turns
+from benchmarks.record_batches import speed, take_turns
 from benchmarks.sides import SideFailed, SparkSide, alternate, project_environment
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
@@ -107,25 +107,23 @@ def _decode(bench: Bench) -> Iterator[Result]:
     values = encoded_orders(_ROWS)
     column = pa.array(values, pa.binary())
     bare = [value[len(_PREFIX) :] for value in values]
-    native, reference = Side("klog, native kernel"), Side("klog without the native kernel")
+    native = Side("klog, native kernel")
     python, rust = Side("fastavro, to dicts"), Side("pyruhvro, one thread")
     sides: list[tuple[Side, Callable[[], float]]] = [
-        (native, lambda: _decoded("native", column, SCHEMA)),
-        (reference, lambda: _decoded("reference", column[:_FEW], SCHEMA)),
+        (native, lambda: _decoded(column, SCHEMA)),
         (python, lambda: _speed(lambda: _by_fastavro(bare[:_FEW]))),
         (rust, lambda: _speed(lambda: _by_pyruhvro(bare))),
     ]
     take_turns(sides, bench.repeat)
-    for peer in (python, rust, reference):
+    for peer in (python, rust):
         yield Result("decode Avro records of 10 fields, 55 B, to Arrow", "M records/s", native, peer, bench.command)
     evolved = Side("klog, native kernel")
-    take_turns([(evolved, lambda: _decoded("native", column, _EVOLVED))], bench.repeat)
+    take_turns([(evolved, lambda: _decoded(column, _EVOLVED))], bench.repeat)
     yield Result("decode them by another reader's schema", "M records/s", evolved, None, bench.command)
 
 
-def _decoded(name: str, column: pa.Array, reader: dict[str, Any]) -> float:
-    with kernel(name):
-        decoder = AvroDecoder(parse_schema(reader))
+def _decoded(column: pa.Array, reader: dict[str, Any]) -> float:
+    decoder = AvroDecoder(parse_schema(reader))
     programs = [decoder.program(parse_schema(SCHEMA))]
 
     def once() -> int:
@@ -156,22 +154,20 @@ def _encode(bench: Bench) -> Iterator[Result]:
         pa.array(values, pa.binary()), [decoder.program(decoder.reader)], starts=len(_PREFIX)
     ).values
     few = list(orders(_FEW))
-    native, reference = Side("klog, native kernel"), Side("klog without the native kernel")
+    native = Side("klog, native kernel")
     python, rust = Side("fastavro, from dicts"), Side("pyruhvro, one thread")
     sides: list[tuple[Side, Callable[[], float]]] = [
-        (native, lambda: _encoded("native", decoded, values)),
-        (reference, lambda: _encoded("reference", decoded[:_FEW], values[:_FEW])),
+        (native, lambda: _encoded(decoded, values)),
         (python, lambda: _speed(lambda: _written_by_fastavro(few))),
         (rust, lambda: _speed(_pyruhvro_writer([value[len(_PREFIX) :] for value in values]))),
     ]
     take_turns(sides, bench.repeat)
-    for peer in (python, rust, reference):
+    for peer in (python, rust):
         yield Result("encode Arrow rows of 10 fields to Avro, 55 B", "M records/s", native, peer, bench.command)
 
 
-def _encoded(name: str, rows: pa.Array, values: list[bytes]) -> float:
-    with kernel(name):
-        encoder = AvroEncoder(parse_schema(SCHEMA), rows.type)
+def _encoded(rows: pa.Array, values: list[bytes]) -> float:
+    encoder = AvroEncoder(parse_schema(SCHEMA), rows.type)
     if encoder.encode(rows, _PREFIX).to_pylist() != values:
         raise SideFailed("other bytes than fastavro's")
 

@@ -26,7 +26,6 @@ EXTRAS = {
     "uvicorn": "ui",
     "aws_msk_iam_sasl_signer": "msk",
     "openlineage": "lineage",
-    "fastavro": "avro",
     "httpx": "registry",
     "jsonschema": "jsonschema",
     "grpc_tools": "protobuf",

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import io
-import os
 import random
 import struct
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import fastavro
 import pyarrow as pa
@@ -29,6 +26,7 @@ from spark_klog.schemas.avro.opcodes import TEXTS, Reason
 from spark_klog.schemas.avro.program import Program
 from spark_klog.schemas.avro.schema import parse_schema
 from spark_klog.schemas.rows import Decoded
+from tests.schemas.oracles import of_kernel
 
 Json = Any
 _NULL = 255
@@ -132,13 +130,6 @@ SCHEMAS: tuple[tuple[Json, Json, Types], ...] = (
 _NOT_SHARED = (Reason.NUMBER_TOO_LONG, Reason.NEGATIVE_LENGTH, Reason.NO_SUCH_BRANCH, Reason.TOO_MANY_EMPTY_ITEMS)
 
 
-@contextmanager
-def of_kernel(name: str) -> Iterator[None]:
-    """What is made in the block is of that kernel, and what other tests make is not."""
-    with mock.patch.dict(os.environ, SPARK_KLOG_KERNEL=name):
-        yield
-
-
 @cache
 def _decoder(kernel: str, number: int) -> tuple[AvroDecoder, Program]:
     writer, reader, types = SCHEMAS[number]
@@ -150,8 +141,7 @@ def _decoder(kernel: str, number: int) -> tuple[AvroDecoder, Program]:
 @cache
 def _encoder(number: int) -> AvroEncoder:
     decoder, _ = _decoder("native", number)
-    with of_kernel("native"):
-        return AvroEncoder(decoder.reader, decoder.type)
+    return AvroEncoder(decoder.reader, decoder.type)
 
 
 def rows_of(data: bytes, schemas: int = len(SCHEMAS)) -> tuple[int, int, list[bytes | None]]:

@@ -16,10 +16,11 @@ from spark_klog.schemas.protobuf.decoder import ProtobufDecoder
 from spark_klog.schemas.protobuf.encoder import ProtobufEncoder
 from spark_klog.schemas.protobuf.schema import ProtobufSchema, parse_schema
 from spark_klog.schemas.rows import Decoded
+from tests.schemas.protobuf.google_rows import GoogleDecoder
 from tests.schemas.protobuf.random_messages import fill
 from tests.schemas.protobuf.support import plain
 
-from .avro_rows import column_of, of_kernel, rows_of
+from .avro_rows import column_of, rows_of
 
 _NULL = 255
 _SCALARS = (
@@ -65,15 +66,13 @@ def _schema(number: int) -> ProtobufSchema:
 
 @cache
 def _decoder(kernel: str, number: int) -> ProtobufDecoder:
-    with of_kernel(kernel):
-        return ProtobufDecoder(_schema(number))
+    return (ProtobufDecoder if kernel == "native" else GoogleDecoder)(_schema(number))
 
 
 @cache
 def _encoder(number: int) -> ProtobufEncoder:
     kind = _decoder("native", number).type
-    with of_kernel("native"):
-        return ProtobufEncoder(_schema(number), kind)
+    return ProtobufEncoder(_schema(number), kind)
 
 
 def _decoded(kernel: str, number: int, start: int, rows: list[bytes | None]) -> Decoded:

@@ -14,6 +14,4 @@ writing.py          a plan of how an Arrow type is written by a schema
 program.py          plans compiled for the native kernel
 opcodes.py          what a program is made of, and why a row fails
 _avro.pyx           the native kernel: programs over Arrow builders, without the GIL
-fastavro_rows.py    decoding without the native kernel: row by row, by fastavro
-fastavro_writer.py  encoding without it
 """

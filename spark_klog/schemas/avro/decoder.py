@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from spark_klog.base.extras import require
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.arrow_columns import Buffers, Column, array_of, binary_parts, layout_of
 from spark_klog.schemas.avro.columns import Types, columns_of
@@ -50,8 +49,7 @@ class AvroDecoder:
     `types` are "spark" (what Spark's from_avro has) or "arrow"; the table is in columns.py. `type` is the Arrow type.
     One thread at a time uses a decoder; the GIL is free while it decodes.
 
-    `SchemaError` if the schema has no such type. `MissingPackage` if the native kernel was not built and fastavro,
-    which is used then, is not installed.
+    `SchemaError` if the schema has no such type, `ConfigError` without the native kernel.
     """
 
     def __init__(self, reader: AvroSchema, types: Types = "spark") -> None:
@@ -100,17 +98,10 @@ class AvroDecoder:
 
 
 def _builders(column: Column) -> ColumnBuilders:
-    """Builders of the native kernel, else of fastavro; see `SPARK_KLOG_KERNEL` in records/kernels."""
-    kernel = avro_kernel()
-    if kernel is not None:
-        builders: ColumnBuilders = kernel.ColumnBuilders(layout_of(column))
-        return builders
-    require("Avro without the native kernel", "fastavro")
-    from spark_klog.schemas.avro.fastavro_rows import FastavroBuilders
-
-    return FastavroBuilders(column)
+    builders: ColumnBuilders = avro_kernel().ColumnBuilders(layout_of(column))
+    return builders
 
 
 def avro_kernel() -> Any:
-    """The native kernel, None if there is none; see `native_kernel`."""
-    return native_kernel(_NATIVE, VERSION, "Avro", "rows are decoded by fastavro, some hundred times slower")
+    """See `native_kernel`."""
+    return native_kernel(_NATIVE, VERSION, "Avro")

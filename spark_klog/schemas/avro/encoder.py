@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_klog.base.extras import require
 from spark_klog.errors import EncodeError
 from spark_klog.schemas.arrow_columns import input_of, nullable_type
 from spark_klog.schemas.avro.decoder import avro_kernel
@@ -13,13 +12,14 @@ from spark_klog.schemas.avro.opcodes import Reason
 from spark_klog.schemas.avro.program import WriteProgram, compile_writing
 from spark_klog.schemas.avro.schema import AvroSchema
 from spark_klog.schemas.avro.writing import plan_writing
+from spark_klog.wire.primitives import Buffer
 
 
 class AvroEncoder:
     """Encodes Arrow columns of one type as Avro records of one schema; see writing.py for what fits.
 
     `SchemaError` names the field whose type does not fit, that is missing, or that the schema does not have.
-    `MissingPackage` if the native kernel was not built and fastavro, which is used then, is not installed.
+    `ConfigError` without the native kernel.
     """
 
     def __init__(self, schema: AvroSchema, kind: pa.DataType) -> None:
@@ -27,8 +27,6 @@ class AvroEncoder:
         self.type = kind
         self._program = compile_writing(plan_writing(schema, kind))
         self._kernel = avro_kernel()
-        if self._kernel is None:
-            require("Avro without the native kernel", "fastavro")
 
     def encode(self, values: pa.Array, prefix: bytes = b"") -> pa.Array:
         """The binary column of the records, each after `prefix`; a null of `values` is a null, whatever the schema.
@@ -45,19 +43,19 @@ class AvroEncoder:
                 raise EncodeError(f"{values.type} can't be written as {self.schema}: {error}") from None
         if prefix and self.schema.is_plain_bytes:
             return pc.binary_join_element_wise(prefix, values.cast(pa.binary()), b"")
-        if self._kernel is None:
-            from spark_klog.schemas.avro.fastavro_writer import encode
-
-            written = encode(self._program.plan, values, prefix)
-        else:
-            inputs = [input_of(array) for array in _arrays(self._program, values)]
-            written = self._kernel.encode(self._program, inputs, len(values), prefix)
-            if len(written) == 3:
-                row, reason, position = written
-                raise EncodeError(f"row {row}: {self._program.describe(Reason(reason), position)}")
-        offsets, data = map(pa.py_buffer, written)
+        offsets, data = map(pa.py_buffer, self._written(values, prefix))
         validity = values.is_valid().buffers()[1] if values.null_count else None
         return pa.Array.from_buffers(pa.binary(), len(values), [validity, offsets, data], values.null_count)
+
+    def _written(self, values: pa.Array, prefix: bytes) -> tuple[Buffer, Buffer]:
+        """The offsets and data of the records."""
+        inputs = [input_of(array) for array in _arrays(self._program, values)]
+        written = self._kernel.encode(self._program, inputs, len(values), prefix)
+        if len(written) == 3:
+            row, reason, position = written
+            raise EncodeError(f"row {row}: {self._program.describe(Reason(reason), position)}")
+        offsets, data = written
+        return offsets, data
 
 
 def _arrays(program: WriteProgram, values: pa.Array) -> list[pa.Array]:

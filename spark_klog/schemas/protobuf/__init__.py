@@ -14,7 +14,5 @@ tables.py           columns as the native kernel reads them, and why a row fails
 writing.py          which column is written as which field
 from_arrow.py       a schema of an Arrow type
 _protobuf.pyx       the native kernel: messages to Arrow builders and back, without the GIL
-google_rows.py      decoding without the native kernel: row by row, by google.protobuf
-google_writer.py    encoding without it
 codec.py            all of it as one of the formats of records
 """

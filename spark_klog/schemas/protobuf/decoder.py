@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,12 @@ from spark_klog.schemas.protobuf.columns import (
     UINT64,
     columns_of,
 )
-from spark_klog.schemas.protobuf.google_rows import GoogleRows
 from spark_klog.schemas.protobuf.message_indexes import read_indexes
 from spark_klog.schemas.protobuf.schema import Indexes, ProtobufSchema
 from spark_klog.schemas.protobuf.tables import VERSION, MessageTables, Reason
 from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.wire.primitives import Buffer
 
-#: Bytes that are no message: there is no field 0.
-_NO_MESSAGE = b"\0"
 _NATIVE = "spark_klog.schemas.protobuf._protobuf"
 #: Types of which the bytes of one are the bytes of another, by a type that stands for them.
 _SAME = {
@@ -59,7 +56,8 @@ _SIZED = frozenset({STRING, BYTES, MESSAGE})
 class ProtobufDecoder:
     """Decodes columns of Protobuf records into one Arrow type, that of the reader's message; see columns.py.
 
-    One thread at a time uses a decoder. `SchemaError` if the message has no such type.
+    One thread at a time uses a decoder. `SchemaError` if the message has no such type, `ConfigError` without the native
+    kernel.
     """
 
     def __init__(self, reader: ProtobufSchema) -> None:
@@ -70,7 +68,6 @@ class ProtobufDecoder:
         self._tables = MessageTables(columns)
         self._builders = self._made_builders()
         self._has_maps = _has_maps(self.type)
-        self._rows = GoogleRows(columns)
 
     def program(self, writer: ProtobufSchema, rest: bytes | None = None) -> ProtobufSchema:
         """Check that records of `writer` can be read. `rest` are the indexes of their message, none: the writer's.
@@ -98,8 +95,6 @@ class ProtobufDecoder:
             which = memoryview(array("i", [-1]) * count)
         by_row = None if isinstance(starts, int) else starts
         start = starts if isinstance(starts, int) else 0
-        if self._builders is None:
-            return self._rows.decode(_records(offsets, data, validity, first, count, which, by_row, start))
         try:
             failures = self._builders.decode(which, data, offsets, validity, first, count, by_row, start)
             made = array_of(self._tables.column, self._builders.finish(), count)
@@ -110,35 +105,7 @@ class ProtobufDecoder:
         return Decoded(_with_last_entries(made) if self._has_maps else made, bad)
 
     def _made_builders(self) -> Any:
-        return (
-            None if self._kernel is None else self._kernel.ColumnBuilders(layout_of(self._tables.column), self._tables)
-        )
-
-
-def _records(
-    offsets: Buffer,
-    data: Buffer,
-    validity: Buffer | None,
-    first: int,
-    count: int,
-    which: Buffer | None,
-    starts: Buffer | None,
-    start: int,
-) -> Iterator[bytes | None]:
-    """The records of rows, None for those that are to be null."""
-    ends = np.frombuffer(offsets, np.int32, count + 1, 4 * first).tolist()
-    content = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
-    valid = np.ones(count, np.bool_)
-    if validity is not None:
-        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
-        valid = bits[first : first + count] != 0
-    if which is not None:
-        valid = valid & (np.frombuffer(which, np.int32, count) >= 0)
-    begins = [start] * count if starts is None else np.frombuffer(starts, np.int32, count).tolist()
-    for row, is_valid in enumerate(valid.tolist()):
-        begin = ends[row] + begins[row]
-        record = bytes(content[begin : ends[row + 1]]) if begin <= ends[row + 1] else _NO_MESSAGE
-        yield record if is_valid else None
+        return self._kernel.ColumnBuilders(layout_of(self._tables.column), self._tables)
 
 
 def _check_readable(writer: ProtobufSchema, reader: ProtobufSchema, indexes: Indexes | None) -> None:
@@ -237,5 +204,5 @@ def _last(keys: pa.Array, ends: np.ndarray[tuple[int], np.dtype[np.int32]]) -> n
 
 
 def protobuf_kernel() -> Any:
-    """The native kernel, None if there is none; see `native_kernel`."""
-    return native_kernel(_NATIVE, VERSION, "Protobuf", "rows are decoded by google.protobuf, some thirty times slower")
+    """See `native_kernel`."""
+    return native_kernel(_NATIVE, VERSION, "Protobuf")

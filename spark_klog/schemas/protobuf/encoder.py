@@ -11,7 +11,6 @@ from spark_klog.errors import EncodeError
 from spark_klog.schemas.arrow_columns import Input, input_of, nullable_type
 from spark_klog.schemas.protobuf.columns import MESSAGE, UINT32, unknown_name
 from spark_klog.schemas.protobuf.decoder import protobuf_kernel
-from spark_klog.schemas.protobuf.google_writer import GoogleWriter
 from spark_klog.schemas.protobuf.message_indexes import write_indexes
 from spark_klog.schemas.protobuf.schema import ProtobufSchema
 from spark_klog.schemas.protobuf.tables import SHAPES, TEXTS, WIRES, Op, Reason, op_of
@@ -22,6 +21,7 @@ class ProtobufEncoder:
     """Encodes Arrow columns of one type as Protobuf records of one schema; see writing.py for what fits.
 
     `SchemaError` names the field whose type does not fit, that is missing, or that the message does not have.
+    `ConfigError` without the native kernel.
     """
 
     def __init__(self, schema: ProtobufSchema, kind: pa.DataType) -> None:
@@ -31,7 +31,6 @@ class ProtobufEncoder:
         self._indexes = write_indexes(schema.indexes)
         self._kernel = protobuf_kernel()
         self._tables = _Tables(self._plan)
-        self._rows = GoogleWriter(self._plan)
 
     def encode(self, values: pa.Array, prefix: bytes = b"") -> pa.Array:
         """The binary column of the records; a null of `values` is a null.
@@ -45,9 +44,9 @@ class ProtobufEncoder:
                 values = values.cast(wanted)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise EncodeError(f"{values.type} can't be written as {self.schema.name}: {error}") from None
-        before = prefix and prefix + self._indexes
-        if self._kernel is None:
-            return pa.array(self._rows.encode(values, before), pa.binary())
+        return self._written(values, prefix and prefix + self._indexes)
+
+    def _written(self, values: pa.Array, before: bytes) -> pa.Array:
         written = self._kernel.encode(self._tables, self._tables.inputs(values), len(values), before)
         if len(written) == 3:
             row, reason, field = written

@@ -18,12 +18,10 @@ from spark_klog.schemas.rows import Decoded
 
 @pytest.fixture(params=["native", "reference"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both kernels, one after the other; the native one only if it was built."""
-    from .kernels import KERNELS
+    """Both kernels, one after the other."""
+    from tests.schemas.oracles import use_kernel
 
-    if request.param not in KERNELS:
-        pytest.skip("the native kernel was not built")
-    monkeypatch.setenv("SPARK_KLOG_KERNEL", request.param)
+    use_kernel(request.param, monkeypatch)
     return str(request.param)
 
 

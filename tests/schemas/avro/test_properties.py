@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
-from spark_klog.schemas.avro.schema import parse_schema
+from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
 from spark_klog.schemas.rows import Decoded
+from tests.schemas.oracles import KERNELS, of_kernel
 
-from .kernels import KERNELS
 from .model import evolutions, expected, records, values
 
 
@@ -43,9 +43,9 @@ def _by_fastavro(writer: Any, reader: Any, data: bytes) -> Any:
     return fastavro.schemaless_reader(io.BytesIO(data), *parsed, return_record_name=True)
 
 
-def _decoded(kernel: str, writer: Any, reader: Any, data: pa.Array, monkeypatch: pytest.MonkeyPatch) -> Decoded:
-    monkeypatch.setenv("SPARK_KLOG_KERNEL", kernel)
-    decoder = AvroDecoder(parse_schema(reader))
+def _decoded(kernel: str, writer: Any, reader: Any, data: pa.Array) -> Decoded:
+    with of_kernel(kernel):
+        decoder = AvroDecoder(parse_schema(reader))
     result = decoder.decode(data, [decoder.program(parse_schema(writer))])
     assert result.values.type == decoder.type
     result.values.validate(full=True)
@@ -64,47 +64,49 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _evolutions(data: st.DataObject) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        writer = data.draw(records())
-        reader = data.draw(evolutions(writer))
-        written = _written(writer, data.draw(st.lists(values(writer), max_size=4)))
-        column = pa.array([*written, None], pa.binary())
-        native, *others = [_decoded(kernel, writer, reader, column, monkeypatch) for kernel in KERNELS]
-        bad = {row for row, _ in native.bad}
-        for other in others:
-            assert native.values.equals(other.values)
-            assert bad == {row for row, _ in other.bad}
-        rows = native.values.to_pylist()
-        for number, value in enumerate(written):
-            try:
-                read = _by_fastavro(writer, reader, value)
-            except Exception:
-                assert number in bad
-            else:
-                assert number not in bad
-                wanted = expected(reader, read)
-                assert _same(rows[number], wanted), (rows[number], wanted)
+    writer = data.draw(records())
+    reader = data.draw(evolutions(writer))
+    written = _written(writer, data.draw(st.lists(values(writer), max_size=4)))
+    column = pa.array([*written, None], pa.binary())
+    native, *others = [_decoded(kernel, writer, reader, column) for kernel in KERNELS]
+    bad = {row for row, _ in native.bad}
+    for other in others:
+        assert native.values.equals(other.values)
+        assert bad == {row for row, _ in other.bad}
+    rows = native.values.to_pylist()
+    for number, value in enumerate(written):
+        try:
+            read = _by_fastavro(writer, reader, value)
+        except Exception:
+            assert number in bad
+        else:
+            assert number not in bad
+            wanted = expected(reader, read)
+            assert _same(rows[number], wanted), (rows[number], wanted)
 
 
 def _round_trip(data: st.DataObject) -> None:
     """What is decoded is encoded to the same bytes."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        schema = data.draw(records())
-        prefix = b"\x00\x00\x00\x00\x07"
-        written = [prefix + value for value in _written(schema, data.draw(st.lists(values(schema), max_size=4)))]
-        column = pa.array([b"cut", None, *written, None], pa.binary()).slice(1)
-        parsed = parse_schema(schema)
-        for kernel in KERNELS:
-            monkeypatch.setenv("SPARK_KLOG_KERNEL", kernel)
-            decoder = AvroDecoder(parsed)
-            result = decoder.decode(column, [decoder.program(parsed)], starts=5)
-            assert not result.bad
-            rows = result.values.to_pylist()[1:-1]
-            for row, value in zip(rows, written, strict=True):
-                assert _same(row, expected(schema, _by_fastavro(schema, schema, value[5:])))
-            encoder = AvroEncoder(parsed, decoder.type)
-            assert encoder.encode(result.values, prefix).equals(column)
-            assert encoder.encode(result.values.slice(1), prefix).equals(column.slice(1))
+    schema = data.draw(records())
+    prefix = b"\x00\x00\x00\x00\x07"
+    written = [prefix + value for value in _written(schema, data.draw(st.lists(values(schema), max_size=4)))]
+    column = pa.array([b"cut", None, *written, None], pa.binary()).slice(1)
+    parsed = parse_schema(schema)
+    for kernel in KERNELS:
+        with of_kernel(kernel):
+            _check_round_trip(parsed, schema, column, written, prefix)
+
+
+def _check_round_trip(parsed: AvroSchema, schema: Any, column: pa.Array, written: list[bytes], prefix: bytes) -> None:
+    decoder = AvroDecoder(parsed)
+    result = decoder.decode(column, [decoder.program(parsed)], starts=5)
+    assert not result.bad
+    rows = result.values.to_pylist()[1:-1]
+    for row, value in zip(rows, written, strict=True):
+        assert _same(row, expected(schema, _by_fastavro(schema, schema, value[5:])))
+    encoder = AvroEncoder(parsed, decoder.type)
+    assert encoder.encode(result.values, prefix).equals(column)
+    assert encoder.encode(result.values.slice(1), prefix).equals(column.slice(1))
 
 
 test_evolutions = _examples(30, _evolutions)

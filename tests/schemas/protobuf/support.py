@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.message_factory import GetMessageClass
 
-from spark_klog.schemas.protobuf.google_writer import numbers
 from spark_klog.schemas.protobuf.schema import ProtobufSchema, parse_schema
+
+from .google_writer import numbers
 
 #: All kinds of fields.
 WIDE = """syntax = "proto3";

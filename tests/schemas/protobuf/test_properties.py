@@ -9,21 +9,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from spark_klog.schemas.protobuf.decoder import ProtobufDecoder, protobuf_kernel
+from spark_klog.schemas.protobuf.decoder import ProtobufDecoder
 from spark_klog.schemas.protobuf.encoder import ProtobufEncoder
 from spark_klog.schemas.protobuf.schema import ProtobufSchema, parse_schema
 from spark_klog.schemas.rows import Decoded
+from tests.schemas.oracles import of_kernel
 
 from .random_messages import damaged, fill, random_schema, shuffled
 from .support import message_class, plain
 
-pytestmark = pytest.mark.skipif(protobuf_kernel() is None, reason="the native kernel was not built")
 _SEEDS = st.integers(0, 2**32 - 1)
 
 
 def _decoded(made: ProtobufSchema, values: list[bytes | None], kernel: str) -> Decoded:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_KLOG_KERNEL", kernel)
+    with of_kernel(kernel):
         decoded = ProtobufDecoder(made).decode(pa.array(values, pa.binary()), [made])
     decoded.values.validate(full=True)
     return decoded
@@ -58,8 +57,7 @@ def _check_encoding(seed: int) -> None:
     decoded = _decoded(made, [*rows, None], "native").values
     written = {}
     for kernel in ("native", "reference"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SPARK_KLOG_KERNEL", kernel)
+        with of_kernel(kernel):
             written[kernel] = ProtobufEncoder(made, decoded.type).encode(decoded)
     assert plain(_decoded(made, written["native"].to_pylist(), "reference").values) == plain(decoded)
     kind = message_class(made)

@@ -1,4 +1,4 @@
-"""Rows encoded one by one by google.protobuf: what always works, and what the native kernel is compared with."""
+"""Rows encoded one by one by google.protobuf: what the native kernel is compared with."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from spark_klog.schemas.protobuf.columns import (
     enum_names,
     unknown_name,
 )
+from spark_klog.schemas.protobuf.encoder import ProtobufEncoder
 from spark_klog.schemas.protobuf.tables import TEXTS, Reason
 from spark_klog.schemas.protobuf.writing import WriteField, WriteMessage
 
@@ -26,6 +27,13 @@ _BITS = {UINT32: 32, FIXED32: 32, UINT64: 64, FIXED64: 64}
 #: Sets a field of a message to a value that is not null.
 _Set = Callable[[Any, Any], None]
 IS_NULL = "is null, which its Protobuf type is not: make it optional, or fill the column"
+
+
+class GoogleEncoder(ProtobufEncoder):
+    """As `ProtobufEncoder`."""
+
+    def _written(self, values: pa.Array, before: bytes) -> pa.Array:
+        return pa.array(GoogleWriter(self._plan).encode(values, before), pa.binary())
 
 
 class GoogleWriter:

@@ -1,13 +1,16 @@
-"""Records decoded row by row by google.protobuf: what always works, and what the native kernel is compared with."""
+"""Records decoded row by row by google.protobuf: what the native kernel is compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from spark_klog.columns.room import BASE_ROOM, ROOM_OF_A_BYTE, TOO_MANY_ABSENT
+from spark_klog.schemas.arrow_columns import binary_parts
 from spark_klog.schemas.protobuf.columns import (
     ENUM,
     FIXED32,
@@ -17,11 +20,17 @@ from spark_klog.schemas.protobuf.columns import (
     UINT64,
     FieldColumn,
     MessageColumns,
+    columns_of,
     enum_names,
     unknown_name,
 )
+from spark_klog.schemas.protobuf.decoder import ProtobufDecoder
+from spark_klog.schemas.protobuf.schema import ProtobufSchema
 from spark_klog.schemas.rows import BadRow, Decoded
+from spark_klog.wire.primitives import Buffer
 
+#: Bytes that are no message: there is no field 0.
+_NO_MESSAGE = b"\0"
 #: Largest INT64, and what a number of more than 32 bits begins at.
 _END_64 = 1 << 63
 _BITS = {UINT32: 32, FIXED32: 32, UINT64: 64, FIXED64: 64}
@@ -29,6 +38,51 @@ _MICROSECONDS = 1_000_000
 DAMAGED = "the value is cut off or damaged, or was written with another schema"
 
 _Convert = Callable[[Any], Any]
+
+
+class GoogleDecoder(ProtobufDecoder):
+    """As `ProtobufDecoder`."""
+
+    def decode(
+        self,
+        values: Any,
+        programs: Sequence[ProtobufSchema],
+        which: Buffer | None = None,
+        starts: int | Buffer = 0,
+    ) -> Decoded:
+        offsets, data, validity, first, count = binary_parts(values, "Protobuf")
+        if not programs:
+            which = memoryview(array("i", [-1]) * count)
+        by_row = None if isinstance(starts, int) else starts
+        start = starts if isinstance(starts, int) else 0
+        rows = GoogleRows(columns_of(self.reader.message))
+        return rows.decode(_records(offsets, data, validity, first, count, which, by_row, start))
+
+
+def _records(
+    offsets: Buffer,
+    data: Buffer,
+    validity: Buffer | None,
+    first: int,
+    count: int,
+    which: Buffer | None,
+    starts: Buffer | None,
+    start: int,
+) -> Iterator[bytes | None]:
+    """The records of rows, None for those that are to be null."""
+    ends = np.frombuffer(offsets, np.int32, count + 1, 4 * first).tolist()
+    content = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+    valid = np.ones(count, np.bool_)
+    if validity is not None:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+        valid = bits[first : first + count] != 0
+    if which is not None:
+        valid = valid & (np.frombuffer(which, np.int32, count) >= 0)
+    begins = [start] * count if starts is None else np.frombuffer(starts, np.int32, count).tolist()
+    for row, is_valid in enumerate(valid.tolist()):
+        begin = ends[row] + begins[row]
+        record = bytes(content[begin : ends[row + 1]]) if begin <= ends[row + 1] else _NO_MESSAGE
+        yield record if is_valid else None
 
 
 class GoogleRows:
