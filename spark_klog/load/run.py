@@ -20,6 +20,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DataLossError, LoadError
+from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.commit import (
     check_results,
     has_files,
@@ -212,11 +213,17 @@ class Loaded:
         return [item for item in self.partitions if item.error]
 
 
-def load(options: LoadOptions, runner: SparkRunner, follow: Follow = lambda _total, _done: nullcontext()) -> Loaded:
+def load(
+    options: LoadOptions,
+    runner: SparkRunner,
+    follow: Follow = lambda _total, _done: nullcontext(),
+    publish: Callable[[Mapping[TopicPartition, int]], None] | None = None,
+) -> Loaded:
     """Load what is new in the topics; first the rest of a run that was killed, as it was planned.
 
-    Other partitions are loaded if some fail: see `Loaded.failed`. `ConfigError`, `LoadError`, `DataLossError`, errors
-    as of `Cluster.connect`.
+    Other partitions are loaded if some fail: see `Loaded.failed`. `publish` gets `Loaded.offsets` while no other run of
+    the load can have later ones. `ConfigError`, `LoadError`, `DataLossError`, errors as of `Cluster.connect` and of
+    `publish`.
     """
     table = open_table(options.output) if is_table(options.output) else None
     with Cluster.connect(options.client) as cluster:
@@ -240,7 +247,12 @@ def load(options: LoadOptions, runner: SparkRunner, follow: Follow = lambda _tot
                 identity = new_identity(cluster.cluster_id, settings, names, kind)
                 if table is not None:
                     identity = identity_of_lost_journal(table, identity)
-            return _Run(options, store, cluster, runner, follow, identity, table).all(is_new)
+            loaded = _Run(options, store, cluster, runner, follow, identity, table).all(is_new)
+            if publish is not None:
+                if isinstance(store, ArrowFolder):
+                    store.guard()  # if this call stood still, another one may have taken over
+                publish(loaded.offsets)
+            return loaded
 
 
 class _Run:

@@ -24,7 +24,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -37,6 +37,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from spark_klog.base.addresses import without_user
+from spark_klog.base.names import TopicPartition
 from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.jobs.following import EVERY, MAX_FAILURES, Stop, duration, follow_topics
 from spark_klog.cli.jobs.row_formats import check_row_formats, column_formats, row_format_options
@@ -121,16 +122,11 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     make_session = partial(spark_session, _APPLICATION)
     runner = SparkRunner(stop.surviving(make_session) if options.follow else make_session)
     asked = _asked(options, client)
-    run = partial(load, asked, runner, partial(progress_bar, options.as_json))
+    publish = partial(_set_group, options, client) if options.group else None
+    run = partial(load, asked, runner, partial(progress_bar, options.as_json), publish)
 
     def once() -> Loaded:
-        loaded = _with_lineage(asked, run, runner) if options.lineage else run()
-        if options.group:
-            trees = tree_addresses(options.zookeeper, options.offsets_path)
-            address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
-            with open_store(address, options.group, client, writing=True) as store:
-                store.commit(loaded.offsets)
-        return loaded
+        return _with_lineage(asked, run, runner) if options.lineage else run()
 
     try:
         if options.follow:
@@ -151,6 +147,13 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     if not loaded.runs:
         return NOTHING_NEW
     return DONE_WITH_BAD if loaded.bad else DONE
+
+
+def _set_group(options: SimpleNamespace, client: dict[str, str], offsets: Mapping[TopicPartition, int]) -> None:
+    trees = tree_addresses(options.zookeeper, options.offsets_path)
+    address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
+    with open_store(address, options.group, client, writing=True) as store:
+        store.commit(offsets)
 
 
 def _with_lineage(asked: LoadOptions, run: Callable[[], Loaded], runner: SparkRunner) -> Loaded:
