@@ -15,7 +15,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
 
+from spark_klog.columns.schema import FULL
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.spark.options import source_options
+from spark_klog.spark.read.source import BatchQueryReader
 
 from .conftest import SparkLog
 from .support import Job, Sent, create_topic, error_of, offsets_of, produce, read
@@ -92,6 +95,20 @@ def test_words_for_topics_that_are_refused(spark: SparkSession, servers: str) ->
 def test_no_record_that_late_is_an_error_by_default(spark: SparkSession, servers: str) -> None:
     text = error_of(lambda: read(spark, servers, subscribe=TOPIC, startingTimestamp=FOURTH).collect())
     assert f"no record at or after the timestamp in {TOPIC}-1 (at {FOURTH})" in text
+
+
+def test_a_start_after_all_records_is_warned_of(servers: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A mistyped year reads nothing; a start at some record, or in an empty topic, says nothing."""
+    create_topic(servers, "unwritten", 1)
+    for topic, start in ((TOPIC, ISO), ("unwritten", "2130-01-01T00:00:00Z"), (TOPIC, "2130-01-01T00:00:00Z")):
+        assert caplog.messages == []
+        given = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": start}
+        BatchQueryReader(source_options(given, streaming=False), FULL).partitions()
+    newest = datetime.fromtimestamp(TIME / 1000 + 9 * 60, timezone.utc).isoformat(timespec="milliseconds")
+    assert caplog.messages == [
+        "option startingOffsets: no record at or after 2130-01-01T00:00:00.000+00:00, so that the query reads nothing; "
+        f"the newest record is of {newest}"
+    ]
 
 
 def test_a_stream_starts_at_a_time_and_only_once(spark: SparkSession, servers: str, tmp_path: Path) -> None:

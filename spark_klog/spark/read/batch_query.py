@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from datetime import datetime, timezone
 from types import MappingProxyType
 from uuid import UUID
 
@@ -24,6 +26,8 @@ from spark_klog.spark.read.ranges import (
     clip,
     nonempty_ranges,
 )
+
+_log = logging.getLogger(__name__)
 
 
 class QuerySource(ABC):
@@ -62,6 +66,10 @@ class QuerySource(ABC):
     def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
         """The end of each partition's log: at brokers whatever the isolation level is, in directories as `latest`."""
         return self.latest(partitions)
+
+    def timestamps(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
+        """The timestamp (ms) of the record at each offset, as far as the source tells: data directories do not."""
+        return {}
 
     def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
         """One offset per partition for where a query starts or ends: earliest, latest, offsets, times, a shift.
@@ -122,6 +130,8 @@ def plan_batch_query(
     start = low if is_all else source.resolve(options.starting, partitions, options.starting_option)
     end = source.resolve(options.ending, partitions, options.ending_option)
     high = end if options.ending == OffsetSpec(LATEST) else source.latest(partitions)
+    if isinstance(options.starting, TimeSpec):
+        _warn_of_late_times(source, options.starting, low, start, high, options.starting_option)
     # Retention may have passed the others by now; those after the log's end are losses, see `beyond`.
     begun = {key: offset for key, offset in start.items() if low[key] < offset <= high[key]}
     check_ends(begun, end, *names)
@@ -132,6 +142,28 @@ def plan_batch_query(
     LossReporter(options.on_data_loss).report(lost + late)
     kept = [pushed.clip(item) for item in kept]
     return source.tasks(_clip_times(source, kept, pushed.first_time, pushed.end_time)), end
+
+
+def _warn_of_late_times(
+    source: QuerySource, spec: TimeSpec, low: Offsets, start: Offsets, high: Offsets, option: str
+) -> None:
+    """Warn if there are records, and none at or after the times at which the query starts: a year may be mistyped."""
+    last = {key: end - 1 for key, end in high.items() if end > low[key]}
+    if not last or any(start[key] < end for key, end in high.items()):
+        return
+    newest = max((time for time in source.timestamps(last).values() if time is not None), default=None)
+    _log.warning(
+        "option %s: no record at or after %s, so that the query reads nothing%s",
+        *(option, _time_text(min(spec.values(last).values()))),
+        "" if newest is None else f"; the newest record is of {_time_text(newest)}",
+    )
+
+
+def _time_text(time: int) -> str:
+    try:
+        return datetime.fromtimestamp(time / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999
+        return f"{time} ms"
 
 
 def _clip_times(

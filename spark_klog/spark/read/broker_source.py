@@ -17,7 +17,7 @@ from functools import partial
 from spark_klog.base.addresses import without_user
 from spark_klog.base.names import TopicPartition, check_topic_name
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
-from spark_klog.client.fetch.sampling import record_sizes, timestamp_types
+from spark_klog.client.fetch.sampling import next_timestamps, record_sizes, timestamp_types
 from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.client.places import GroupSpec, Offsets, Spec
 from spark_klog.errors import ConfigError, ProtocolError
@@ -87,6 +87,9 @@ class BrokerSource(QuerySource):
 
     def timestamp_types(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         return timestamp_types(self.cluster, offsets)
+
+    def timestamps(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
+        return next_timestamps(self.cluster, offsets)
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
         return high_watermarks(self.cluster, partitions)
