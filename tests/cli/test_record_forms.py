@@ -143,6 +143,13 @@ def test_a_record_without_timestamp() -> None:
     assert json.loads(bytes(json_lines(batch([(None, None, None)], timestamp=None))))["timestamp"] == -1
 
 
+def test_numbers_within_values_keep_their_digits() -> None:
+    value = b'{"id":1234567890123456.7891,"n":[0.10,-1.50,12345678901234567890,1e5]}'
+    record = parse_record(b'{"value": %s, "key": 1234567890123456.7891}' % value)
+    assert record.value == value.replace(b"1e5", b"1E+5")
+    assert record.key == b"1234567890123456.7891"
+
+
 def test_json_of_other_programs() -> None:
     record = parse_record(b'{"value": {"a": [1, null]}, "headers": {"h": "x", "n": null}, "key": 7}')
     assert record == (b'{"a":[1,null]}', b"7", None, None, (("h", b"x"), ("n", None)))

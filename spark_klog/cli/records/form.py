@@ -25,6 +25,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from decimal import Decimal
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.errors import ConfigError
@@ -41,6 +42,9 @@ _KNOWN = frozenset(
 )
 
 _EXACT = json.JSONDecoder(parse_float=Decimal)
+#: Begins a number in a string, while the text around it is written; no text of a user's has it.
+_MARK = uuid4().hex
+_MARKED = re.compile(f'"{_MARK}([^"]*)"')
 
 Piece = bytes | str
 """Bytes to print as they are, or the letter of a field."""
@@ -154,17 +158,17 @@ class JsonRecord(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
 
 
-def parse_json(text: bytes, *, is_exact: bool = True) -> Any:
-    """Parse JSON; `ConfigError` says what is wrong. Numbers with a point are `Decimal` if `is_exact`, else float."""
+def parse_json(text: bytes) -> Any:
+    """Parse JSON; `ConfigError` says what is wrong. Numbers with a point are `Decimal`."""
     try:
-        return _EXACT.decode(text.decode()) if is_exact else json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return _EXACT.decode(text.decode())
+    except (ValueError, ArithmeticError, RecursionError) as error:
         raise ConfigError(f"it is not JSON: {error}") from None
 
 
 def parse_record(line: bytes, encoded: Collection[str] = ()) -> JsonRecord:
     """Parse a line of JSON; `ConfigError` says what is wrong. `encoded` are the columns that stay JSON."""
-    record = parse_json(line, is_exact=bool(encoded))
+    record = parse_json(line)
     if not isinstance(record, dict):
         raise ConfigError("it is not a JSON object")
     if unknown := sorted(set(record) - _KNOWN):
@@ -188,7 +192,8 @@ def _bytes(name: str, value: Any) -> bytes | None:
             return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, TypeError, ValueError):
             raise ConfigError(f"{name}: {value['base64']!r} is not base64") from None
-    return _encoded(name, json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=float))
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=lambda number: f"{_MARK}{number}")
+    return _encoded(name, _MARKED.sub(r"\1", text))
 
 
 def _encoded(name: str, text: str) -> bytes:
@@ -202,7 +207,8 @@ def _parsed_number(name: str, value: Any, smallest: int, largest: int) -> int | 
     if value is None:
         return None
     if type(value) is not int or not smallest <= value <= largest:
-        raise ConfigError(f"{name}: {value!r} is not a number from {smallest} to {largest}")
+        shown = str(value) if isinstance(value, Decimal) else repr(value)
+        raise ConfigError(f"{name}: {shown} is not a number from {smallest} to {largest}")
     return value
 
 
