@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -232,6 +233,13 @@ def test_extras_are_those_of_the_project() -> None:
         distribution = "grpcio-tools" if package == "grpc_tools" else package.replace("_", "-")
         (line,) = (line for line in text.splitlines() if line.startswith(f"{extra} = "))
         assert f'"{distribution}' in line, (package, extra)
+
+
+def test_the_page_has_all_extras_of_users() -> None:
+    table = (ROOT / "docs/recipes/packaging.md").read_text().partition("## Beside")[0]
+    declared = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
+    extras = set(re.findall(r"^([a-z0-9]+) = \[", declared.partition("\n[project.")[0], re.MULTILINE))
+    assert set(re.findall(r"^\| `([a-z0-9]+)` \|", table, re.MULTILINE)) == extras - {"test", "docs", "check"}
 
 
 @pytest.mark.parametrize(
