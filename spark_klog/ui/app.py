@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -243,7 +244,13 @@ class Pages:
             "token": self._session.token,
             "checkpoints": len(self._sources.checkpoints),
             "loads": len(self._sources.loads),
+            "registry": self._registry_url(),
         }
+
+    def _registry_url(self) -> str | None:
+        """The address of the registry for lines to copy, without a password."""
+        registry = self._sources.registry
+        return None if registry is None else re.sub(r"(?<=//)[^/@]*@", "", registry.settings["url"])
 
     def _subject(self, asked: Request) -> dict[str, Any]:
         if self._schemas is None:

@@ -5,7 +5,6 @@ What names a schema and does not decode stays what it is, with the reason; bytes
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_klog.base.names import Format
-from spark_klog.columns.plain_json import plain_json
+from spark_klog.columns.json_texts import json_texts
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import KlogError, RegistryError, SchemaError
 from spark_klog.schemas.column_format import Column, ColumnDecoder, ColumnFormat, ReaderSchema
@@ -40,8 +39,6 @@ _OF_REGISTRY = (401, 403, 429)
 #: Bytes of a key or value up to which it is decoded, of the rows that it becomes, and the values in them: a schema may
 #: make much of few bytes. For so many seconds a view decodes.
 _MOST_BYTES, _MOST_DECODED_BYTES, _MOST_VALUES, _DECODING_SECONDS = 1 << 20, 4 << 20, 100_000, 5.0
-#: Larger numbers lose digits in the browser.
-_LARGEST = (1 << 53) - 1
 
 
 class _Decoding:
@@ -275,8 +272,8 @@ def _json_text(decoder: ColumnDecoder, values: pa.Array, headers: pa.Array) -> s
     if decoded.nbytes > _MOST_DECODED_BYTES or _count(decoded) > _MOST_VALUES:
         raise ValueError(f"it is not shown: decoded it is {decoded.nbytes:,} bytes, of {_count(decoded):,} values")
     try:
-        return json.dumps(_exact(plain_json(decoded[0].as_py(), decoder.type)), ensure_ascii=False)
-    except (ValueError, OverflowError, RecursionError, TypeError) as error:  # a time beyond the year 9999
+        return str(json_texts(decoded)[0].as_py(), "utf-8")  # as klog consume -s
+    except (ValueError, OverflowError, RecursionError, TypeError) as error:
         raise ValueError(f"it can't be shown: {error}") from None
 
 
@@ -289,12 +286,3 @@ def _count(array: pa.Array) -> int:
     else:
         below = [array.values] if pa.types.is_list(array.type) else []
     return len(array) + sum(map(_count, below))
-
-
-def _exact(value: Any) -> Any:
-    """JSON in which numbers that JavaScript would round are text."""
-    if isinstance(value, dict):
-        return {name: _exact(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_exact(item) for item in value]
-    return str(value) if type(value) is int and abs(value) > _LARGEST else value

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spark_klog.cli.records.form import parse_json
 from spark_klog.cli.records.json_rows import RowReader
-from spark_klog.cli.records.json_texts import json_texts
+from spark_klog.columns.json_texts import json_texts
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.avro.codec import AvroCodec
 from tests.schemas.avro.model import records, values
@@ -206,3 +206,13 @@ def test_random_avro_records_there_and_back(data: st.DataObject) -> None:
         row, shape = reader.read(parse_json(text))
         encoded += codec.encoder(parsed, shape).encode(pa.array([row], shape)).to_pylist()
     assert texts_of(pa.array(encoded, pa.binary())) == texts
+
+
+def test_times_beyond_the_calendar() -> None:
+    """Arrow has a sentence for them, which is no time."""
+    largest = 2**63 - 1
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")):
+        texts = json_texts(pa.array([largest, -largest, 253_402_300_800_000_000, None], pa.int64()).cast(kind))
+        first, second, third, fourth = (json.loads(text) for text in texts.to_pylist())
+        assert (first, second, fourth) == (largest, -largest, None)
+        assert str(third).startswith("10000-01-01T00:00:00") or third == 253_402_300_800_000_000

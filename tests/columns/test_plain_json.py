@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_klog.cli.records.json_texts import json_texts
+from spark_klog.columns.json_texts import json_texts
 from spark_klog.columns.plain_json import plain_json
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
@@ -133,6 +134,83 @@ def test_every_view(browser: Browser) -> None:
     browser.open("loads")
     assert "Nothing is missing." in browser.text("#main")
     assert "has no load" in browser.text("#main")
+
+
+def _sort_by(browser: Browser, caption: str, title: str) -> list[list[str]]:
+    """Click a column's title; the cells of the rows then."""
+    table = (
+        f"[...document.querySelectorAll('table')].find((one) => one.caption.innerText.includes({json.dumps(caption)}))"
+    )
+    buttons = f"[...{table}.querySelectorAll('button.sort')]"
+    browser.js(f"{buttons}.find((one) => one.innerText.startsWith({json.dumps(title)})).click()")
+    rows: list[list[str]] = browser.js(
+        f"return [...{table}.tBodies[0].rows].map((row) => [...row.cells].map((one) => one.innerText))"
+    )
+    return rows
+
+
+def _figure(text: str) -> int:
+    """-1 for what is not known, which is last."""
+    digits = text.replace(",", "")
+    return int(digits) if digits.isdecimal() else -1
+
+
+def test_tables_are_sorted(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
+    """By size, records and lag; the order stays when a live view is drawn again."""
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 3)
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    for number in range(1000):
+        producer.produce(topic, b"x" * 500, partition=number * number % 3)
+    assert producer.flush(30) == 0
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0})
+    places = [TopicPartition(topic, 0, 1), TopicPartition(topic, 1, 2), TopicPartition(CLICKS, 0, 1)]
+    consumer.commit(offsets=places, asynchronous=False)
+    consumer.close()
+    browser.open("overview")
+    rows = _sort_by(browser, "topics", "Records")
+    assert rows[0][0] == topic
+    counts = [_figure(row[2]) for row in rows]
+    assert counts == sorted(counts, reverse=True)
+    assert browser.js("return document.querySelector('[aria-sort=descending]').innerText").startswith("Records")
+    _sort_by(browser, "topics", "Size")
+    drawn = browser.js("return window.before = document.querySelector('[aria-sort=descending]')")
+    assert drawn
+    browser.wait(lambda: browser.js("return !document.contains(window.before)"))  # it was drawn again
+    assert browser.js("return document.querySelector('[aria-sort=descending]').innerText").startswith("Size")
+    browser.open("groups")
+    assert _sort_by(browser, "groups", "Lag")[0][0] == topic
+    browser.open("group", topic)
+    by_topic = _sort_by(browser, "Lag by topic", "Lag")
+    offsets = _sort_by(browser, "Offsets", "Lag")
+    lags = [_figure(row[4]) for row in offsets]
+    assert lags == sorted(lags, reverse=True)
+    of_topic, of_clicks = (
+        sum(max(0, lag) for row, lag in zip(offsets, lags, strict=True) if row[0] == name) for name in (topic, CLICKS)
+    )
+    assert [(row[0], _figure(row[2])) for row in by_topic] == [(topic, of_topic), (CLICKS, of_clicks)]
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    admin.delete_consumer_groups([topic])[topic].result(30)  # other tests count groups
+
+
+def test_a_message_takes_a_line(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
+    """Whatever is in it; one that is cut says so, times and keys are not broken."""
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    values = [b"short", b"word " * 300, b"x" * 100_000, b"\n".join([b"line"] * 20), b"\xff" * 17, b"\xff" * 16]
+    for value in values:
+        producer.produce(topic, value, b"key " * 20)
+    assert producer.flush(30) == 0
+    browser.open("messages", topic)
+    rows = browser.js(
+        "return [...document.querySelectorAll('#messages tbody tr')]"
+        ".map((row) => [row.cells[4].innerText, row.getBoundingClientRect().height])"
+    )
+    assert len({height for _, height in rows}) == 1
+    assert rows[0][1] < 40
+    assert [text.endswith("…") for text, _ in rows[::-1]] == [False, True, True, False, True, False]
+    assert browser.js("return document.querySelector('#messages .preview').title") == "80 bytes"
 
 
 def test_a_view_that_fails_says_why(browser: Browser) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.cli.records.form import Piece, pieces, safe
-from spark_klog.cli.records.json_texts import EMPTY, NULL, json_texts, literal
+from spark_klog.columns.json_texts import EMPTY, NULL, json_texts, literal
 from spark_klog.records.contract import json_value
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_klog.cli.records.json_texts import DURATION_DIGITS
+from spark_klog.columns.json_texts import DURATION_DIGITS
 from spark_klog.errors import ConfigError
 
 #: Larger numbers round to infinity in 32 bits.

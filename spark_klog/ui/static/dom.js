@@ -28,13 +28,44 @@ export function link(text, ...parts) {
   return el("a", { href: address(parts) }, text);
 }
 
-// columns: {title, number (aligned right), cell(row)}
-export function table(caption, columns, rows, key) {
-  const head = el("tr", {}, ...columns.map((one) => el("th", { scope: "col", class: one.number ? "number" : null }, one.title)));
-  const body = rows.map((row) => el("tr", key ? { "data-key": key(row) } : {},
+// The order of tables that readers have chosen, by name: it stays when a live view draws them anew.
+const orders = new Map();
+
+function ordered(rows, columns, order) {
+  const by = columns.find((one) => one.title === order?.title)?.by;
+  if (by === undefined) return rows;
+  const missing = (value) => value === null || value === undefined;
+  const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
+  return [...rows].sort((one, other) => {
+    const [a, b] = [by(one), by(other)];
+    if (missing(a) || missing(b)) return missing(a) - missing(b); // unknown ones last
+    return order.down ? compare(b, a) : compare(a, b);
+  });
+}
+
+// columns: {title, number (aligned right), cell(row), by(row): what the rows are sorted by}; name: of a table that can be sorted
+export function table(caption, columns, rows, { key, name, most, className } = {}) {
+  const order = orders.get(name);
+  const focused = document.activeElement?.dataset?.sort;
+  const title = (one) => {
+    if (name === undefined || one.by === undefined) return one.title;
+    const isBy = order?.title === one.title;
+    const sort = () => {
+      orders.set(name, { title: one.title, down: isBy ? !order.down : Boolean(one.number) });
+      made.replaceWith(table(caption, columns, rows, { key, name, most, className }));
+    };
+    const button = el("button", { type: "button", class: "sort", "data-sort": `${name} ${one.title}`, on: { click: sort } },
+      one.title, el("span", { "aria-hidden": "true" }, isBy ? (order.down ? " ▼" : " ▲") : " ↕"));
+    if (focused === button.dataset.sort) setTimeout(() => button.focus());
+    return button;
+  };
+  const sorted = (one) => (order?.title === one.title ? (order.down ? "descending" : "ascending") : null);
+  const head = el("tr", {}, ...columns.map((one) => el("th", { scope: "col", class: one.number ? "number" : null, "aria-sort": sorted(one) }, title(one))));
+  const body = ordered(rows, columns, order).slice(0, most).map((row) => el("tr", key ? { "data-key": key(row) } : {},
     ...columns.map((one) => el("td", { class: one.number ? "number" : null }, ...[one.cell(row)].flat()))));
-  return el("div", { class: "wide", role: "region", "aria-label": caption, tabindex: "0" },
-    el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, ...body)));
+  const made = el("div", { class: "wide", role: "region", "aria-label": caption, tabindex: "0" },
+    el("table", { class: className }, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, ...body)));
+  return made;
 }
 
 export function field(title, input) {

@@ -2,7 +2,9 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Series, chart } from "./chart.js";
-import { duration, el, field, keepFilter, link, number, say, table, trouble } from "./dom.js";
+import { duration, el, field, keepFilter, link, number, say, sumKnown, table, trouble } from "./dom.js";
+
+const MOST = 1000;
 
 export async function groupsView(until, query) {
   const found = await get("groups");
@@ -10,16 +12,16 @@ export async function groupsView(until, query) {
   const filter = el("input", { type: "search", value: query.get("filter") ?? "", on: { input: () => { keepFilter("groups", filter.value); draw(); } } });
   function draw() {
     const words = filter.value.toLowerCase();
-    const rows = found.filter((one) => one.group.toLowerCase().includes(words)).slice(0, 1000);
+    const rows = found.filter((one) => one.group.toLowerCase().includes(words));
     list.replaceChildren(table(`${number(rows.length)} of ${number(found.length)} groups`, [
-      { title: "Group", cell: (row) => link(row.group, "group", row.group) },
-      { title: "State", cell: (row) => row.state },
+      { title: "Group", by: (row) => row.group, cell: (row) => link(row.group, "group", row.group) },
+      { title: "State", by: (row) => row.state, cell: (row) => row.state },
       { title: "Type", cell: (row) => row.type || "–" },
       { title: "Protocol type", cell: (row) => row.protocolType || "–" },
-      { title: "Members", number: true, cell: (row) => number(row.members) },
-      { title: "Lag", number: true, cell: (row) => number(row.lag) },
+      { title: "Members", number: true, by: (row) => row.members, cell: (row) => number(row.members) },
+      { title: "Lag", number: true, by: (row) => row.lag, cell: (row) => number(row.lag) },
       { title: "Coordinator", number: true, cell: (row) => row.coordinator },
-    ], rows));
+    ], rows, { name: "groups", most: MOST }));
   }
   draw();
   return [el("h1", {}, "Groups"), el("div", { class: "row" }, field("Filter groups (/)", filter)), list];
@@ -50,23 +52,44 @@ export async function groupView(until, query, name) {
         { title: "Host", cell: (row) => row.host },
         { title: "Assignment", cell: (row) => Object.entries(row.assignment ?? {}).map(([topic, all]) => `${topic}: ${all.join(", ")}`).join("; ") || "–" },
       ], group.members),
+      table("Lag by topic", [
+        { title: "Topic", by: (row) => row.topic, cell: (row) => link(row.topic, "topic", row.topic) },
+        { title: "Partitions", number: true, by: (row) => row.partitions.length, cell: (row) => number(row.partitions.length) },
+        ...group.places.flatMap((place) => figures(group, place, (row, name) => {
+          const values = row.partitions.map((one) => one.offsets[place]?.[name]);
+          return name === "lagMs" ? longestKnown(values) : sumKnown(values);
+        })),
+      ], byTopic(group.partitions), { name: `topics of ${name}` }),
       table("Offsets", [
-        { title: "Topic", cell: (row) => link(row.topic, "topic", row.topic) },
-        { title: "Partition", number: true, cell: (row) => row.partition },
-        { title: "Latest", number: true, cell: (row) => number(row.latest) },
+        { title: "Topic", by: (row) => row.topic, cell: (row) => link(row.topic, "topic", row.topic) },
+        { title: "Partition", number: true, by: (row) => row.partition, cell: (row) => row.partition },
+        { title: "Latest", number: true, by: (row) => row.latest, cell: (row) => number(row.latest) },
         ...group.places.flatMap((place) => [
-          { title: place, number: true, cell: (row) => placed(row, place) },
-          { title: "Lag", number: true, cell: (row) => number(row.offsets[place]?.lag) },
-          { title: "Lost", number: true, cell: (row) => number(row.offsets[place]?.lost) },
-          { title: "Time", number: true, cell: (row) => duration(row.offsets[place]?.lagMs) },
+          { title: place, number: true, by: (row) => row.offsets[place]?.offset, cell: (row) => placed(row, place) },
+          ...figures(group, place, (row, name) => row.offsets[place]?.[name]),
         ]),
-      ], group.partitions),
+      ], group.partitions, { name: `offsets of ${name}` }),
       ...Object.entries(group.errors).map(([place, text]) => el("p", { class: "bad" }, `${place}: ${text}`)),
     );
   }
   draw(found);
   until(listen("live/group", { name }, { view: (group) => { trouble.end(); draw(group); }, trouble: trouble.say }));
   return [el("h1", {}, name), total, line.node, parts, ...(allowsChanges() ? [moveForm(name, found)] : [])];
+}
+
+// The columns of a place's lag; with several places each has its name.
+function figures(group, place, of) {
+  const named = (title) => (group.places.length === 1 ? title : `${title} (${place})`);
+  const column = (title, name, shown) => ({ title: named(title), number: true, by: (row) => of(row, name), cell: (row) => shown(of(row, name)) });
+  return [column("Lag", "lag", number), column("Lost", "lost", number), column("Time", "lagMs", duration)];
+}
+
+const longestKnown = (values) => values.reduce((most, one) => (one > (most ?? -1) ? one : most), null);
+
+function byTopic(partitions) {
+  const topics = new Map();
+  for (const one of partitions) topics.set(one.topic, [...(topics.get(one.topic) ?? []), one]);
+  return [...topics].map(([topic, all]) => ({ topic, partitions: all }));
 }
 
 // An offset beyond the end has no lag: the topic may have been made anew since.

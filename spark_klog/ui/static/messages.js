@@ -45,7 +45,7 @@ export async function messagesView(until, query, name) {
       { title: "Offset", number: true, cell: (row) => link(number(row.offset), "record", name, row.partition, row.offset) },
       { title: "Key", cell: (row) => rowPreview(row, "key") },
       { title: "Message", cell: (row) => detail(row) },
-    ], messages));
+    ], messages, { className: "messages" }));
     more.textContent = order.value === "oldest" ? "Newer" : "Older";
     more.hidden = onward === null;
   }

@@ -30,13 +30,13 @@ export async function overviewView(until, query) {
     const focused = document.activeElement?.closest?.("tr")?.dataset.key;
     topics.replaceChildren(table(
       rows.length > MOST ? `The first ${number(MOST)} of ${number(rows.length)} topics: filter by name` : `${number(rows.length)} topics`, [
-        { title: "Topic", cell: (row) => link(row.name, "topic", row.name) },
-        { title: "Partitions", number: true, cell: (row) => `${number(row.partitions)}${row.offline ? ` (${row.offline} offline)` : ""}` },
-        { title: "Records", number: true, cell: (row) => number(row.records) },
-        { title: "Records/s", number: true, cell: (row) => number(Math.round(rates.get(row.name) ?? 0)) },
-        { title: "Size", number: true, cell: (row) => bytes(row.bytes) },
+        { title: "Topic", by: (row) => row.name, cell: (row) => link(row.name, "topic", row.name) },
+        { title: "Partitions", number: true, by: (row) => row.partitions, cell: (row) => `${number(row.partitions)}${row.offline ? ` (${row.offline} offline)` : ""}` },
+        { title: "Records", number: true, by: (row) => row.records, cell: (row) => number(row.records) },
+        { title: "Records/s", number: true, by: (row) => rates.get(row.name) ?? 0, cell: (row) => number(Math.round(rates.get(row.name) ?? 0)) },
+        { title: "Size", number: true, by: (row) => row.bytes, cell: (row) => bytes(row.bytes) },
         { title: "Messages", cell: (row) => messagesLink(row.name) },
-      ], rows.slice(0, MOST), (row) => row.name));
+      ], rows, { key: (row) => row.name, name: "topics", most: MOST }));
     if (focused !== undefined) [...topics.querySelectorAll("tr")].find((row) => row.dataset.key === focused)?.querySelector("a")?.focus();
     const sum = (name) => sumKnown(found.topics.map((topic) => topic[name]));
     total.textContent = `${number(found.topicCount)} topics, ${number(sum("partitions"))} partitions, ${bytes(sum("bytes"))}, ` +

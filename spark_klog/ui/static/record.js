@@ -4,7 +4,7 @@ import { access } from "./api.js";
 import { el, number, say } from "./dom.js";
 
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
-const PREVIEW = 200;
+const PREVIEW = 400;
 // Nodes of a tree that are made at once; the rest is made when its branch is opened.
 const MOST_CHILDREN = 1000;
 
@@ -26,20 +26,31 @@ export function hex(data) {
 
 function preview(shown) {
   if (shown === null) return el("span", { class: "soft" }, "null");
-  if (shown.text === undefined) return el("span", { class: "mono preview" }, hex(decoded(shown.base64).slice(0, 16)).slice(8));
-  return el("span", { class: "preview" }, visible(shown.text.slice(0, PREVIEW)));
+  const size = `${number(shown.size)} bytes`;
+  if (shown.text === undefined) {
+    const line = hex(decoded(shown.base64).slice(0, 16)).slice(8);
+    return el("span", { class: "mono preview", title: size }, line, shown.size > 16 ? " …" : "");
+  }
+  const isCut = shown.text.length > PREVIEW || new TextEncoder().encode(shown.text).length < shown.size;
+  return el("span", { class: "preview", title: size }, visible(shown.text.slice(0, PREVIEW)), isCut ? "…" : "");
 }
+
+// JSON with all digits of its numbers, which JSON.parse would round: texts and names begin with "s", numbers are texts
+// that begin with "n".
+const TOKENS = /"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*/g;
+const parseExact = (text) => JSON.parse(text) && JSON.parse(text.replace(TOKENS, (one) => (one[0] === '"' ? `"s${one.slice(1)}` : `"n${one}"`)));
+const leaf = (value) => (typeof value !== "string" ? JSON.stringify(value) : value[0] === "n" ? value.slice(1) : JSON.stringify(value.slice(1)));
 
 function tree(name, value) {
   if (value === null || typeof value !== "object") {
-    return el("div", { class: "leaf" }, name === null ? "" : `${visible(name)}: `, el("code", {}, visible(JSON.stringify(value))));
+    return el("div", { class: "leaf" }, name === null ? "" : `${visible(name)}: `, el("code", {}, visible(leaf(value))));
   }
   const entries = Object.entries(value);
   const title = `${name === null ? "" : `${visible(name)}: `}${Array.isArray(value) ? `[${entries.length}]` : `{${entries.length}}`}`;
   const branch = el("details", {}, el("summary", {}, title));
   branch.addEventListener("toggle", () => {
     if (!branch.open || branch.childElementCount > 1) return;
-    branch.append(...entries.slice(0, MOST_CHILDREN).map(([key, one]) => tree(key, one)));
+    branch.append(...entries.slice(0, MOST_CHILDREN).map(([key, one]) => tree(Array.isArray(value) ? key : key.slice(1), one)));
     if (entries.length > MOST_CHILDREN) branch.append(el("div", { class: "leaf soft" }, `and ${number(entries.length - MOST_CHILDREN)} more`));
   });
   return branch;
@@ -54,7 +65,7 @@ function whole(title, shown, bytes = shown?.size) {
   if (data) return [el("h2", {}, title, size), el("pre", { tabindex: "0", "aria-label": `${title} in hex` }, hex(data))];
   let json;
   try {
-    json = JSON.parse(shown.text);
+    json = parseExact(shown.text);
   } catch { /* no JSON */ }
   if (json !== null && typeof json === "object") {
     const made = tree(null, json);
@@ -85,12 +96,17 @@ export const rowPreview = (row, name) => preview(row[`${name}Schema`]?.json ?? r
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-function consumeLine(row, { servers, cluster, commandConfig }) {
+// The columns of a row that are decoded by a schema, and its format.
+const decodedColumns = (row) => ["key", "value"].map((name) => [name, row[`${name}Schema`]]).filter(([, one]) => (one?.json ?? null) !== null);
+
+function consumeLine(row, { servers, cluster, commandConfig, registry }) {
   const named = cluster !== null ? ` --cluster ${quoted(cluster)}` : commandConfig !== null ? ` --command-config ${quoted(commandConfig)}` : "";
-  return `klog consume -b ${quoted(servers)}${named} ${quoted(row.topic)} -p ${row.partition} --from ${row.offset} -n 1 --json`;
+  const forms = decodedColumns(row).map(([name, one]) => ` -s ${name}=${one.format}`);
+  const serdes = forms.length ? `${forms.join("")} -r ${quoted(registry)}` : "";
+  return `klog consume -b ${quoted(servers)}${named} ${quoted(row.topic)} -p ${row.partition} --from ${row.offset} -n 1 --json${serdes}`;
 }
 
-function sparkSnippet(row, { servers, cluster, commandConfig }) {
+function sparkSnippet(row, { servers, cluster, commandConfig, registry }) {
   const places = (end) => JSON.stringify({ [row.topic]: { [row.partition]: end } });
   const option = cluster !== null ? ["cluster", cluster] : ["kafka.bootstrap.servers", servers];
   return [
@@ -100,6 +116,8 @@ function sparkSnippet(row, { servers, cluster, commandConfig }) {
     `    .option("assign", ${JSON.stringify(JSON.stringify({ [row.topic]: [row.partition] }))})`,
     `    .option("startingOffsets", ${JSON.stringify(places(row.offset))})`,
     `    .option("endingOffsets", ${JSON.stringify(places(row.offset + 1))})`,
+    ...decodedColumns(row).map(([name, one]) => `    .option("${name}Format", ${JSON.stringify(one.format)})`),
+    ...(decodedColumns(row).length ? [`    .option("schemaRegistryUrl", ${JSON.stringify(registry)})`] : []),
     "    .load())",
   ].join("\n");
 }

@@ -19,14 +19,14 @@ export async function topicView(until, query, name) {
       `${number(Math.round(rate.current ?? 0))} records a second`;
     line.draw();
     partitions.replaceChildren(table("Partitions", [
-      { title: "Partition", number: true, cell: (row) => row.partition },
+      { title: "Partition", number: true, by: (row) => row.partition, cell: (row) => row.partition },
       { title: "Leader", cell: (row) => row.leader ?? el("span", { class: "bad" }, "none") },
       { title: "Replicas", cell: (row) => row.replicas.join(", ") },
       { title: "In sync", cell: (row) => row.inSync.join(", ") },
-      { title: "Earliest", number: true, cell: (row) => number(row.earliest) },
-      { title: "Latest", number: true, cell: (row) => number(row.latest) },
-      { title: "Size", number: true, cell: (row) => bytes(row.bytes) },
-    ], topic.partitions));
+      { title: "Earliest", number: true, by: (row) => row.earliest, cell: (row) => number(row.earliest) },
+      { title: "Latest", number: true, by: (row) => row.latest, cell: (row) => number(row.latest) },
+      { title: "Size", number: true, by: (row) => row.bytes, cell: (row) => bytes(row.bytes) },
+    ], topic.partitions, { name: `partitions of ${name}` }));
   }
   draw(found);
   until(listen("live/topic", { name }, { view: (topic) => { trouble.end(); draw(topic); }, trouble: trouble.say }));
@@ -45,11 +45,11 @@ export async function topicView(until, query, name) {
 function readers(rows) {
   if (!rows.length) return el("p", {}, "No group reads this topic.");
   return table("Groups that read it", [
-    { title: "Group", cell: (row) => link(row.group, "group", row.group) },
-    { title: "State", cell: (row) => row.state },
-    { title: "Members", number: true, cell: (row) => number(row.members) },
-    { title: "Lag", number: true, cell: (row) => number(row.lag) },
-  ], rows);
+    { title: "Group", by: (row) => row.group, cell: (row) => link(row.group, "group", row.group) },
+    { title: "State", by: (row) => row.state, cell: (row) => row.state },
+    { title: "Members", number: true, by: (row) => row.members, cell: (row) => number(row.members) },
+    { title: "Lag", number: true, by: (row) => row.lag, cell: (row) => number(row.lag) },
+  ], rows, { name: "readers" });
 }
 
 // The name is typed, and then the button pressed.

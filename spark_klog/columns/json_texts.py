@@ -4,7 +4,8 @@ struct                       an object with all fields           decimal        
                                                                  duration         "1.500000s", as in Protobuf's JSON
 list                         a list                              date, time       "2026-11-21", "10:00:00.000000"
 map                          an object                           timestamp        "2026-11-21T10:00:00.123456Z", without
-bytes                        text if they are UTF-8,                              the Z if it is a local one
+bytes                        text if they are UTF-8,                              the Z if it is a local one; a number
+                                                                                  beyond the years of Arrow's calendar
                              else {"base64": "..."}              NaN, infinity    "NaN", "Infinity", "-Infinity"
 
 `texts_array` and `literal` make them of Python's objects: `pyarrow.array` and `pyarrow.scalar` import pandas, if it is
@@ -66,12 +67,12 @@ def json_texts(column: pa.Array, ascii: bool = False) -> pa.Array:
     if types.is_floating(kind):
         return _plain(_floats(column))
     if types.is_date32(kind) or types.is_time(kind):
-        return _in_quotes(column.cast(pa.string()))
+        return _in_range(_in_quotes(column.cast(pa.string())))
     if types.is_duration(kind):
         return _in_quotes(_seconds(column), b"s")
     if types.is_timestamp(kind):
-        text = pc.replace_substring(column.cast(pa.timestamp(kind.unit)).cast(pa.string()), " ", "T")
-        return _in_quotes(text, b"" if kind.tz is None else b"Z")
+        text = pc.replace_substring_regex(column.cast(pa.timestamp(kind.unit)).cast(pa.string()), r"^([^< ]+) ", r"\1T")
+        return _in_range(_in_quotes(text, b"" if kind.tz is None else b"Z"))
     return _texts(column, ascii)
 
 
@@ -89,6 +90,11 @@ def _plain(texts: pa.Array) -> pa.Array:
 
 def _in_quotes(texts: pa.Array, end: bytes = b"") -> pa.Array:
     return _joined([_QUOTE, texts.cast(pa.large_binary()), literal(end + b'"')]).fill_null(NULL)
+
+
+def _in_range(texts: pa.Array) -> pa.Array:
+    """Numbers for times of which Arrow has no text, as they are beyond its calendar."""
+    return pc.replace_substring_regex(texts, r'^"<value out of range: (-?\d+)>Z?"$', r"\1")
 
 
 def _objects(column: pa.StructArray, ascii: bool) -> pa.Array:
