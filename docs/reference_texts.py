@@ -174,7 +174,8 @@ OPTIONS: dict[str, tuple[str, str | None]] = {
         "batch: earliest, stream: latest",
     ),
     "startingOffsetsByTimestampStrategy": (
-        "or latest: what to do with partitions that have no record at or after the timestamp",
+        "or latest: what to do with partitions that have no record at or after the timestamp. If that is "
+        "all of them, a batch query reads nothing and logs a warning",
         None,
     ),
     "endingTimestamp": (
