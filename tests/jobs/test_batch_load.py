@@ -69,6 +69,7 @@ _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
 }
 _GIVEN = ("--topics", "t", "--output", "o")
 _TABLE = ["--topics", "t", "--table", "delta:t"]
+_JSON = ("--value-format", "json", "--schema", "key bigint")
 _SPARKS = ["--format", "orc", "--checkpoint", "c"]
 
 
@@ -158,8 +159,9 @@ def test_new_topics_and_partitions_with_offsets_in_files(
         (["--topics", "t", "--output", "delta:/t"], "--output delta:/t is a table: write it as --table"),
         (["--topics", "t", "--table", "iceberg:lake.t"], "iceberg:lake.t must be iceberg:CATALOG.NAMESPACE.TABLE"),
         (["--topics", "t", "--table", "delta:"], "the table's location is empty"),
-        ([*_TABLE, "--upsert-key", "id"], "no such field"),
-        ([*_TABLE, "--upsert-key", "key,value.key"], "upsert key 'key' is named twice"),
+        ([*_TABLE, "--upsert-key", "id"], "'id' names fields of keys or values, which are bytes: give --value-format"),
+        ([*_TABLE, *_JSON, "--upsert-key", "id"], "no such field"),
+        ([*_TABLE, *_JSON, "--upsert-key", "key,value.key"], "upsert key 'key' is named twice"),
         ([*_TABLE, "--upsert-key", "key", "--partition-by", "day"], "exclude each other"),
         ([*_TABLE, "--upsert-key", "key", "--topics", "a,b"], "changes of several topics have no order"),
         ([*_TABLE, "--upsert-key", "key", "--sort-by", "key"], "--sort-by is for the files of records"),

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from spark_klog.broker.net.connection import Connection
@@ -181,7 +182,7 @@ class Acceptor:
         broker, peer = self._server.broker, host_and_port(ip, port)
         session = Session(self._listener, peer, broker.config.security.mechanisms, broker.users.credential)
         limits = self._server.limits
-        connection = Connection(self._server, session, lambda: limits.release(connection, ip))
+        connection = Connection(self._server, session, partial(limits.release, ip=ip))
         limits.watch(connection, ip, cast("asyncio.Task[None]", asyncio.current_task()))
         try:
             # asyncio sets it only on sockets that it accepts itself; without it the last part of a response waits

@@ -257,9 +257,9 @@ class _Begun(Coroutine[Any, Any, None]):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """State of one connection; see the module. `gone` is called once, when the connection is lost."""
+    """State of one connection; see the module. `gone` gets it once, when the connection is lost."""
 
-    def __init__(self, server: Server, session: Session, gone: Callable[[], None]) -> None:
+    def __init__(self, server: Server, session: Session, gone: Callable[[Connection], None]) -> None:
         self._server, self.session, self._gone = server, session, gone
         self._memory = server.frame_memory
         self._response_memory = server.response_memory
@@ -313,7 +313,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         has_client_ended = self._stage is _Stage.HUNG_UP or isinstance(exc, ConnectionError)
         self._stage = _Stage.LOST
-        self._gone()
+        self._gone(self)
         self._writable.set()
         self._unsent = bytearray()
         frame, self._frame = self._frame, None
