@@ -143,7 +143,8 @@ async def describe_topic_partitions(broker: Broker, request: Request, message: M
 async def metadata(broker: Broker, request: Request, message: Message) -> Message:
     """Metadata v0-13: the brokers, and the leaders of the requested topics.
 
-    Topics that do not exist are created if both the broker (auto.create.topics.enable) and the request allow it.
+    Topics that do not exist are created if both the broker (auto.create.topics.enable) and the request allow it. The
+    answer has no partitions of them yet: LEADER_NOT_AVAILABLE, which clients meet with another request.
     """
     requested = message["topics"]
     if requested is None or (request.version == 0 and not requested):
@@ -193,6 +194,8 @@ async def _one_topic(broker: Broker, request: Request, entry: dict[str, Any], ma
             return missing_topic(name, None, refusal)
         try:
             await broker.create_topic(name, broker.config.default_partitions(name))
+            # as Kafka: who asks for a topic that was deleted just now does not see one at once
+            return missing_topic(name, None, ErrorCode.LEADER_NOT_AVAILABLE)
         except TopicExists:
             await broker.follower.refresh()
         except ConfigError:
