@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.conversions import from_bytes
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -32,6 +33,11 @@ def warehouse(tmp_path: Path) -> Warehouse:
 
 def _of(**values: pa.DataType) -> pa.Schema:
     return with_types(FULL, {"value": pa.struct(list(values.items()))})
+
+
+def _values(warehouse: Warehouse) -> dict[int, Any]:
+    """The values of the rows as pyiceberg reads them, by offset."""
+    return {row["offset"]: row["value"] for row in warehouse.stranger().scan().to_arrow().to_pylist()}
 
 
 def test_columns_are_added_widened_and_renamed(warehouse: Warehouse) -> None:
@@ -63,12 +69,15 @@ def test_columns_are_added_widened_and_renamed(warehouse: Warehouse) -> None:
     schema = table.prepare(old, "none", "timestamp", LOAD)
     assert schema.field("value").type.field("a").type == pa.int64()
     table.append([write(table, schema, "3", rows([3], value={"a": 3, "deep": [{"x": 3}]}))], run_of(3, 3))
-    found = {row["offset"]: row["value"] for row in warehouse.stranger().scan().to_arrow().to_pylist()}
+    found = _values(warehouse)
     assert found[1] == {"a": 1, "new": 0.5, "deep": [{"x": 1, "y": None}], "n": Decimal("1.23"), "z": None}
     assert found[2] == second
     assert found[3] == {"a": 3, "new": None, "deep": [{"x": 3, "y": None}], "n": None, "z": None}
     assert warehouse.offsets(row_filter="value.a > 100") == [2]
-    assert table.compact(1 << 20) == 0  # a list whose items have changed is left as it is
+    assert table.compact(1 << 20) == 3  # also files of before the list's items changed
+    assert _values(warehouse) == found
+    (path,) = warehouse.stranger().inspect.files()["file_path"].to_pylist()
+    assert pq.read_schema(path.removeprefix("file://")).field("value").type.names == ["new", "a", "deep", "n", "z"]
 
 
 def test_a_column_that_is_not_the_loads_is_not_renamed(warehouse: Warehouse) -> None:
