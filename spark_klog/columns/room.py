@@ -1,9 +1,10 @@
 """How large columns may become by elements of lists and maps that leave their fields out.
 
-`{}` in a list of JSON objects has two bytes, an empty message in a list of Protobuf has two, but in columns it takes
-some bytes for each field that its type has: a few KB of a compressed batch could take gigabytes. So the elements of a
-record may take 64 KiB, and 64 bytes for each byte of the record; a record beyond that is bad. A file of null columns
-has such a ratio only if nearly all fields of nearly all elements are absent.
+`{}` in a list of JSON objects has two bytes, an empty message in a list of Protobuf has two, an item of Avro that was
+written before its schema got fields has few, but in columns each takes some bytes for each field that its type has: a
+few KB of a compressed batch could take gigabytes. So the elements of a record may take 64 KiB, and 64 bytes for each
+byte of the record; a record beyond that is bad. A file of null columns has such a ratio only if nearly all fields of
+nearly all elements are absent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: As in `_protobuf.pyx`.
+#: As in `_protobuf.pyx` and `_avro.pyx`.
 BASE_ROOM: Final = 64 * 1024
 ROOM_OF_A_BYTE: Final = 64
 TOO_MANY_ABSENT: Final = (

@@ -23,12 +23,15 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 # As in opcodes.py, which says when to raise it.
-VERSION = 2
+VERSION = 3
 
 
 cdef enum:
     MAX_DEPTH = 64  # as in schema.py
     MAX_EMPTY_ITEMS = 1024
+    # as in columns/room.py
+    BASE_ROOM = 64 * 1024
+    ROOM_OF_A_BYTE = 64
 
 
 # As in opcodes.py.
@@ -125,6 +128,7 @@ cdef enum:
     NOT_A_SYMBOL = 17
     WRONG_SIZE = 18
     SEVERAL_MEMBERS = 19
+    TOO_MANY_ABSENT = 20
 
 
 include "../../records/kernels/_kernel_memory.pxi"

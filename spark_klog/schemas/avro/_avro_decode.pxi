@@ -142,6 +142,7 @@ cdef int decode_row(const Code *program, Builder *builders, const uint8_t *at, c
     cdef Builder *builder
     cdef int64_t number = 0
     cdef int64_t empty_items = MAX_EMPTY_ITEMS
+    cdef int64_t room = BASE_ROOM + ROOM_OF_A_BYTE * (end - at)
     cdef int32_t op, index
     cdef int state = OK
     cdef float single
@@ -266,6 +267,10 @@ cdef int decode_row(const Code *program, Builder *builders, const uint8_t *at, c
                 if number < 0:
                     state = SYMBOL_UNKNOWN
                     break
+                room -= number
+                if room < 0:
+                    state = TOO_MANY_ABSENT
+                    break
                 state = append_bytes(&builders[pc[1]], program.constants + index, number, program.constants + index)
                 pc += 3 + 2 * pc[2]
             else:
@@ -316,7 +321,7 @@ cdef int decode_row(const Code *program, Builder *builders, const uint8_t *at, c
                         state = NO_MEMORY
                         break
                 frame -= 1
-                pc += 4
+                pc += 5
                 continue
             if pc[2] == 0:
                 if number > empty_items:
@@ -325,6 +330,10 @@ cdef int decode_row(const Code *program, Builder *builders, const uint8_t *at, c
                 empty_items -= number
             elif number > end - at or number * pc[2] > end - at:
                 state = TRUNCATED
+                break
+            room -= number * pc[4]
+            if room < 0:
+                state = TOO_MANY_ABSENT
                 break
             frame.total += number
             pc = code + pc[3]

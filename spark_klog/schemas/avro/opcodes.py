@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from enum import IntEnum, auto
 
+from spark_klog.columns.room import TOO_MANY_ABSENT
+
 #: Raise it with every change of a number or of a meaning here or in `_avro.pyx`.
-VERSION = 2
+VERSION = 3
 
 
 class Op(IntEnum):
@@ -66,7 +68,8 @@ class Op(IntEnum):
     PRESENT = auto()
     #: to: the position of the list's NEXT; its items' program follows
     LIST = auto()
-    #: slot, smallest, to: the end of an item, of at least `smallest` bytes; `to` is the items' program. Slot -1: skip
+    #: slot, smallest, to, room: the end of an item, of at least `smallest` bytes; `to` is the items' program, `room`
+    #: what columns take for an item without its fields (columns/room.py). Slot -1: skip
     NEXT = auto()
     #: constant, size: read the constant until DEFAULT_END
     DEFAULT = auto()
@@ -152,6 +155,7 @@ class Reason(IntEnum):
     NOT_A_SYMBOL = 17
     WRONG_SIZE = 18
     SEVERAL_MEMBERS = 19
+    TOO_MANY_ABSENT = 20
 
 
 #: What users read, after the field's name.
@@ -175,6 +179,7 @@ TEXTS = {
     Reason.NOT_A_SYMBOL: "is not a symbol of the enum",
     Reason.WRONG_SIZE: "does not have the size of the fixed",
     Reason.SEVERAL_MEMBERS: "has several members of the union that are not null",
+    Reason.TOO_MANY_ABSENT: TOO_MANY_ABSENT,
 }
 
 #: Items of no bytes that a row may have, in all its arrays: nothing but this bounds them.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from spark_klog.columns.room import empty_bytes
 from spark_klog.errors import SchemaError
 from spark_klog.schemas.arrow_columns import Column, Kind
 from spark_klog.schemas.avro.columns import UNITS, column_unit, unit_of
@@ -32,6 +33,7 @@ from spark_klog.schemas.avro.writing import WriteBranch, WriteItems, WriteMember
 
 #: Numbers that a program may have: unions of records in unions multiply them.
 MAX_NUMBERS = 1 << 20
+_LARGEST_ROOM = (1 << 31) - 1
 _NO_COLUMN = Column(-1, Kind.NOTHING, pa.null())
 
 
@@ -52,6 +54,21 @@ class Program:
         """Text for a row that failed with `reason` at a position of the program."""
         path = self._paths[bisect_right(self._starts, position) - 1]
         return f"field {path}: {TEXTS[reason]}" if path and reason != Reason.LEFT_OVER else TEXTS[reason]
+
+
+def item_room(plan: ReadItems, column: Column) -> int:
+    """Bytes in columns of a list's or map's item without its fields, with its defaults; see columns/room.py."""
+    return min(empty_bytes(column.children[0].type) + _default_bytes(plan.item), _LARGEST_ROOM)
+
+
+def _default_bytes(plan: Plan) -> int:
+    """Bytes of the defaults that a value without lists takes at most."""
+    if isinstance(plan, ReadRecord):
+        defaults = sum(len(data) for _, data, _ in plan.defaults)
+        return defaults + sum(_default_bytes(step) for _, step in plan.steps)
+    if isinstance(plan, ReadUnion):
+        return max(map(_default_bytes, plan.branches))
+    return _default_bytes(plan.plan) if isinstance(plan, IntoBranch) else 0
 
 
 def compile_plan(plan: Plan, column: Column, *, is_raw: bool = False) -> Program:
@@ -140,7 +157,8 @@ class _Compiler(_Numbers):
             self.emit(Op.STRING, key.slot)
         self.read(plan.item, below, path + ("{}" if is_map else "[]"), depth + 1)
         self.at(path)
-        self.code[start + 1] = self.emit(Op.NEXT, column.slot, smallest(plan.writer.items) + is_map, start + 2)
+        smallest_item = smallest(plan.writer.items) + is_map
+        self.code[start + 1] = self.emit(Op.NEXT, column.slot, smallest_item, start + 2, item_room(plan, column))
 
     def _into_branch(self, plan: IntoBranch, column: Column, path: str, depth: int) -> None:
         if plan.reader.branches[plan.branch].kind == "null":
@@ -251,7 +269,7 @@ class _Compiler(_Numbers):
         if is_map:
             self.emit(Op.SKIP_BYTES)
         self.read(Skip(writer.items), _NO_COLUMN, path, depth + 1)
-        self.code[start + 1] = self.emit(Op.NEXT, -1, smallest(writer.items) + is_map, start + 2)
+        self.code[start + 1] = self.emit(Op.NEXT, -1, smallest(writer.items) + is_map, start + 2, 0)
 
 
 @dataclass

@@ -20,10 +20,11 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
+from spark_klog.columns.room import BASE_ROOM, ROOM_OF_A_BYTE
 from spark_klog.schemas.arrow_columns import Column, Kind
 from spark_klog.schemas.avro.columns import column_unit
 from spark_klog.schemas.avro.opcodes import MAX_EMPTY_ITEMS, Reason
-from spark_klog.schemas.avro.program import Program
+from spark_klog.schemas.avro.program import Program, item_room
 from spark_klog.schemas.avro.resolution import (
     IntoBranch,
     Mismatch,
@@ -112,16 +113,17 @@ class FastavroBuilders:
         if id(program) not in self._readers:
             schema = fastavro.parse_schema(same_bytes(_writer(program.plan), count()))
             self._readers[id(program)] = (program, schema)
+        size = len(data)
         if program.is_raw:
-            size = bytearray()
-            append_varlong(size, len(data))
-            data = memoryview(bytes(size) + data)
+            length = bytearray()
+            append_varlong(length, size)
+            data = memoryview(bytes(length) + data)
         stream = io.BytesIO(data)
         try:
             given = fastavro.schemaless_reader(stream, self._readers[id(program)][1], None, return_record_name=True)
         except (EOFError, IndexError, ValueError, OverflowError, struct.error):
             raise _Refused(Reason.TRUNCATED) from None
-        value = _Row().value(program.plan, self._root, given)
+        value = _Row(size).value(program.plan, self._root, given)
         if stream.tell() != len(data):
             raise _Refused(Reason.LEFT_OVER)
         return value
@@ -183,12 +185,16 @@ def _record(name: str, kinds: list[Any]) -> Any:
 class _Row:
     """What a plan makes of one row of fastavro's values: bytes of columns, None for null, lists, tuples of fields."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         self._empty_items = MAX_EMPTY_ITEMS
+        self._room = BASE_ROOM + ROOM_OF_A_BYTE * size
 
     def value(self, plan: Plan, column: Column, given: Any) -> Any:
         if isinstance(plan, ReadValue):
-            return _leaf(plan, column, given)
+            leaf = _leaf(plan, column, given)
+            if plan.writer.kind == "enum" and column.kind == Kind.VARIABLE:
+                self._crowd(len(leaf or b""))
+            return leaf
         if isinstance(plan, ReadRecord):
             return self._of_record(plan, column, given)
         if isinstance(plan, ReadItems):
@@ -225,10 +231,16 @@ class _Row:
 
     def _items(self, plan: ReadItems, column: Column, given: list[Any]) -> list[Any]:
         self._count(plan.writer, given)
+        self._crowd(len(given) * item_room(plan, column))
         if plan.writer.kind == "array":
             return [self.value(plan.item, column.children[0], item) for item in given]
         _, values = column.children[0].children
         return [(_text(entry["f0"]), self.value(plan.item, values, entry["f1"])) for entry in given]
+
+    def _crowd(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise _Refused(Reason.TOO_MANY_ABSENT)
 
     def _count(self, writer: AvroSchema, given: list[Any]) -> None:
         assert writer.items is not None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 import resource
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 
+from spark_klog.columns.room import TOO_MANY_ABSENT
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.avro.decoder import AvroDecoder
@@ -116,6 +119,38 @@ def test_counts_do_not_allocate() -> None:
     claims = [_MANY + b"\x02" * 10, b"\xfe\xff\xff\xff\x0f" + b"\x02" * 10, b"\x14" + b"\x02" * 10]
     assert len(decode(writer, claims * 5, reader).bad) == 15
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB
+
+
+_SYMBOLS = {"type": "enum", "name": "E", "symbols": ["s" * 200, "t"]}
+_SMALL = record(("n", "int"), name="I")
+_GROWN = record(("n", "int"), *((f"n{number}", ["null", "long"], None) for number in range(100)), name="I")
+_DEFAULTED = record(("n", "int"), ("text", "string", "x" * 900), name="I")
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "value", "fits", "bad"),
+    [
+        (_array(_SMALL), _array(_GROWN), lambda number: [{"n": 1}] * number, 69, 70),
+        ({"type": "map", "values": _SMALL}, {"type": "map", "values": _GROWN}, None, 50, 2000),
+        (_array(_SMALL), _array(_DEFAULTED), lambda number: [{"n": 1}] * number, 70, 100),
+        (_array(["null", _SMALL]), _array(["null", _GROWN]), lambda number: [None] * number, 60, 100),
+        (_array("null"), _array(["null", _GROWN]), lambda number: [None] * number, 70, 100),
+        (_array(_SYMBOLS), _array(_SYMBOLS), lambda number: ["s" * 200] * number, 400, 600),
+        (_array(_SYMBOLS), _array(_SYMBOLS), lambda number: ["t"] * number, 400, 5000),
+    ],
+    ids=["fields", "map", "default", "nulls", "nothing", "symbols", "short symbols"],
+)
+def test_items_that_grow_in_columns(kind: Any, read: Any, value: Any, fits: int, bad: int) -> None:
+    """A record may take 64 KiB and 64 bytes for each of its bytes in lists; what has less is read as by fastavro."""
+    make = value or (lambda number: {f"k{one}": {"n": 1} for one in range(number)})
+    data = written(record(("a", kind)), *({"a": make(number)} for number in (fits, bad, 1)))
+    result = decode(record(("a", kind)), list(data), record(("a", read)))
+    is_bounded = make(1) != ["t"]
+    assert [(row, text.endswith(TOO_MANY_ABSENT)) for row, text in result.bad] == [(1, True)] * is_bounded
+    expected = [fastavro.schemaless_reader(io.BytesIO(one), record(("a", kind)), record(("a", read))) for one in data]
+    if is_bounded:
+        expected[1] = None
+    assert result.values.to_pylist(maps_as_pydicts="strict") == expected
 
 
 def test_all_rows_bad_or_null_or_none() -> None:
