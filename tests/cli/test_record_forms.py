@@ -228,6 +228,32 @@ def test_filters(text: str, rows: list[int]) -> None:
     assert [record.offset - 100 for record in apply([Where(text)], records(_FILTERED, 100))] == rows
 
 
+_DIGITS = [
+    b'{"n": 0.12345678901234567890}',
+    b'{"n": 0.12345678901234567891}',
+    b'{"n": NaN}',
+    b'{"n": 1e9999999999999999999}',
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (".n=0.12345678901234567891", [1]),
+        (".n != 0.1234567890123456789", [1, 2]),
+        (".n > 0.12345678901234567890", [1]),
+        (".n <= 0.12345678901234567890", [0]),
+        (".n ~ 90$", [0]),
+        (".n < 10000000000000000000001", [0, 1]),
+    ],
+)
+def test_filters_compare_all_digits(text: str, rows: list[int]) -> None:
+    given: list[Row] = [(None, value, []) for value in _DIGITS]
+    found = apply([Where(text)], batch(given, 100))
+    assert [offset - 100 for offset in found.column("offset").to_pylist()] == rows
+    assert [record.offset - 100 for record in apply([Where(text)], records(given, 100))] == rows
+
+
 @pytest.mark.parametrize("text", ["", "key", "size=3", "offset=x", "offset~3", "key~(", "timestamp=soon"])
 def test_wrong_filters(text: str) -> None:
     with pytest.raises(ConfigError, match="--where"):

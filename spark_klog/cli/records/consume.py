@@ -9,6 +9,7 @@ import signal
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal, InvalidOperation
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from spark_klog.base.names import OF_REGISTRY, TopicPartition, topic_pattern
 from spark_klog.cli.clusters import ChosenCluster, cluster_options, partitions_of
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
-from spark_klog.cli.records.form import RecordForm, record_lines
+from spark_klog.cli.records.form import RecordForm, json_text, record_lines
 from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
 from spark_klog.cli.records.serdes import Serdes, SerdesOptions, serdes_options
 from spark_klog.client import Admin, Consumer, RebalanceListener
@@ -492,7 +493,7 @@ class Where:
         if self._operator == "=~":
             self._operator = "~"
         self._regex = self._compiled() if self._operator in ("~", "!~") else None
-        self._number = _number(self._text)
+        self._number: int | Decimal | None = _number(self._text)
         if self._field in _NUMBERS:
             self._number = self._whole_number()
         self._parsed = _json_or(self._text)
@@ -572,7 +573,7 @@ class Where:
         if value is _MISSING:
             return False
         if self._regex is not None:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = value if isinstance(value, str) else json_text(value)
             return (self._regex.search(text) is not None) == (self._operator == "~")
         compare = _COMPARE[self._operator]
         if self._operator in ("=", "!="):
@@ -580,7 +581,7 @@ class Where:
             return is_equal == (self._operator == "=")
         if self._number is not None:
             number = _number(value) if isinstance(value, str) else value
-            return isinstance(number, int | float) and not isinstance(number, bool) and compare(number, self._number)
+            return _is_ordered(number) and compare(number, self._number)
         return isinstance(value, str) and compare(value, self._text)
 
 
@@ -589,21 +590,31 @@ def _same(left: Any, right: Any) -> bool:
     return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
 
 
-def _number(text: str) -> int | float | None:
+def _number(text: str) -> Decimal | None:
     try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
+        number = Decimal(text)
+    except InvalidOperation:
         return None
+    return None if number.is_nan() else number
+
+
+def _is_ordered(value: Any) -> bool:
+    """Whether it is a number, and not NaN."""
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and value == value
+
+
+def _exact_json(text: str | bytes) -> Any:
+    """Parse JSON, fractions as `Decimal`: floats have 17 digits at most. `ValueError`."""
+    try:
+        return json.loads(text, parse_float=Decimal)
+    except (ArithmeticError, RecursionError) as error:
+        raise ValueError from error
 
 
 def _json_or(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return _exact_json(text)
+    except ValueError:
         return text
 
 
@@ -625,8 +636,8 @@ def _within(value: bytes | None, path: list[str]) -> Any:
     if value is None:
         return _MISSING
     try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
+        found = _exact_json(value)
+    except ValueError:
         return _MISSING
     for name in path:
         if isinstance(found, dict) and name in found:

@@ -192,8 +192,13 @@ def _bytes(name: str, value: Any) -> bytes | None:
             return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, TypeError, ValueError):
             raise ConfigError(f"{name}: {value['base64']!r} is not base64") from None
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=lambda number: f"{_MARK}{number}")
-    return _encoded(name, _MARKED.sub(r"\1", text))
+    return _encoded(name, json_text(value, (",", ":")))
+
+
+def json_text(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str:
+    """A value as JSON, each `Decimal` with the digits that it has."""
+    text = json.dumps(value, ensure_ascii=False, separators=separators, default=lambda number: f"{_MARK}{number}")
+    return _MARKED.sub(r"\1", text)
 
 
 def _encoded(name: str, text: str) -> bytes:

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
 from spark_klog.schemas.json_schema.columns import Column, Form, Property
@@ -24,7 +25,7 @@ _Pairs = tuple[tuple[str, Any], ...]
 _LONGEST_INTEGER: Final = 400
 _BEYOND_INT64: Final = 10**19
 #: Forms of which numbers with a point or an exponent are not to be rounded.
-_EXACT: Final = ("decimal", "integer", "days", "milliseconds")
+_EXACT: Final = ("json", "decimal", "integer", "days", "milliseconds")
 _LARGEST_FLOAT32: Final = 3.4028235677973366e38
 _NAMES: Final[dict[type, str]] = {
     type(None): "null",
@@ -168,30 +169,29 @@ def _json(column: Column) -> Convert:
     def convert(value: Any) -> str:
         if value is None or (column.kind == "object" and not isinstance(value, tuple)):
             raise _wrong(column, value)
-        plain = _plain(value)
-        try:
-            text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        except ValueError:
-            raise Misfit("has a number that is too large, NaN or infinite") from None
+        text = _written(value, encode_basestring)
         try:
             text.encode()
         except UnicodeEncodeError:
-            return json.dumps(plain, separators=(",", ":"))
+            return _written(value, encode_basestring_ascii)
         return text
 
     return convert
 
 
-def _plain(value: Any) -> Any:
-    """The value, for `json.dumps`; `Misfit` if a property is there twice."""
+def _written(value: Any, quoted: Callable[[str], str]) -> str:
+    """The value as JSON, numbers with the digits that they have; `Misfit` if a property is there twice."""
+    if isinstance(value, str):
+        return quoted(value)
     if isinstance(value, tuple):
-        made = {name: _plain(item) for name, item in value}
-        if len(made) != len(value):
+        if len(dict(value)) != len(value):
             raise _twice(min(_repeated(value)))
-        return made
+        return f"{{{','.join(f'{quoted(name)}:{_written(item, quoted)}' for name, item in value)}}}"
     if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return float(value) if isinstance(value, Decimal) else value
+        return f"[{','.join(_written(item, quoted) for item in value)}]"
+    if isinstance(value, float | Decimal) and not math.isfinite(float(value)):
+        raise Misfit("has a number that is too large, NaN or infinite")
+    return str(value) if isinstance(value, Decimal) else json.dumps(value)
 
 
 def _repeated(value: _Pairs) -> set[str]:

@@ -214,6 +214,13 @@ def test_other_bad_values(schema: Any, row: bytes, text: str) -> None:
     assert reason(schema, row) == text
 
 
+@pytest.mark.parametrize("text", ["0.12345678901234567890", "1.50", "-0.0", "12345678901234567890123.25", "1E-400"])
+def test_text_keeps_the_digits(text: str) -> None:
+    row = f'{{"a":{{"ü":[{text},null,true,7]}}}}'
+    assert rows_of({"type": "object"}, row.encode()) == [row]
+    assert rows_of({"type": "object", "properties": {"a": {}}}, row.encode()) == [{"a": row[5:-1]}]
+
+
 def test_deep_nesting_where_nobody_looks() -> None:
     assert reason(_ORDER, b'{"id": 1, "name": "", "x": ' + b"[" * 100_000 + b"]" * 100_000) != ""
     row = b'{"id": 1, "name": "", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
