@@ -65,7 +65,7 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 _log = logging.getLogger(__name__)
 #: Seconds before the first attempt after a failure, and the most; each pause is twice the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
-#: With `until_end`, failures in a row after which the mirror gives up.
+#: Failures in a row that end a mirror which has not begun yet, or is to stop at the end.
 _MOST_FAILURES = 3
 #: Seconds that the loop waits for one side while the other may have work.
 _SHORT, _LONG = 0.02, 0.5
@@ -673,18 +673,19 @@ class Mirror:
     def run(self, *, until_end: bool = False, on_progress: Callable[[Totals], None] = lambda _: None) -> Totals:
         """Mirror until `stop` is called, or with `until_end` until the offsets that the source has at the beginning.
 
-        Failures that may pass are retried from the last commit, with pauses of up to 30 s; with `until_end` for three
-        times in a row. So is a transaction that the target has aborted because it lasted too long. Raises
-        `ConfigError`, `MirrorFenced` if another mirror of this name has begun since, or `ProducerFenced` if both run
-        with exactly-once, `DataLossError` if the source's log is another one now (see `MirrorSettings.recreated`), or
-        the copy is (`MirrorSettings.copy_again`), `DecodeError` for corrupt batches,
+        Failures that may pass are retried from the last commit, with pauses of up to 30 s; before the first session has
+        begun, and with `until_end`, three times in a row. So is a transaction that the target has aborted because it
+        lasted too long. Raises `ConfigError`, `MirrorFenced` if another mirror of this name has begun since, or
+        `ProducerFenced` if both run with exactly-once, `DataLossError` if the source's log is another one now (see
+        `MirrorSettings.recreated`), or the copy is (`MirrorSettings.copy_again`), `DecodeError` for corrupt batches,
         `AuthenticationError`, and any `ProtocolError` that can't be retried.
         """
-        failures = 0
+        failures, has_begun = 0, False
         while not self._stopped.is_set():
             before, session = self.totals.records, None
             try:
                 with Session(self._settings, self._slot, self._slots, self._ownership, self.totals) as session:
+                    has_begun = True
                     session.run(self._stopped.is_set, on_progress, until_end=until_end)
                 break
             except KlogError as error:
@@ -692,7 +693,7 @@ class Mirror:
                 # A broker that aborts a transaction for its age fences the producer, although there is no other one.
                 is_expired = session is not None and session.target.has_expired
                 is_abort = isinstance(error, ProducerFenced) or getattr(error, "code", None) in NEVER_COMMITTED
-                is_lasting = until_end and failures >= _MOST_FAILURES
+                is_lasting = (until_end or not has_begun) and failures >= _MOST_FAILURES
                 if is_lasting or not (is_retriable(error) or (is_expired and is_abort)):
                     raise
                 pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** min(failures - 1, 10))

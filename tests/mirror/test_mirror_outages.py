@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import KlogError
 from spark_klog.mirror import mirror as mirror_module
 from spark_klog.mirror.mirror import Mirror, Session
 from spark_klog.mirror.progress import progress_topic
@@ -160,3 +162,22 @@ def test_a_transaction_that_lasted_too_long(
     assert read_topic(target.bootstrap_servers, topic, _PARTITIONS) == read_topic(
         source.bootstrap_servers, topic, _PARTITIONS
     )
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_cluster_that_does_not_answer_at_the_start(side: str, cluster: EmbeddedCluster) -> None:
+    """The mirror fails, as other commands do: it does not wait for an address that may be a wrong one."""
+    with socket.socket() as bound:  # nobody listens there
+        bound.bind(("127.0.0.1", 0))
+        absent = {"bootstrap.servers": f"127.0.0.1:{bound.getsockname()[1]}"}
+        absent["socket.connection.setup.timeout.ms"] = "100"
+        sides = {"source": {"bootstrap.servers": cluster.bootstrap_servers}, "target": absent}
+        if side == "source":
+            sides = {"source": absent, "target": sides["source"]}
+        running = _Running(MirrorSettings(**sides, topics=re.compile("none")))
+        running.start()
+        running.join(SECONDS)
+        running.mirror.stop()
+        with pytest.raises(KlogError, match="no broker answers at 127"):
+            running.finish()
+        assert running.mirror.totals.restarts == 2
