@@ -188,6 +188,8 @@ class DeltaLakeTable:
             mine, missing, wrong = _compared(table, columns)
             if wrong:
                 raise self._differs(wrong)
+            if key and missing and pa.table(table.get_add_actions()).num_rows:
+                self._check_maps(mine, missing)
             owner = {} if LOAD_PROPERTY in table.metadata().configuration else {LOAD_PROPERTY: load}
             if at == "commit":
                 self._with_columns(table, columns, key, owner)
@@ -231,6 +233,15 @@ class DeltaLakeTable:
         return LoadError(
             f"{self.address} has other columns than the load: {'; '.join(wrong)}: use another table, or change this one"
         )
+
+    def _check_maps(self, mine: pa.Schema, missing: Sequence[pa.Field]) -> None:
+        """`LoadError` if the values of a map have got a field: deltalake can't rewrite the rows that lack it."""
+        for one in missing:
+            if one.name in mine.names and (path := _grown_map(mine.field(one.name).type, one.type, one.name)):
+                raise LoadError(
+                    f"{self.address}: the values of the map {path} have new fields, which deltalake can't add to rows "
+                    "that it merges: use another table, or a schema without these fields"
+                )
 
     def _is_unused(self, table: DeltaTable, load: str) -> bool:
         """Whether the load has made the table, and nobody has committed anything to it since."""
@@ -469,6 +480,16 @@ def _compared(table: DeltaTable, columns: pa.Schema) -> tuple[pa.Schema, list[pa
     """The table's columns, and what `differences` finds between them and those of a load."""
     mine = pa.schema(table.schema().to_arrow())
     return mine, *differences(mine, columns, set(table.metadata().partition_columns))
+
+
+def _grown_map(mine: pa.DataType, merged: pa.DataType, path: str) -> str | None:
+    """The path of a map whose values have fields that they did not have; None if there is none."""
+    if pa.types.is_struct(mine):
+        below = ((one.type, merged.field(one.name).type, f"{path}.{one.name}") for one in mine)
+        return next((name for each in below if (name := _grown_map(*each))), None)
+    if pa.types.is_list(mine):
+        return _grown_map(mine.value_type, merged.value_type, path)
+    return path if pa.types.is_map(mine) and mine != merged else None
 
 
 _PLACE = ("topic", "partition", "offset")

@@ -23,6 +23,7 @@ from deltalake.exceptions import CommitFailedError
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables import delta
+from spark_klog.tables.changes import PLACE
 from spark_klog.tables.delta import DeltaLakeTable, storage_options
 from spark_klog.tables.delta_statistics import NAN_COLUMNS, nan_columns, statistics_json
 from spark_klog.tables.opening import open_table
@@ -390,6 +391,31 @@ def test_an_existing_table_that_does_not_fit(tmp_path: Path, fields: Any, layout
     with pytest.raises(LoadError, match=message):
         DeltaLakeTable(str(tmp_path)).prepare(_COLUMNS, layout, "timestamp", "load")
     assert DeltaTable(tmp_path).version() == 0
+
+
+@pytest.mark.parametrize("nested", [lambda kind: kind, pa.list_, lambda kind: pa.struct([pa.field("deep", kind)])])
+def test_a_map_whose_values_get_a_field(tmp_path: Path, nested: Callable[[pa.DataType], pa.DataType]) -> None:
+    """Upserts refuse it before they write: deltalake does not rewrite the older rows, as a compaction shows."""
+
+    def columns(*names: str) -> pa.Schema:
+        values = pa.map_(pa.string(), pa.struct([pa.field(name, pa.int64()) for name in names]))
+        return pa.schema([pa.field("id", pa.int64()), pa.field("value", nested(values)), *PLACE])
+
+    def prepare(*names: str, key: tuple[str, ...] = ("id",)) -> pa.Schema:
+        return DeltaLakeTable(str(tmp_path)).prepare(columns(*names), "none", "", "load", key=key)
+
+    prepare("a")
+    prepare("a", "b")  # no row is there yet
+    for number in (1, 2):
+        rows = [{"id": number, "value": None}]
+        write_deltalake(tmp_path, pa.Table.from_pylist(rows, schema=columns("a", "b")), mode="append")
+    version = DeltaTable(tmp_path).version()
+    with pytest.raises(LoadError, match=r"the values of the map value(\.deep)? have new fields"):
+        prepare("a", "b", "c")
+    assert DeltaTable(tmp_path).version() == version
+    prepare("a", "b", "c", key=())
+    with pytest.raises(LoadError, match=r"can't be compacted: .*[Cc]ast"):
+        DeltaLakeTable(str(tmp_path)).compact(1 << 20)
 
 
 @pytest.mark.parametrize("nested", [lambda kind: kind, pa.list_, lambda kind: pa.map_(pa.string(), kind)])
