@@ -408,7 +408,8 @@ def fitted(array: pa.Array, kind: pa.DataType, own: pa.DataType | None = None) -
         return array
     nulls = array.is_null() if array.null_count else None
     if pa.types.is_struct(kind):
-        place = _name if own is None else _branch
+        # an earlier version of the program did not keep branches: its members have the places of this same schema
+        place = _branch if own is not None and any(map(_branch_names, kind)) else _name
         numbers = {place(one): number for number, one in enumerate(array.type if own is None else own)}
         parts = []
         for one in kind:
