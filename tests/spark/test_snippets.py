@@ -251,7 +251,7 @@ def _start_registry(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -
 
 def _begin_in_bucket(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -> None:
     """A run of the query that the page goes on with, by its checkpoint in a bucket."""
-    place = decision_place("s3a://bucket/checkpoints/clean", "auto", None)
+    place = decision_place("s3a://bucket/checkpoints/clean", None)
     claim({"bootstrap.servers": cluster.bootstrap_servers}, place, "klog-")
 
 
