@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import KafkaException, Producer
 
+from spark_klog.cli.main import main
 from spark_klog.client import Admin, Producer as OurProducer
+from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ProducerFenced
 from spark_klog.spark.write.decisions.decision_log import DecisionLog
@@ -130,6 +133,31 @@ def test_abort_by_id(servers: str, topic: str) -> None:
     assert "has no open transaction" in klog_refusal("transactions", "abort", *b, "--transactional-id", topic, "--yes")
     missing = klog("transactions", "describe", *b, "--transactional-id", f"{topic}-no", "--transactional-id", topic)
     assert (missing.returncode, _NOT_FOUND in missing.stderr, topic in missing.stdout) == (1, True, True)
+
+
+@on_both
+def test_an_abort_by_id_spares_a_later_transaction(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With transaction.version 2 a producer that aborts late gets the new epoch, and may be faster than the fence."""
+    create_topic(servers, topic, 1)
+    given = {"bootstrap.servers": servers, "transactional.id": topic, "max.block.ms": str(_SECONDS * 1000)}
+    with OurProducer(given) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"lost", partition=0).result(_SECONDS)
+        fence = Admin.fence_transactions
+
+        def fence_and_go_on(admin: Admin, transactions: list[PreparedTransaction]) -> object:
+            done = fence(admin, transactions)
+            producer.abort_transaction()
+            producer.begin_transaction()
+            producer.send(topic, b"kept", partition=0).result(_SECONDS)
+            return done
+
+        monkeypatch.setattr(Admin, "fence_transactions", fence_and_go_on)
+        done = CliRunner().invoke(main, ["transactions", "abort", "-b", servers, "--transactional-id", topic, "--yes"])
+        assert (done.exit_code, "producer goes on" in done.output) == (1, True), done.output
+        producer.commit_transaction()
+    assert by_confluent(servers, topic, 0) == ["kept"]
 
 
 @pytest.mark.parametrize("servers", ["ours", pytest.param(NEWEST, marks=pytest.mark.peer)], indirect=True)

@@ -21,13 +21,15 @@ from spark_klog.client import Admin
 from spark_klog.client.admin.admin import ProducerState, TransactionDescription
 from spark_klog.client.offsets import numbers_by_topic
 from spark_klog.client.producer.transactions import PreparedTransaction
-from spark_klog.errors import ConfigError, KlogError, ProtocolError, UnsupportedVersionError
+from spark_klog.client.retry import Retry
+from spark_klog.errors import ConfigError, KlogError, ProtocolError, RequestTimedOut, UnsupportedVersionError
 
 if TYPE_CHECKING:
     from spark_klog.spark.write.decisions.log_states import Holder, LogState
 
 #: States of a transaction that has begun, and whose markers are not all written.
 _OPEN = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
+_ABORTING = frozenset({"PrepareAbort", "PrepareEpochFence"})
 _ONGOING = "Ongoing"
 _MINUTE = 60_000
 _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -371,7 +373,8 @@ def abort(
     """Abort a transaction, by its transactional id, or in one partition if it hangs there.
 
     With --transactional-id its coordinator aborts it, in all its partitions, and fences its producer: the next call of
-    that producer fails. In a partition the leader writes the marker by itself, with the rights of an administrator;
+    that producer fails. If the producer has begun a later transaction meanwhile, that goes on, and the command fails.
+    In a partition the leader writes the marker by itself, with the rights of an administrator;
     that is refused unless the transaction hangs, as other partitions would stay open.
 
     A transaction that an exactly-once query of this package has decided is refused: its rows would be lost, and the
@@ -399,7 +402,7 @@ def abort(
                     raise ConfigError(f"{transactional_id} is in another transaction by now: look at it again")
             one = PreparedTransaction(transactional_id, now.producer_id, now.producer_epoch)
             admin.fence_transactions([one]).check()  # no later transaction: nobody was asked about it
-            admin.fence_producers([transactional_id]).check()
+            _fence(admin, transactional_id)
         line: _Line = {"transactionalId": transactional_id, "producerId": now.producer_id, "aborted": True}
         say(as_json, line, f"{escaped(transactional_id)} aborted")
         return
@@ -435,6 +438,20 @@ def abort(
         admin.abort_transaction(key, producer_id, producer_epoch, coordinator_epoch)
     line = {"topic": topic, "partition": partition, "producerId": producer_id, "aborted": True}
     say(as_json, line, f"transaction of producer {producer_id} in {topic}-{partition} aborted")
+
+
+def _fence(admin: Admin, name: str) -> None:
+    """Fence the producer of an aborted transaction; `ConfigError` if it has gone on, as fencing aborts that as well."""
+    retry = Retry(admin.cluster.config, admin.cluster.deadline())
+    while (now := admin.describe_transactions([name]).check()[name]).state in _ABORTING:
+        # fencing would wait for the markers, too, but without a look at what the producer does after them
+        retry.pause(RequestTimedOut(f"{name} is being aborted (state {now.state}), and its producer is not fenced yet"))
+    if now.state not in ("CompleteAbort", "Empty"):
+        raise ConfigError(
+            f"the transaction of {name} has ended, but its producer goes on, and is not fenced: state {now.state}, "
+            f"epoch {now.producer_epoch}. A later transaction is not aborted: look at it again"
+        )
+    admin.fence_producers([name]).check()
 
 
 def _identity(now: TransactionDescription) -> tuple[int, int, int | None]:
