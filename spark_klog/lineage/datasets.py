@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from spark_klog.base.addresses import without_user
+
 _SERVER = re.compile(r"(?:[A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s/,:\[\]@]+)(?::([0-9]{1,5}))?")
 _DEFAULT_PORT = "9092"
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/]*))?(/.*)?", re.DOTALL)
@@ -98,6 +100,8 @@ def folder_use(address: str, rows: int | None = None) -> DatasetUse:
 
     A path is one of this machine, from the working directory on.
     """
+    if address.lower().startswith(tuple(f"{scheme}:" for scheme in _S3)):  # a secret may contain a slash
+        address = without_user(address).replace("***@", "", 1)
     uri = _URI.fullmatch(address)
     if uri is None or uri[1].lower() == "file":
         return DatasetUse("file", os.path.abspath(uri[3] or "/" if uri else address), rows=rows)

@@ -12,7 +12,6 @@ import asyncio
 import json
 import logging
 import os
-import re
 import signal
 import sys
 import threading
@@ -248,9 +247,13 @@ class Pages:
         }
 
     def _registry_url(self) -> str | None:
-        """The address of the registry for lines to copy, without a password."""
+        """The address of the registry for lines to copy, without user and password."""
         registry = self._sources.registry
-        return None if registry is None else re.sub(r"(?<=//)[^/@]*@", "", registry.settings["url"])
+        if registry is None:
+            return None
+        from spark_klog.schemas.registry.settings import registry_config
+
+        return ",".join(registry_config(registry.settings, registry.prefix, registry.client).urls)
 
     def _subject(self, asked: Request) -> dict[str, Any]:
         if self._schemas is None:

@@ -209,6 +209,7 @@ def test_no_namespace(servers: str) -> None:
         ("/", "file", "/"),
         ("s3a://bucket/a/b/", "s3://bucket", "a/b"),
         ("s3://KEY:SECRET@bucket/a", "s3://bucket", "a"),
+        ("s3a://KEY:SEC/RET@bucket/a", "s3://bucket", "a"),
         ("s3://bucket", "s3://bucket", "/"),
         ("gs://bucket/a", "gs://bucket", "a"),
         ("hdfs://node:8020/a/b", "hdfs://node:8020", "/a/b"),

@@ -195,7 +195,7 @@ def test_no_secret_in_the_page(cluster: EmbeddedCluster, topic: str, tmp_path: A
     thread.start()
     config = tmp_path / "client.properties"
     config.write_text(
-        f"schema.registry.url=http://me:hunter2@127.0.0.1:{server.server_port}\nbootstrap.servers={servers}\n"
+        f"schema.registry.url=http://me:hunter2@h3@127.0.0.1:{server.server_port}\nbootstrap.servers={servers}\n"
     )
     try:
         with serving("--command-config", str(config)) as page:
@@ -203,12 +203,13 @@ def test_no_secret_in_the_page(cluster: EmbeddedCluster, topic: str, tmp_path: A
             assert "401" in row["valueSchema"]["error"]
             shown = json.dumps([row, page.get("session")])
             assert "hunter2" not in shown
-            assert "bWU6aHVudGVyMg" not in shown
+            assert "bWU6aHVudGVyMk" not in shown
+            assert page.get("session")["registry"] == f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
-    assert _Slow.seen[0] == "Basic bWU6aHVudGVyMg=="
+    assert _Slow.seen[0] == "Basic bWU6aHVudGVyMkBoMw=="
 
 
 @pytest.mark.test_all("again")

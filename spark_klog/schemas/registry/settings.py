@@ -171,9 +171,10 @@ class _Parser:
                 host, _ = parts.hostname, parts.port
             except ValueError:
                 host = None
-            if not host or parts.scheme not in _SCHEMES or parts.query or parts.fragment:
-                # one that may have a secret is not shown
-                which = f"its URL {number}" if {*"@?#"}.intersection(text) else repr(text)
+            # an @ after the host: a password with a slash that is not encoded
+            if not host or parts.scheme not in _SCHEMES or parts.query or parts.fragment or "@" in parts.path:
+                # one that may have a secret is not shown, nor a part of one with a comma in its password
+                which = f"its URL {number}" if {*"@?#"}.intersection(self._text("url")) else repr(text)
                 raise self._error("url", f"must be http://HOST:PORT or https://HOST:PORT, and {which} is not")
             if (last := parts.path.rstrip("/").rpartition("/")[2]) in ("subjects", "schemas"):
                 raise self._error("url", f"is the registry's address, without /{last}")

@@ -67,6 +67,8 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ({}, r"^schema\.registry\.url is required"),
         ({"url": "a:8081"}, r"^schema\.registry\.url must be http://HOST:PORT"),
         ({"url": "http://a:8081, ftp://very-secret@b"}, "and its URL 2 is not$"),
+        ({"url": "http://u:1/very-secret@a:8081"}, "and its URL 1 is not$"),
+        ({"url": "http://u:very-secret,p@a:8081"}, "and its URL 1 is not$"),
         ({"url": "http://a:port"}, "and 'http://a:port' is not$"),
         ({"url": "registry:8081"}, "must be http://HOST:PORT or https://HOST:PORT, and 'registry:8081' is not$"),
         ({**_URL, "urls": "x"}, r"unknown setting schema\.registry\.urls: did you mean url\?"),
