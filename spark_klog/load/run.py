@@ -486,7 +486,7 @@ class _Run:
         """Run the tasks that are not complete; returns the results of all. `LoadError` if one of them has ended."""
         settings = self._settings(plan)
         columns = None if self._table is None else self._table.prepare(settings, plan.topics, "tasks")
-        results = self._results(plan)
+        results = self._results(plan, columns)
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
         if not todo:
             return results
@@ -547,14 +547,18 @@ class _Run:
         store.remove(refused_path(plan.run))
         return plan
 
-    def _results(self, plan: Plan) -> dict[int, list[RangeResult]]:
-        """The results of the tasks that are complete, checked."""
+    def _results(self, plan: Plan, columns: pa.Schema | None = None) -> dict[int, list[RangeResult]]:
+        """The results of the tasks that are complete, checked, also whether their files fit a table's `columns`."""
         found = {}
         complete = set(complete_tasks(self._store, plan.run))
         for number, ranges in enumerate(plan.tasks):
             results = task_results(self._store, plan.run, number) if number in complete else None
-            if results is not None and self._table is not None and not has_files(self._store, results):
-                self._store.remove(task_path(plan.run, number))  # others have vacuumed the table
+            if (
+                (table := self._table) is not None
+                and results is not None
+                and not (has_files(self._store, results) and (columns is None or table.fits(results, columns)))
+            ):  # others have vacuumed the table, or a column was replaced
+                self._store.remove(task_path(plan.run, number))
             elif results is not None:
                 check_results(self._store, plan.run, number, ranges, results)
                 found[number] = results

@@ -33,6 +33,7 @@ from spark_klog.load.journal.model import (
     FileEntry,
     Manifest,
     Progress,
+    RangeResult,
     attempt_of,
     attempt_path,
     candidate_path,
@@ -51,7 +52,7 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.load.table_columns import run_columns, time_column
 from spark_klog.tables.change_files import change_files
 from spark_klog.tables.changes import ChangeFormat
-from spark_klog.tables.table import STREAMS, DataFile, Run, Stage, Table
+from spark_klog.tables.table import STREAMS, DataFile, Run, Stage, Table, field_ids
 
 if TYPE_CHECKING:
     from spark_klog.base.names import TopicPartition
@@ -143,6 +144,11 @@ class TableCommits:
         changes = settings.change_format(topics[0])
         key = () if changes is None else changes.key
         return self.table.prepare(columns, layout, place, self._load, stage, key)  # type: ignore[arg-type]
+
+    def fits(self, results: Iterable[RangeResult], columns: pa.Schema) -> bool:
+        """Whether a task's files are of columns that the table has, by their ids: it may have replaced some since."""
+        entry = next((entry for item in results for entry in item.files), None)  # all have the same
+        return entry is None or field_ids(self._footer(entry).schema.to_arrow_schema()) <= field_ids(columns)
 
     def commit(self, manifest: Manifest, changes: ChangeFormat | None) -> Manifest:
         """Commit a run to the table, then to the journal; errors as of `Table.append`. Returns what the journal has.

@@ -40,6 +40,7 @@ from pyiceberg.types import DateType, DoubleType, TimestampType, TimestamptzType
 from spark_klog.base.addresses import without_user
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.change_files import ChangeFiles
+from spark_klog.tables.changes import DELETED
 from spark_klog.tables.iceberg_compaction import Batch, Compaction
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
 from spark_klog.tables.iceberg_rows import deleted_rows
@@ -50,6 +51,7 @@ from spark_klog.tables.iceberg_upsert import Upsert
 from spark_klog.tables.table import (
     COLUMNS_PROPERTY,
     LOAD_PROPERTY,
+    STREAMS,
     DataFile,
     Layout,
     Offsets,
@@ -195,7 +197,9 @@ class IcebergTable:
         self._check_owner(metadata, load)
         if metadata.format_version not in _WRITTEN:
             raise LoadError(f"{self.address} has format version {metadata.format_version}: pyiceberg writes 1 and 2")
-        needed = changes(metadata.schema(), columns, _own(metadata), _unwritten(metadata))
+        # another stream may be about to write to what this one does not have
+        unwritten, drops = _unwritten(metadata), load != STREAMS
+        needed = changes(metadata.schema(), columns, _own(metadata), unwritten, drops=drops)
         self._check_layout(metadata, layout, needed.path_before(time_column))
         if needed.differences:
             raise LoadError(
@@ -241,6 +245,17 @@ class IcebergTable:
         has_rows = head is not None and (head.summary is None or head.summary.get("total-records") != "0")
         if key and has_rows and (mismatch := key_mismatch(metadata.properties, key, ids)):
             raise LoadError(f"{self.address} {mismatch}")
+
+    def _check_columns(self, metadata: TableMetadata, files: ChangeFiles) -> None:
+        """`LoadError` if the table has no place for all values of the changes, as others have changed its columns."""
+        columns = pa.schema([one for one in files.schema if one.name != DELETED])
+        lacks = changes(metadata.schema(), columns, ())
+        names = [".".join(path) for path, _ in (*lacks.added, *lacks.widened)]
+        if texts := [*lacks.differences, *(f"no {name} of the changes' type" for name in names)]:
+            raise LoadError(
+                f"{self.address} has other columns than the changes ({'; '.join(texts)}), as another writer has "
+                "changed them meanwhile: run again, which compares them anew"
+            )
 
     def _spec(self, schema: Schema, layout: Layout, time_column: str) -> PartitionSpec:
         if layout == "none":
@@ -316,13 +331,14 @@ class IcebergTable:
         else:
             self._trying(lambda: self._upsert(changes, run), f"given run {run.number}")
 
-    def _upsert(self, changes: ChangeFiles, run: Run) -> None:
+    def _upsert(self, files: ChangeFiles, run: Run) -> None:
         without = self._without(run)
         if without is None:
             return
         table, last = without
-        self._check_key(table.metadata, changes.key)
-        upsert = Upsert(table, changes)
+        self._check_key(table.metadata, files.key)
+        self._check_columns(table.metadata, files)
+        upsert = Upsert(table, files)
         upsert.write()
         if not upsert.added and not upsert.gone:
             self._append([], run)
@@ -354,6 +370,7 @@ class IcebergTable:
         starts: Offsets | None,
         data_files: Collection[str] = (),
     ) -> None:
+        transaction.require_schema()
         sequence = transaction.table_metadata.next_sequence_number()
         transaction.set_properties(run_properties(run, producer.snapshot_id, sequence, starts))
         producer.commit()

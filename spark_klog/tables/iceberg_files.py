@@ -66,7 +66,7 @@ class Footers:
     def data_file(self, path: str, size: int, footer: FileMetaData, partition: Record | None = None) -> DataFile:
         """The data file at `path`, which messages name; in the partition of its rows, if none is given.
 
-        `LoadError` if the file has no ids of fields, or rows of several partitions.
+        `LoadError` if the file has no ids of fields, or others than the table, or rows of several partitions.
         """
         columns = self._columns(path, footer)
         sizes: dict[int, int] = {}
@@ -78,8 +78,12 @@ class Footers:
             if leaf.id is None:
                 raise LoadError(f"{path} has a column without a field id: it was not written for this table")
             name = self._schema.find_column_name(leaf.id)
-            if name is None:  # dropped from the table meanwhile
-                continue
+            if name is None:  # its values would be null
+                column = footer.schema.column(index).path
+                raise LoadError(
+                    f"{path} has a column {column} (field id {leaf.id}) that the table has no longer, as another "
+                    "writer has dropped or replaced it: run again, which writes by the columns that there are now"
+                )
             chunks = [footer.row_group(group).column(index) for group in range(footer.num_row_groups)]
             sizes[leaf.id] = sum(chunk.total_compressed_size for chunk in chunks)
             mode = self._mode(name)

@@ -193,13 +193,18 @@ class Changes:
 
 
 def changes(
-    table: Schema, columns: pa.Schema, own: Collection[str], unwritten: Collection[int] = frozenset()
+    table: Schema,
+    columns: pa.Schema,
+    own: Collection[str],
+    unwritten: Collection[int] = frozenset(),
+    *,
+    drops: bool = True,
 ) -> Changes:
     """Compare a load's columns with a table's. Columns that only the table has stay, unless they are required.
 
     A column that the table does not have is one of the table's under another name, if its aliases (`aliases_of`) name
-    that, and the load's `own` columns have it. Fields whose ids are `unwritten` may get another type, or go: of `own`
-    columns only, as others may wait for somebody else's rows.
+    that, and the load's `own` columns have it. Fields whose ids are `unwritten` may get another type, or go if it
+    `drops` any: of `own` columns only, as others may wait for somebody else's rows.
     """
     compared = Changes()
     ids = set(unwritten)
@@ -207,6 +212,9 @@ def changes(
         if one.name not in own:
             ids.difference_update(Schema(one).field_ids)
     _compare_fields(table.fields, list(columns), (), compared, ids, own)
+    if not drops:
+        again = {path for path, _ in compared.added}
+        compared.removed = [path for path in compared.removed if path in again]
     return compared
 
 

@@ -9,7 +9,13 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
-from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCurrentSchemaId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetPropertiesUpdate,
+)
 
 from spark_klog.tables.iceberg_runs import SNAPSHOT
 
@@ -47,6 +53,11 @@ class OneAttempt(Transaction):
         """Let the commit fail if there is another snapshot by then."""
         now = self.table_metadata.current_snapshot_id
         self._requirements += (AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": now}),)
+
+    def require_schema(self) -> None:
+        """Let the commit fail if the table has other columns by then: its files are written by those of now."""
+        now = self.table_metadata.current_schema_id
+        self._requirements += (AssertCurrentSchemaId.model_validate({"current-schema-id": now}),)
 
     def commit_transaction(self) -> Table:
         """Commit. The table may have it after any error: of a request that a proxy sends twice one is a conflict."""

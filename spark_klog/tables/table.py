@@ -7,7 +7,7 @@ the offsets at which the next run begins. A run's journal follows it.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -200,6 +200,22 @@ def aliases_of(column: pa.Field) -> list[str]:
 def has_field_ids(columns: pa.Schema) -> bool:
     """Whether a table knows its columns by ids: an Iceberg table, whose partitions are computed of its columns."""
     return any(FIELD_ID in (one.metadata or {}) for one in columns)
+
+
+def field_ids(columns: Iterable[pa.Field]) -> set[bytes]:
+    """The ids of fields at all levels; none of a table, or a file of one, that knows its columns by their names."""
+    ids = set[bytes]()
+    for one in columns:
+        kind = one.type
+        if FIELD_ID in (one.metadata or {}):
+            ids.add(one.metadata[FIELD_ID])
+        if pa.types.is_struct(kind):
+            ids |= field_ids(kind)
+        elif pa.types.is_map(kind):
+            ids |= field_ids((kind.key_field, kind.item_field))
+        elif pa.types.is_list(kind):
+            ids |= field_ids([kind.value_field])
+    return ids
 
 
 class Table(Protocol):

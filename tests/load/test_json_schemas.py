@@ -237,6 +237,29 @@ def test_what_no_commit_has_binds_nobody(
     assert status(output).findings == []
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    ("was", "now", "expected"),
+    [("int", "double", 7.0), pytest.param("decimal(10,2)", "decimal(12,4)", 7, marks=pytest.mark.test_all("again"))],
+)
+def test_a_corrected_type_has_the_values_of_complete_tasks(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str, was: str, now: str, expected: Any
+) -> None:
+    """It holds all of them, and Iceberg has a new column for it: what was written into the old one is written again."""
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    create_topic(servers, topic)
+    load = _loader(servers, address, topic)
+    _send(servers, topic, {"id": 0}, {"id": 1})
+    load("id int")
+    _send(servers, topic, {"id": 2, "qty": 7}, {"id": 3, "qty": 7}, {"id": 4, "qty": "x"}, {"id": 5, "qty": 7})
+    with pytest.raises(LoadError, match="has 1 bad record batches or values"):
+        load(f"id int, qty {was}")
+    assert len(list(tmp_path.glob("**/_klog/runs/00000002/offsets-*"))) == 2
+    load(f"id int, qty {now}", max_bad=MaxBad(1))
+    assert _rows(address, "id", "qty") == [(0, None), (1, None), (2, expected), (3, expected), (5, expected)]
+    assert status(address).findings == []
+
+
 def _newest(output: str) -> Any:
     """The schema of the newest file of a folder."""
     return ds.dataset(max(Path(output).rglob("*.parquet"), key=lambda path: path.name.split("+")[2])).schema

@@ -20,7 +20,7 @@ from spark_klog.columns.schema import FULL, with_types
 from spark_klog.errors import LoadError
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.table import Layout, with_aliases
-from tests.tables.iceberg_tables import LOAD, Warehouse, rows, run_of, write
+from tests.tables.iceberg_tables import LOAD, Warehouse, before_commit, rows, run_of, write
 
 _AGAIN = pytest.mark.test_all("again")
 _AT = datetime(2024, 1, 1, 5, 30, tzinfo=timezone.utc)
@@ -274,16 +274,58 @@ def test_a_row_group_without_statistics_has_no_bounds(warehouse: Warehouse) -> N
         table.append([write(table, plain, "plain", [{"offset": 1}])], run_of(2, 2))
 
 
-def test_a_column_that_others_rename_or_drop_before_the_commit(warehouse: Warehouse) -> None:
+def test_a_column_that_others_rename_or_widen_before_the_commit(warehouse: Warehouse) -> None:
     table, schema = warehouse.prepared("none")
     file = write(table, schema, "1", rows([1]))
     with warehouse.stranger().update_schema() as update:
         update.rename_column("value", "content")
-        update.delete_column("timestampType")
         update.update_column("partition", LongType())
     table.append([file], run_of(1, 1))
     [row] = warehouse.stranger().scan().to_arrow().to_pylist()
-    assert (row["content"], row["partition"], "timestampType" in row) == (b"000001", 0, False)
+    assert (row["content"], row["partition"]) == (b"000001", 0)
+
+
+@pytest.mark.parametrize("how", ["dropped", "replaced by the corrected schema", "during the commit"])
+def test_no_value_is_lost_by_a_column_that_goes_before_the_commit(warehouse: Warehouse, how: str) -> None:
+    table, schema = warehouse.prepared("none")
+    table.append([write(table, schema, "1", rows([1]))], run_of(1, 1))
+    more = [pa.schema([*FULL, pa.field("more", kind)]) for kind in (pa.int32(), pa.float64())]
+    schema = table.prepare(more[0], "none", "timestamp", LOAD, "tasks")
+    file = write(table, schema, "2", rows([2], more=7))
+
+    def change() -> None:
+        if how == "dropped":
+            with warehouse.stranger().update_schema() as update:
+                update.delete_column("more")
+        else:
+            warehouse.open().prepare(more[1], "none", "timestamp", LOAD, "plan")
+
+    if how == "during the commit":
+        before_commit(table, change)
+    else:
+        change()
+    with pytest.raises(LoadError, match=r"2\.parquet has a column more \(field id \d+\) .*: run again"):
+        table.append([file], run_of(2, 2))
+    assert warehouse.offsets() == [1]
+    schema = table.prepare(more[1], "none", "timestamp", LOAD, "tasks")
+    table.append([write(table, schema, "3", rows([2], more=7.0))], run_of(2, 2))
+    assert warehouse.stranger().scan().to_arrow().sort_by("offset")["more"].to_pylist() == [None, 7.0]
+
+
+def test_a_commit_names_the_columns_that_its_files_are_written_by(warehouse: Warehouse) -> None:
+    """A catalog that compares what a commit requires, and nothing else, is a REST catalog."""
+    table, schema = warehouse.prepared("none")
+    file = write(table, schema, "1", rows([1]))
+    catalog, asked = table._catalog, list[Any]()
+    real = catalog.commit_table
+
+    def commit(at: Any, requirements: Any, updates: Any) -> Any:
+        asked.extend(one.current_schema_id for one in requirements if one.type == "assert-current-schema-id")
+        return real(at, requirements, updates)
+
+    catalog.commit_table = commit  # type: ignore[method-assign]
+    table.append([file], run_of(1, 1))
+    assert asked == [warehouse.stranger().schema().schema_id]
 
 
 def test_arrow_and_back() -> None:

@@ -26,8 +26,19 @@ from spark_klog.errors import LoadError
 from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.delta import DeltaLakeTable
 from spark_klog.tables.iceberg import IcebergTable
-from spark_klog.tables.table import DataFile, Run, RunConflict, Table
-from tests.tables.change_support import FORMAT, VALUE, Change, applied, change_batch, records, rows_in, rows_of, written
+from spark_klog.tables.table import STREAMS, DataFile, Run, RunConflict, Table
+from tests.tables.change_support import (
+    FORMAT,
+    KEY,
+    VALUE,
+    Change,
+    applied,
+    change_batch,
+    records,
+    rows_in,
+    rows_of,
+    written,
+)
 
 FORMATS = ("delta", "iceberg")
 
@@ -422,6 +433,42 @@ def test_two_runs_at_once(kind: str, tmp_path: Path) -> None:
     assert (last.number, last.token) == (2, f"token-{winner}")
     names = content(kind, tmp_path)["name"].to_pylist()
     assert sorted(names) == sorted(["a"] * 10 + [f"by {winner}"] * 10)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("others", [[], [pa.field("more", pa.string())]])
+def test_two_streams_and_a_new_field(kind: str, tmp_path: Path, others: list[pa.Field]) -> None:
+    """One has it, and the other, whose micro-batch comes between, does not, or has it as another type."""
+
+    def merge(number: int, *fields: pa.Field, between: Callable[[], object] | None = None) -> None:
+        kinds = pa.struct([*VALUE, *fields])
+        made = ChangeFormat(KEY, kinds)
+        batch = records([Change(number, "a", 0, number)])
+        more = [pa.array([7 if field.type == pa.int32() else "seven"], field.type) for field in fields]
+        value = pa.StructArray.from_arrays([*batch["value"].flatten(), *more], fields=list(kinds))
+        changes = made.changes(batch.set_column(1, pa.field("value", kinds), value))
+        table = make_table(kind, tmp_path)
+        table.prepare(made.row, "none", "", STREAMS, key=made.key)
+        if between is not None:
+            between()
+        last = table.last_run(STREAMS)
+        files = written(tmp_path / f"{number}-{len(fields)}-{last and last.number}", [changes])
+        table.upsert(files, Run(STREAMS, last.number + 1 if last else 1, f"token-{number}", {"rows": {"0": number}}))
+
+    new = pa.field("more", pa.int32())
+    merge(1)
+    if not others:
+        merge(2, new, between=lambda: merge(3))
+        expected = {1: None, 2: 7, 3: None}
+    elif kind == "iceberg":
+        with pytest.raises(LoadError, match=r"more is string in the table, int in the load\), as .*: run again"):
+            merge(2, new, between=lambda: merge(3, *others))
+        expected = {1: None, 3: "seven"}
+    else:  # the first one to come has committed its column
+        with pytest.raises(LoadError, match="more is int32 in the table and string in the load"):
+            merge(2, new, between=lambda: merge(3, *others))
+        expected = {1: None}
+    assert {row["id"]: row.get("more") for row in content(kind, tmp_path).to_pylist()} == expected
 
 
 @pytest.mark.parametrize("kind", FORMATS)
