@@ -2,9 +2,9 @@
 
 `{}` in a list of JSON objects has two bytes, an empty message in a list of Protobuf has two, an item of Avro that was
 written before its schema got fields has few, but in columns each takes some bytes for each field that its type has: a
-few KB of a compressed batch could take gigabytes. So the elements of a record may take 64 KiB, and 64 bytes for each
-byte of the record; a record beyond that is bad. A file of null columns has such a ratio only if nearly all fields of
-nearly all elements are absent.
+few KB of a compressed batch could take gigabytes. So the elements of a record may take 4 MiB, and 64 bytes for each
+byte of the record; a record beyond that is bad. Thousands of events of a few bytes, each of another one of many types,
+are within it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 #: As in `_protobuf.pyx` and `_avro.pyx`.
-BASE_ROOM: Final = 64 * 1024
+BASE_ROOM: Final = 4 * 1024 * 1024
 ROOM_OF_A_BYTE: Final = 64
 TOO_MANY_ABSENT: Final = (
-    f"lists with so many elements that leave fields out that their columns take more than {ROOM_OF_A_BYTE} bytes for "
-    "each byte of the record"
+    "lists with so many elements that leave fields out that their columns take more than 4 MiB, and "
+    f"{ROOM_OF_A_BYTE} bytes for each byte of the record"
 )
 #: Bytes of a value of variable size that is absent or empty, and what the shortest element, `{},`, has in JSON.
 VARIABLE_BYTES: Final = 5
@@ -38,6 +38,11 @@ def empty_bytes(kind: pa.DataType) -> int:
         return VARIABLE_BYTES
 
 
+def largest_element(kind: pa.DataType) -> int:
+    """Bytes of the largest element of a type's lists and maps without its fields; 0 if it has none."""
+    return max(map(empty_bytes, _elements(kind)), default=0)
+
+
 def _elements(kind: pa.DataType) -> Iterator[pa.DataType]:
     """The types of the elements of lists and maps within a type."""
     if pa.types.is_struct(kind):
@@ -50,10 +55,10 @@ def _elements(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 class JsonRoom:
-    """The bound for JSON records that are read into a type. Missing fields have defaults of `default_bytes`, in sum."""
+    """The bound for JSON records whose lists and maps have elements of at most so many bytes without their fields."""
 
-    def __init__(self, kind: pa.DataType, default_bytes: int = 0) -> None:
-        self._bytes = max(map(empty_bytes, _elements(kind)), default=0) + default_bytes
+    def __init__(self, element_bytes: int) -> None:
+        self._bytes = element_bytes
 
     def crowded(self, rows: pa.Array) -> dict[int, str]:
         """Why rows of a binary column are bad, by their number."""
@@ -64,7 +69,7 @@ class JsonRoom:
         bad = {}
         for row in pc.indices_nonzero(pc.greater(counts, rooms)).to_pylist():
             try:
-                count = _count(json.loads(rows[row].as_py()))
+                count = _count(json.loads(rows[row].as_py(), parse_int=float))  # `int` refuses those of 4,300 digits
             except (ValueError, RecursionError) as error:
                 bad[row] = f"no JSON: {error}"
             else:

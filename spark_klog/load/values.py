@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from spark_klog.columns.json_reader import BEGIN, json_text, read_rows
-from spark_klog.columns.room import JsonRoom
+from spark_klog.columns.room import JsonRoom, largest_element
 from spark_klog.errors import ConfigError
 from spark_klog.tables.table import aliases_of
 
@@ -343,7 +343,7 @@ class JsonParser:
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
-        self._room = JsonRoom(kind)
+        self._room = JsonRoom(largest_element(kind))
 
     def parse(self, values: pa.Array) -> Parsed:
         """Parse a binary column. A value parses as a whole or is bad."""

@@ -100,7 +100,18 @@ def test_lists_that_are_much_larger_in_columns() -> None:
     found = parser.parse(pa.array([b'{"id":1}', crowded, None, b'{"many":[{},{}]}'], pa.binary()))
     ((row, why),) = found.bad
     assert (row, len(found.column)) == (1, 3)
-    assert "more than 64 bytes for each byte of the record" in why
+    assert "more than 4 MiB, and 64 bytes for each byte of the record" in why
+
+
+def test_lists_of_sparse_objects_are_read() -> None:
+    fields = ", ".join(f"f{number}: string" for number in range(200))
+    parser = JsonParser(parse_schema(f"items array<struct<id: bigint, {fields}>>"))
+    rows: list[Any] = [{"items": [{"id": number} for number in range(size)]} for size in (200, 2000)]
+    parsed = parser.parse(pa.array([json.dumps(row, separators=(",", ":")).encode() for row in rows], pa.binary()))
+    assert not parsed.bad
+    assert [[one["id"] for one in items] for items in parsed.column.field("items").to_pylist()] == [
+        list(range(size)) for size in (200, 2000)
+    ]
 
 
 def _nulls(value: dict[str, Any]) -> dict[str, Any]:

@@ -23,14 +23,14 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 # As in opcodes.py, which says when to raise it.
-VERSION = 3
+VERSION = 4
 
 
 cdef enum:
     MAX_DEPTH = 64  # as in schema.py
     MAX_EMPTY_ITEMS = 1024
     # as in columns/room.py
-    BASE_ROOM = 64 * 1024
+    BASE_ROOM = 4 * 1024 * 1024
     ROOM_OF_A_BYTE = 64
 
 

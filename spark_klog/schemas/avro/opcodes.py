@@ -12,7 +12,7 @@ from enum import IntEnum, auto
 from spark_klog.columns.room import TOO_MANY_ABSENT
 
 #: Raise it with every change of a number or of a meaning here or in `_avro.pyx`.
-VERSION = 3
+VERSION = 4
 
 
 class Op(IntEnum):

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.columns.json_reader import json_text, read_json
-from spark_klog.columns.room import JsonRoom
+from spark_klog.columns.room import JsonRoom, empty_bytes
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.json_schema.columns import LOCAL_TIMESTAMP, TIMESTAMP, Column
@@ -67,8 +67,8 @@ class JsonSchemaDecoder:
         self._column = reader.column
         self.type: pa.DataType = reader.column.type
         self._rows = RowParser(reader.column)
-        defaults = [one.default for below in reader.column.tree() for one in below.properties if one.fills]
-        self._room = JsonRoom(self.type, sum(len(json.dumps(default)) for default in defaults))
+        elements = (one.items or one.values for one in reader.column.tree() if one.form in ("list", "map"))
+        self._room = JsonRoom(max((_room(one) for one in elements if one is not None), default=0))
         #: What Arrow reads, and properties of the record that it can't: Python's parser adds them.
         self._fast, left = _divided(reader.column)
         self._left = RowParser(left) if left.properties else None
@@ -208,6 +208,12 @@ def _payloads(
             return pa.array(cut, pa.binary())
         starts = int(live[0]) if len(live) else 0
     return pc.binary_slice(rows, starts, _LONGEST) if starts else rows
+
+
+def _room(element: Column) -> int:
+    """Bytes in columns of an element of a list or map without its fields, with all defaults of its own."""
+    defaults = [one.default for below in element.tree() for one in below.properties if one.fills]
+    return empty_bytes(element.type) + sum(len(json.dumps(default)) for default in defaults)
 
 
 def _blocks(rows: pa.Array) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 # As in tables.py, which says when to raise it.
-VERSION = 3
+VERSION = 4
 
 
 # As in arrow_columns.py.
@@ -81,7 +81,7 @@ cdef enum:
 
 # As in columns/room.py.
 cdef enum:
-    BASE_ROOM = 64 * 1024
+    BASE_ROOM = 4 * 1024 * 1024
     ROOM_OF_A_BYTE = 64
 
 

@@ -38,7 +38,7 @@ from spark_klog.schemas.protobuf.columns import (
 )
 
 #: Raise it when tables, reasons or calls of the kernel change: a kernel of other sources is not used.
-VERSION: Final = 3
+VERSION: Final = 4
 
 
 class Op(IntEnum):

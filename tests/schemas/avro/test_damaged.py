@@ -123,25 +123,27 @@ def test_counts_do_not_allocate() -> None:
 
 _SYMBOLS = {"type": "enum", "name": "E", "symbols": ["s" * 200, "t"]}
 _SMALL = record(("n", "int"), name="I")
-_GROWN = record(("n", "int"), *((f"n{number}", ["null", "long"], None) for number in range(100)), name="I")
+_NULLS = [(f"n{number}", ["null", "long"], None) for number in range(1000)]
+_GROWN = record(("n", "int"), *_NULLS[:20], ("text", "string", "x" * 800), name="I")
+_WIDE = record(*_NULLS, name="I")
 _DEFAULTED = record(("n", "int"), ("text", "string", "x" * 900), name="I")
 
 
 @pytest.mark.parametrize(
     ("kind", "read", "value", "fits", "bad"),
     [
-        (_array(_SMALL), _array(_GROWN), lambda number: [{"n": 1}] * number, 69, 70),
-        ({"type": "map", "values": _SMALL}, {"type": "map", "values": _GROWN}, None, 50, 2000),
-        (_array(_SMALL), _array(_DEFAULTED), lambda number: [{"n": 1}] * number, 70, 100),
-        (_array(["null", _SMALL]), _array(["null", _GROWN]), lambda number: [None] * number, 60, 100),
-        (_array("null"), _array(["null", _GROWN]), lambda number: [None] * number, 70, 100),
-        (_array(_SYMBOLS), _array(_SYMBOLS), lambda number: ["s" * 200] * number, 400, 600),
-        (_array(_SYMBOLS), _array(_SYMBOLS), lambda number: ["t"] * number, 400, 5000),
+        (_array(_SMALL), _array(_GROWN), lambda number: [{"n": 1}] * number, 4419, 4420),
+        ({"type": "map", "values": _SMALL}, {"type": "map", "values": _GROWN}, None, 2000, 8000),
+        (_array(_SMALL), _array(_DEFAULTED), lambda number: [{"n": 1}] * number, 4500, 5500),
+        (_array(["null", _SMALL]), _array(["null", _GROWN]), lambda number: [None] * number, 4400, 5500),
+        (_array("null"), _array(["null", _WIDE]), lambda number: [None] * number, 450, 500),
+        (_array(_SYMBOLS), _array(_SYMBOLS), lambda number: ["s" * 200] * number, 25_000, 35_000),
+        (_array(_SYMBOLS), _array(_SYMBOLS), lambda number: ["t"] * number, 400, 35_000),
     ],
     ids=["fields", "map", "default", "nulls", "nothing", "symbols", "short symbols"],
 )
 def test_items_that_grow_in_columns(kind: Any, read: Any, value: Any, fits: int, bad: int) -> None:
-    """A record may take 64 KiB and 64 bytes for each of its bytes in lists; what has less is read as by fastavro."""
+    """A record may take 4 MiB and 64 bytes for each of its bytes in lists; what has less is read as by fastavro."""
     make = value or (lambda number: {f"k{one}": {"n": 1} for one in range(number)})
     data = written(record(("a", kind)), *({"a": make(number)} for number in (fits, bad, 1)))
     result = decode(record(("a", kind)), list(data), record(("a", read)))

@@ -118,8 +118,17 @@ def test_lists_that_are_much_larger_in_columns(row: bytes) -> None:
     good = json.dumps({"a": 1, "s": "{}" * 100_000, "many": [dict.fromkeys(_MANY, "text")] * 50}).encode()
     decoded = JsonSchemaDecoder(schema).decode(pa.array([good, row, good, None, row[:-1]], pa.binary()), [None])
     assert [bad.row for bad in decoded.bad] == [1, 4]
-    assert "more than 64 bytes for each byte of the record" in decoded.bad[0].reason
+    assert "more than 4 MiB, and 64 bytes for each byte of the record" in decoded.bad[0].reason
     assert "no JSON" in decoded.bad[1].reason
     rows = decoded.values.to_pylist()
     assert rows[0] == rows[2]
     assert (rows[1], len(rows[0]["many"])) == (None, 50)
+
+
+def test_a_default_of_another_property_takes_nothing_from_lists() -> None:
+    texts = {"type": "array", "items": record(t={"type": "string"})}
+    schema = parse_schema(json.dumps(record(long={"type": "string", "default": "d" * 50_000}, texts=texts)))
+    row = b'{"texts": [' + b'{"t": "x"},' * 999 + b'{"t": "x"}]}'
+    decoded = JsonSchemaDecoder(schema).decode(pa.array([row], pa.binary()), [None])
+    assert not decoded.bad
+    assert len(decoded.values[0]["texts"]) == 1000

@@ -183,7 +183,9 @@ message M {{
 _EMPTY_MESSAGES = {
     "messages": b"\x0a\0" * 100_000,
     "entries of a map": b"\x12\0" * 100_000,
-    "entries with keys": b"".join(b"\x12\3\x08" + bytes([0x80 | n & 127, n >> 7]) for n in range(9000)),
+    "entries with keys": b"".join(
+        b"\x12\4\x08" + bytes([0x80 | n & 127, 0x80 | n >> 7 & 127, n >> 14]) for n in range(40_000)
+    ),
     "defaults": b"\x1a\0" * 10_000,
     "messages in messages": b"\x22\0" * 100_000,
     "lists in lists": b"\x22\4\x12\0\x12\0" * 10_000,
@@ -210,7 +212,7 @@ def test_lists_that_are_much_larger_in_columns(name: str, kernel: str) -> None:
         decoded = ProtobufDecoder(made).decode(pa.array(values, pa.binary()), [made])
         (bad,) = (bad for bad in decoded.bad if "cut off" not in bad.reason)
         assert bad.row == 1
-        assert "more than 64 bytes for each byte of the record" in bad.reason
+        assert "more than 4 MiB, and 64 bytes for each byte of the record" in bad.reason
         rows = plain(decoded.values)
         assert rows[1] is None
         assert rows[0] == rows[2]
@@ -225,3 +227,18 @@ def test_lists_of_numbers_and_of_zeros_are_read() -> None:
     decoded = ProtobufDecoder(made).decode(pa.array([b"\x0a\0" * 100_000], pa.binary()), [made])
     assert not decoded.bad
     assert len(decoded.values[0].as_py()["p"]) == 100_000
+
+
+def test_events_of_many_types_are_read(kernel: str) -> None:
+    """Each of a few bytes, in columns for the fields of all types."""
+    texts = " ".join(f"string f{number} = {number};" for number in range(1, 9))
+    kinds = "".join(f"message E{kind} {{ {texts} }}" for kind in range(40))
+    members = " ".join(f"E{kind} e{kind} = {kind + 1};" for kind in range(40))
+    event = f"message Event {{ oneof kind {{ {members} }} }}"
+    made = schema(f'syntax = "proto3"; message M {{ repeated Event events = 1; }} {event} {kinds}')
+    data = b"\x0a\5\x0a\3\x0a\1x" * 2000
+    decoded = ProtobufDecoder(made).decode(pa.array([data, data[:700]], pa.binary()), [made])
+    assert not decoded.bad
+    events = decoded.values[1].as_py()["events"]
+    assert (len(decoded.values[0]["events"]), len(events), events[99]["e0"]["f1"]) == (2000, 100, "x")
+    assert events[99]["e1"] is None
