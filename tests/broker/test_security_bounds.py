@@ -224,6 +224,24 @@ def test_more_connections_than_allowed(tmp_path: Path) -> None:
         broker.wait_for_log("max.connections=3")
 
 
+def test_a_connection_replaces_only_one_at_both_bounds(tmp_path: Path) -> None:
+    """That of the same address: the others of a full broker stay."""
+    with (
+        KlogBroker(tmp_path, *_set(max_connections=6, max_connections_per_ip=4)) as broker,
+        contextlib.ExitStack() as stack,
+    ):
+        others = [RawClient(broker.port, source="127.0.0.2") for _ in range(2)]
+        silent = [RawClient(broker.port) for _ in range(4)]
+        for client in [*others, *silent]:
+            stack.callback(client.socket.close)
+        assert silent[3].request(METADATA, 4, {"topics": []})["brokers"]  # the broker has accepted all
+        assert _is_served(broker.port)
+        broker.wait_for_log("max.connections.per.ip=4", "silent")
+        for client in [*others, *silent[1:]]:
+            assert client.request(METADATA, 4, {"topics": []})["brokers"]
+        assert silent[0].is_closed()
+
+
 def test_large_requests_wait_for_memory(tmp_path: Path, topic: str) -> None:
     """20 connections send frames of 10 MiB, of which 24 MiB may be in memory; all of them are served."""
     with KlogBroker(tmp_path, *_set(queued_max_request_bytes=24 * MIB)) as broker, contextlib.ExitStack() as stack:

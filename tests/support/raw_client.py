@@ -26,8 +26,9 @@ def error_codes(answer: Any) -> list[int]:
 class RawClient:
     """A socket that sends frames."""
 
-    def __init__(self, port: int, timeout: float = 20) -> None:
-        self.socket = socket.create_connection((HOST, port), timeout)
+    def __init__(self, port: int, timeout: float = 20, source: str = "") -> None:
+        """`source`: the address to connect from, such as 127.0.0.2."""
+        self.socket = socket.create_connection((HOST, port), timeout, (source, 0))
 
     def send_frame(self, frame: bytes) -> None:
         self.socket.sendall(struct.pack(">i", len(frame)) + frame)

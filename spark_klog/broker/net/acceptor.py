@@ -61,9 +61,10 @@ class ConnectionLimits:
 
     def refusal(self, ip: str) -> str | None:
         """Return why one more connection is refused, or None and count it."""
-        if self._by_ip[ip] >= self._most_per_ip and not self.close_silent(self._per_ip, ip):
-            return f"{self._per_ip} is reached"
-        if self._all >= self._most and not self.close_silent(self._bound):
+        if self._by_ip[ip] >= self._most_per_ip:  # one of this address makes room in total, too
+            if not self.close_silent(self._per_ip, ip):
+                return f"{self._per_ip} is reached"
+        elif self._all >= self._most and not self.close_silent(self._bound):
             return f"{self._bound} is reached"
         self._by_ip[ip] += 1
         self._all += 1
