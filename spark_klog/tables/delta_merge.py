@@ -60,12 +60,11 @@ def _settled(changes: pa.Table, key: Sequence[str], table: pa.Schema, rows: _Row
     They are if a key has several ones, in several partitions: then the rows are looked at first.
     """
     outcome = Outcome(changes, key, table)
-    if len(latest := outcome.latest) == len(changes):
+    if len(outcome.latest) == len(changes):
         return changes, False
     for batch in rows([*key, *PLACE.names]):
         outcome.replace(pa.Table.from_batches([batch]))
-        latest = outcome.latest
-    return changes.take(pa.array(latest)), True
+    return changes.take(pa.array(outcome.latest)), True
 
 
 def _batches(slices: list[tuple[pa.Table, bool]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -23,8 +23,9 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.types import ListType, StringType
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.changes import ChangeFormat
+from spark_klog.tables.changes import ChangeFormat, Outcome
 from spark_klog.tables.delta import DeltaLakeTable
+from spark_klog.tables.delta_merge import _settled
 from spark_klog.tables.iceberg import IcebergTable
 from spark_klog.tables.table import STREAMS, DataFile, Run, RunConflict, Table
 from tests.tables.change_support import (
@@ -273,6 +274,28 @@ def test_a_key_that_moves_while_clocks_are_in_no_order(kind: str, cuts: tuple[in
     assert content(kind, tmp_path)["name"].to_pylist() == ["third"]
     source.merge([log[0], log[1]], len(cuts) + 2)
     assert content(kind, tmp_path)["name"].to_pylist() == ["third"]
+
+
+def test_changes_are_put_in_order_once_for_all_rows_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each batch of them: the changes may be millions."""
+    log = [Change(1, "a", 0, 0, 10), Change(1, "b", 1, 0, 20), Change(2, "c", 0, 1, 30)]
+    changes = pa.Table.from_batches([FORMAT.changes(records(log))])
+    old = [Change(1, "late", 1, 5, 5), *(Change(3 + number, "other", 0, number) for number in range(20))]
+    rows = pa.Table.from_batches([FORMAT.changes(records(old))])
+    calls: list[Outcome] = []
+    latest: Any = Outcome.latest.fget  # type: ignore[attr-defined]
+
+    def counted(outcome: Outcome) -> Any:
+        calls.append(outcome)
+        return latest(outcome)
+
+    monkeypatch.setattr(Outcome, "latest", property(counted))
+    settled, is_newest = _settled(
+        changes, FORMAT.key, FORMAT.row, lambda names: rows.select(list(names)).to_batches(max_chunksize=1)
+    )
+    assert is_newest
+    assert len(calls) == 2
+    assert sorted(settled["name"].to_pylist()) == ["a", "c"]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
