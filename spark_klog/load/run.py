@@ -576,8 +576,8 @@ class _Run:
             if one.topic in plan.topics:
                 source = sources[one.column]
                 check_registry(source, one)
-                if settings.upsert_key == RECORD_KEY and one.column == "key":
-                    source = replace(source, is_identity=True)
+                if changes := settings.change_format(one.topic):
+                    source = replace(source, identity=changes.key_paths(one.column))
                 readers.setdefault(one.topic, []).append(one.reader(source, self._options.evolution))
         planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
         now = self._cluster.topic_ids

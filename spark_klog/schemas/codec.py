@@ -11,7 +11,7 @@ import pyarrow as pa
 from spark_klog.base.names import Format
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.registry.schemas import NO_REFERENCES, References
-from spark_klog.schemas.rows import Decoded
+from spark_klog.schemas.rows import Decoded, FieldPair
 from spark_klog.wire.primitives import Buffer
 
 #: What is no schema of any format: a path or URI, and not a comment of Protobuf.
@@ -31,6 +31,14 @@ class Decoder(Protocol[_S_contra]):
 
         `rest` is what records have after the schema's id (`prefix.SchemaKey`), None if they have no id.
         `SchemaError` if no value of that schema can be read by the reader's.
+        """
+        ...
+
+    def field_pairs(self, writer: _S_contra, rest: bytes | None, path: tuple[str, ...]) -> list[FieldPair]:
+        """The fields of the record in the reader's fields of `path`, beside those of `writer`; `rest` as of `program`.
+
+        None if one of them has no such record. A value that is no record is a pair of fields without names, if it has
+        a loss. `SchemaError` as of `program`.
         """
         ...
 

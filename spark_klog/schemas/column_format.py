@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
@@ -17,7 +18,7 @@ from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, RegistrySettings
 from spark_klog.schemas.registry.schemas import References, Schema
-from spark_klog.schemas.rows import BadRow, Decoded, cut
+from spark_klog.schemas.rows import BadRow, Decoded, FieldPair, cut
 
 Column = Literal["key", "value"]
 #: How long the planning of a query waits for a registry: Spark can't stop the query meanwhile. Tasks wait longer.
@@ -38,7 +39,8 @@ class ColumnFormat:
 
     With a registry each record names its own schema; without one all are bare records of the reader's. `is_permissive`
     makes rows that do not decode null, without a word. `message` and `validates` are those of `codec_of`.
-    `is_identity`: records of schemas with more fields do not decode, as different ones would become the same row.
+    `identity` are paths of fields by which rows are told apart, () of all: records of schemas by which different ones
+    would become the same do not decode.
     `ends_at_unreadable`: rows of a newer version of the subject that do not decode are no bad rows, but end the query
     with `SchemaChanged`, as it loses none of them when it is started again.
     """
@@ -54,7 +56,7 @@ class ColumnFormat:
     message: str | None = None
     validates: bool = False
     ends_at_unreadable: bool = False
-    is_identity: bool = False
+    identity: frozenset[tuple[str, ...]] = frozenset()
 
     @property
     def codec(self) -> Codec[Any]:
@@ -172,8 +174,9 @@ class ReaderSchema:
                 raise SchemaError(f"it is {schema.format}, not {self.format.format}")
             self._check_version(registry, schema)
             writer = codec.parse(schema.text, registry.references(schema, key.id, subject))
-            if self.format.is_identity:
-                _check_fields(decoder.type, codec.decoder(writer).type)
+            if self.format.identity:
+                pairs = partial(decoder.field_pairs, writer, key.rest)
+                _check_identity(self.format.identity, pairs, lambda: self._is_older(registry, schema))
             return writer
 
         records = RecordDecoder(
@@ -218,6 +221,13 @@ class ReaderSchema:
             "read by the new one"
         )
 
+    def _is_older(self, registry: RegistryClient, schema: Schema) -> bool:
+        """Whether a schema is known to be an older version of the subject."""
+        if self.version is None or self.format.subject is None:
+            return False
+        version = registry.version_of(self.format.subject, schema)
+        return version is not None and version < self.version
+
     def _check_version(self, registry: RegistryClient, schema: Schema) -> None:
         """Raise `SchemaChanged` if a schema is a newer version of the subject, and that is to end the query."""
         subject, evolution = self.format.subject, self.format.evolution
@@ -242,11 +252,29 @@ class ColumnDecoder:
     decode: Decode
 
 
-def _check_fields(reader: pa.DataType, writer: pa.DataType) -> None:
-    """`SchemaError` if a writer's rows have more fields than the reader's; of as many some may be renamed."""
-    names, others = ({one.name for one in kind} if pa.types.is_struct(kind) else set() for kind in (reader, writer))
-    if len(more := others - names) > len(names - others):
-        raise SchemaError(f"it has {', '.join(sorted(more))}, without which different keys would be the same")
+def _check_identity(
+    identity: frozenset[tuple[str, ...]],
+    pairs_of: Callable[[tuple[str, ...]], list[FieldPair]],
+    is_older: Callable[[], bool],
+) -> None:
+    """`SchemaError` if different values of a writer's may become the same in the fields of `identity`.
+
+    An older version may lack a field that the reader's version added: its keys differ by the others.
+    """
+    for record in sorted({path[:-1] for path in identity}):
+        pairs = pairs_of(record)
+        unread = [one.written for one in pairs if one.written is not None and one.read is None]
+        if () in identity and unread:
+            raise SchemaError(f"it has {', '.join(sorted(unread))}, without which different keys would be the same")
+        key = [one for one in pairs if one.read is not None and ({(), (*record, one.read)} & identity)]
+        missing = [one.read for one in key if one.written is None and one.read is not None]
+        is_added = bool(missing) and not unread and len(missing) < len(key) and is_older()
+        if missing and not is_added:
+            raise SchemaError(
+                f"it has no {', '.join(sorted(missing))}: by its default different keys would be the same"
+            )
+        if lossy := [one for one in key if one.loss]:
+            raise SchemaError(f"its {lossy[0].written or 'value'} {lossy[0].loss}: different keys would be the same")
 
 
 def _bare(decoder: Decoder[Any], reader: Any) -> Decode:

@@ -26,3 +26,15 @@ class Decoded(NamedTuple):
 
     values: pa.Array
     bad: list[BadRow]
+
+
+class FieldPair(NamedTuple):
+    """A field of a writer's record, and that of the reader's record which is read from it.
+
+    None: the reader does not read it; the writer does not write it, and its default is no null. `loss` is why different
+    values may be read as the same; "" if they are not.
+    """
+
+    written: str | None
+    read: str | None
+    loss: str = ""

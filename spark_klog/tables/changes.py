@@ -103,6 +103,17 @@ class ChangeFormat:
         """The columns of the key."""
         return self.fields or tuple(name for name, _ in self._key_fields)
 
+    def key_paths(self, column: Literal["key", "value"]) -> frozenset[tuple[str, ...]]:
+        """The paths of the fields of a column that tell rows apart; () is all of it."""
+        if column == "key":
+            names = [(name,) for name in self.fields if _has(self.key_type, name)]
+            return frozenset(names if self.fields else [()])
+        if self.envelope == "none":
+            return frozenset((name,) for name in self.fields)
+        rows: list[tuple[str, ...]] = [("before",), ("after",)]
+        rows += [(_JSON_WRAPPER, *path) for path in rows]
+        return frozenset((*path, name) for path in rows for name in self.key)
+
     @property
     def row(self) -> pa.Schema:
         """The columns of a row in the table, with those of its place."""

@@ -48,9 +48,9 @@ _JSON_MORE = {**_JSON, "properties": {**_JSON["properties"], "tenant": {"type": 
 
 
 class _Keys:
-    """A topic of changes with keys by schemas of a registry, and values of JSON; and their table."""
+    """A topic of changes, and their table: keys by schemas of a registry, and values of JSON; or only such values."""
 
-    def __init__(self, servers: str, url: str, topic: str, address: str, sort: str) -> None:
+    def __init__(self, servers: str, url: str, topic: str, address: str, sort: str, column: Any) -> None:
         self.servers, self.topic, self.address, self._client = (
             servers,
             topic,
@@ -58,7 +58,7 @@ class _Keys:
             SchemaRegistryClient({"url": url}),
         )
         form: Any = {"AVRO": "avro", "PROTOBUF": "protobuf", "JSON": "json-schema"}[sort]
-        self._format = ColumnFormat("key", form, RegistrySettings(Settings({"url": url})), subject=f"{topic}-key")
+        self._format = ColumnFormat(column, form, RegistrySettings(Settings({"url": url})), subject=f"{topic}-key")
         create_topic(servers, topic)
 
     def send(self, schema: tuple[str, Any], key: dict[str, Any], name: str | None) -> None:
@@ -75,14 +75,13 @@ class _Keys:
             tenant = key.get("tenant", "").encode()
             body.write(bytes([0, 8, key["id"]]) + (bytes([0x12, len(tenant)]) + tenant if tenant else b""))
         value = None if name is None else json.dumps({"name": name}).encode()
-        produce(self.servers, self.topic, [Sent(value, body.getvalue())])
+        sent = Sent(value, body.getvalue()) if self._format.column == "key" else Sent(body.getvalue(), b"")
+        produce(self.servers, self.topic, [sent])
 
     def load(self, evolution: Any = "latest", **options: Any) -> Any:
-        settings = WriteSettings(schema="name string", upsert_key="key")
+        options = {"settings": WriteSettings(schema="name string", upsert_key="key"), **options}
         formats = (self._format,)
-        return run(
-            self.servers, self.address, self.topic, settings=settings, formats=formats, evolution=evolution, **options
-        )
+        return run(self.servers, self.address, self.topic, formats=formats, evolution=evolution, **options)
 
     def rows(self, name: str = "id") -> list[Any]:
         found = content(self.address)
@@ -91,8 +90,8 @@ class _Keys:
 
 @pytest.fixture
 def make(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path, environment: Any) -> Any:
-    def made(kind: str, sort: str = "AVRO") -> _Keys:
-        return _Keys(cluster.bootstrap_servers, registry, topic, address_of(kind, tmp_path), sort)
+    def made(kind: str, sort: str = "AVRO", column: str = "key") -> _Keys:
+        return _Keys(cluster.bootstrap_servers, registry, topic, address_of(kind, tmp_path), sort, column)
 
     return made
 
@@ -126,6 +125,91 @@ def test_a_key_that_gets_a_field(make: Any, kind: str, first: Any, second: Any) 
     with pytest.raises(LoadError, match="has rows by the key id, and the changes are by id, tenant"):
         keys.load()
     assert keys.rows() == before
+
+
+def _enum(*symbols: str) -> Any:
+    kind = {"type": "enum", "name": "Kind", "symbols": ["X", *symbols], "default": "X"}
+    return _avro("long", "id", {"name": "kind", "type": kind})
+
+
+def _proto(fields: str) -> Any:
+    return "PROTOBUF", f'syntax = "proto3"; message Key {{ {fields} }}'
+
+
+def _json(name: str) -> Any:
+    return "JSON", {**_JSON, "properties": {**_JSON["properties"], name: {"type": "string", "default": "?"}}}
+
+
+_REGION, _ZONE = ({"name": name, "type": "string", "default": "?"} for name in ("region", "zone"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "first", "second"),
+    [
+        (_avro("long", "id", _REGION), _avro("long", "id", _ZONE), {"id": 1, "region": "eu"}, {"zone": "eu"}),
+        (_avro("long", "id", _REGION), _LONG, {"id": 1, "region": "eu"}, {}),
+        (_enum("A"), _enum("A", "B"), {"id": 1, "kind": "A"}, {"kind": "B"}),
+        (_proto("int64 id = 1;"), _proto("int64 uid = 2;"), {"id": 1}, {}),
+        (_proto("int32 id = 1;"), _proto("int64 id = 1;"), {"id": 1}, {}),
+        (_json("region"), _json("zone"), {"id": 1, "region": "eu"}, {"zone": "eu"}),
+    ],
+    ids=["renamed", "dropped", "symbols", "numbers", "bits", "JSON"],
+)
+def test_keys_that_the_older_schema_would_make_the_same(make: Any, old: Any, new: Any, first: Any, second: Any) -> None:
+    keys = make("delta", old[0])
+    keys.send(old, first, "Ada")
+    keys.load()
+    before = keys.rows()
+    for number in (2, 3):
+        keys.send(new, {"id": number, **second}, "another")
+    with pytest.raises(LoadError, match="has records of version 2 now, which version 1, the load's, can't read"):
+        keys.load("keep")
+    assert keys.rows() == before
+
+
+@pytest.mark.parametrize("envelope", ["none", "debezium"])
+def test_values_without_the_field_that_is_the_key(make: Any, envelope: Any) -> None:
+    keys = make("delta", column="value")
+
+    def send(field: str, name: str) -> None:
+        fields = [{"name": field, "type": "long", "default": 0}, {"name": "name", "type": "string"}]
+        row: Any = {"type": "record", "name": "Row", "fields": fields}
+        value: dict[str, Any] = {field: len(name), "name": name}
+        if envelope == "debezium":
+            sides = [{"name": "before", "type": ["null", row]}, {"name": "after", "type": ["null", "Row"]}]
+            row = {"type": "record", "name": "Change", "fields": [*sides, {"name": "op", "type": "string"}]}
+            value = {"before": None, "after": value, "op": "c"}
+        keys.send(("AVRO", row), value, None)
+
+    settings = WriteSettings(upsert_key="id", envelope=envelope)
+    send("id", "Ada")
+    keys.load(settings=settings)
+    for name in ("Bob", "Charles"):
+        send("uid", name)
+    with pytest.raises(LoadError, match="has records of version 2 now, which version 1, the load's, can't read"):
+        keys.load("keep", settings=settings)
+    assert keys.rows() == [(3, "Ada")]
+
+
+def test_an_alias_of_the_readers_key_is_a_field_of_it(make: Any) -> None:
+    """The load reads by version 2, and the records of version 1 have the former name."""
+    keys = make("delta")
+    keys.send(_avro("long", "uid", aliases=["id"]), {"uid": 1}, "Ada")
+    keys.load("keep")
+    for number in (1, 2):
+        keys.send(_LONG, {"id": number}, f"user {number}")
+    keys.load("keep")
+    assert keys.rows("uid") == [(1, "user 1"), (2, "user 2")]
+
+
+def test_a_number_of_protobuf_is_a_field_of_the_key_by_any_name(make: Any) -> None:
+    keys = make("delta", "PROTOBUF")
+    keys.send(_proto("int64 id = 1;"), {"id": 1}, "Ada")
+    keys.load()
+    for number in (1, 2):
+        keys.send(_proto("int64 uid = 1;"), {"id": number}, f"user {number}")
+    keys.load("keep")
+    assert keys.rows() == [(1, "user 1"), (2, "user 2")]
 
 
 def test_a_key_that_gets_a_field_before_there_is_a_row(make: Any) -> None:

@@ -13,10 +13,10 @@ from spark_klog.schemas.arrow_columns import Buffers, Column, array_of, binary_p
 from spark_klog.schemas.avro.columns import Types, columns_of
 from spark_klog.schemas.avro.opcodes import VERSION, Reason
 from spark_klog.schemas.avro.program import Program, compile_plan
-from spark_klog.schemas.avro.resolution import resolve
+from spark_klog.schemas.avro.resolution import field_pairs, resolve
 from spark_klog.schemas.avro.schema import AvroSchema
 from spark_klog.schemas.native_kernel import native_kernel
-from spark_klog.schemas.rows import BadRow, Decoded
+from spark_klog.schemas.rows import BadRow, Decoded, FieldPair
 from spark_klog.wire.primitives import Buffer
 
 _NATIVE = "spark_klog.schemas.avro._avro"
@@ -67,6 +67,10 @@ class AvroDecoder:
         """
         is_raw = rest is not None and writer.is_plain_bytes
         return compile_plan(resolve(writer, self.reader), self._column, is_raw=is_raw)
+
+    def field_pairs(self, writer: AvroSchema, rest: bytes | None, path: tuple[str, ...]) -> list[FieldPair]:
+        """See `codec.Decoder`."""
+        return field_pairs(resolve(writer, self.reader), path)
 
     def decode(
         self,

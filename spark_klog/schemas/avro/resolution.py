@@ -23,6 +23,7 @@ from typing import Any, Final
 from spark_klog.errors import SchemaError
 from spark_klog.schemas.avro.columns import UNITS, unit_of
 from spark_klog.schemas.avro.schema import NO_DEFAULT, AvroField, AvroSchema
+from spark_klog.schemas.rows import FieldPair
 from spark_klog.wire.primitives import append_varlong
 
 _INT32, _INT64 = 1 << 31, 1 << 63
@@ -311,6 +312,50 @@ def read_symbols(writer: AvroSchema, reader: AvroSchema) -> list[int | None]:
     indexes = {symbol: index for index, symbol in enumerate(reader.symbols)}
     default = None if reader.default_symbol is None else indexes[reader.default_symbol]
     return [indexes.get(symbol, default) for symbol in writer.symbols]
+
+
+def field_pairs(plan: Plan, path: tuple[str, ...]) -> list[FieldPair]:
+    """See `codec.Decoder`."""
+    pairs: list[FieldPair] = []
+    for part in _within(plan):
+        if not isinstance(part, ReadRecord):
+            if not path and (loss := _loss(part)):
+                pairs.append(FieldPair("", "", loss))
+            continue
+        names = [field.name for field in part.reader.fields]
+        for entry, (index, below) in zip(part.writer.fields, part.steps, strict=True):
+            name = names[index] if index >= 0 else None
+            if not path:
+                pairs.append(FieldPair(entry.name, name, next(filter(None, map(_loss, _within(below))), "")))
+            elif name == path[0]:
+                pairs += field_pairs(below, path[1:])
+        if not path:
+            given = [index for index, _, _ in part.defaults if part.reader.fields[index].default is not None]
+            pairs += [FieldPair(None, names[index]) for index in given]
+    return pairs
+
+
+def _within(plan: Plan) -> Iterator[Plan]:
+    """The plans of the values that a plan has, whatever unions they are in."""
+    if isinstance(plan, ReadUnion):
+        for branch in plan.branches:
+            yield from _within(branch)
+    elif isinstance(plan, IntoBranch):
+        yield from _within(plan.plan)
+    else:
+        yield plan
+
+
+def _loss(plan: Plan) -> str:
+    """Why different values may be read as the same; "" if they are not."""
+    if not isinstance(plan, ReadValue):
+        return ""
+    writer, reader = plan.writer, plan.reader
+    if writer.kind == "enum" and reader.kind == "enum" and reader.default_symbol is not None:
+        unknown = [symbol for symbol in writer.symbols if symbol not in reader.symbols]
+        return f"has the symbols {', '.join(unknown)}, which are read as {reader.default_symbol}" if unknown else ""
+    is_rounded = (writer.kind, reader.kind) in (("int", "float"), ("long", "float"), ("long", "double"))
+    return f"is {writer}, which is rounded to {reader}" if is_rounded else ""
 
 
 def smallest(schema: AvroSchema) -> int:

@@ -22,7 +22,7 @@ from spark_klog.columns.json_reader import json_text, read_json
 from spark_klog.columns.room import JsonRoom, empty_bytes
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn
-from spark_klog.schemas.json_schema.columns import LOCAL_TIMESTAMP, TIMESTAMP, Column
+from spark_klog.schemas.json_schema.columns import ANY, LOCAL_TIMESTAMP, TIMESTAMP, Column
 from spark_klog.schemas.json_schema.row_values import (
     FIRST_DAY,
     FIRST_MS,
@@ -33,7 +33,7 @@ from spark_klog.schemas.json_schema.row_values import (
     default_of,
 )
 from spark_klog.schemas.json_schema.schema import JsonSchema
-from spark_klog.schemas.rows import BadRow, Decoded
+from spark_klog.schemas.rows import BadRow, Decoded, FieldPair
 from spark_klog.wire.primitives import Buffer
 
 if TYPE_CHECKING:
@@ -85,6 +85,16 @@ class JsonSchemaDecoder:
         from spark_klog.schemas.json_schema.validation import Validator
 
         return Validator(writer)
+
+    def field_pairs(self, writer: JsonSchema, rest: bytes | None, path: tuple[str, ...]) -> list[FieldPair]:
+        """See `codec.Decoder`."""
+        mine, theirs = self._column, writer.column
+        for name in path:
+            below = [next((one.column for one in each.properties if one.name == name), ANY) for each in (mine, theirs)]
+            mine, theirs = below
+        read, written = ({one.name: one for one in each.properties} for each in (mine, theirs))
+        pairs = [FieldPair(name, name if name in read else None) for name in written]
+        return pairs + [FieldPair(None, name) for name, one in read.items() if one.fills and name not in written]
 
     def decode(
         self,

@@ -34,11 +34,12 @@ from spark_klog.schemas.protobuf.columns import (
     UINT32,
     UINT64,
     columns_of,
+    is_nullable,
 )
 from spark_klog.schemas.protobuf.message_indexes import read_indexes
-from spark_klog.schemas.protobuf.schema import Indexes, ProtobufSchema
+from spark_klog.schemas.protobuf.schema import ProtobufSchema
 from spark_klog.schemas.protobuf.tables import VERSION, MessageTables, Reason
-from spark_klog.schemas.rows import BadRow, Decoded
+from spark_klog.schemas.rows import BadRow, Decoded, FieldPair
 from spark_klog.wire.primitives import Buffer
 
 _NATIVE = "spark_klog.schemas.protobuf._protobuf"
@@ -51,6 +52,12 @@ _SAME = {
     **{kind: kind for kind in (FLOAT, DOUBLE, STRING, BYTES, GROUP, MESSAGE)},
 }
 _SIZED = frozenset({STRING, BYTES, MESSAGE})
+#: Bits of those numbers of which one may be read as a smaller one.
+_BITS = {
+    BOOL: 1,
+    **dict.fromkeys((INT32, UINT32, SINT32, ENUM), 32),
+    **dict.fromkeys((INT64, UINT64, SINT64), 64),
+}
 
 
 class ProtobufDecoder:
@@ -74,13 +81,12 @@ class ProtobufDecoder:
 
         `SchemaError` if they can't, or if it is another message.
         """
-        indexes = None
-        if rest:
-            indexes, end = read_indexes(rest)
-            if end != len(rest):
-                raise SchemaError(f"{len(rest) - end} bytes are left over after the message indexes")
-        _check_readable(writer, self.reader, indexes)
+        _check_readable(writer, _message(writer, rest), self.reader)
         return writer  # records of all writers are decoded in one way: by the numbers of the reader's fields
+
+    def field_pairs(self, writer: ProtobufSchema, rest: bytes | None, path: tuple[str, ...]) -> list[FieldPair]:
+        """See `codec.Decoder`."""
+        return _pairs(_message(writer, rest), self.reader.message, path)
 
     def decode(
         self,
@@ -108,14 +114,40 @@ class ProtobufDecoder:
         return self._kernel.ColumnBuilders(layout_of(self._tables.column), self._tables)
 
 
-def _check_readable(writer: ProtobufSchema, reader: ProtobufSchema, indexes: Indexes | None) -> None:
-    """Raise `SchemaError` if records of the writer can't be read by the reader; `indexes` name their message.
+def _message(writer: ProtobufSchema, rest: bytes | None) -> Any:
+    """The message of records with `rest` after their ids; `SchemaError` if there is none."""
+    if not rest:
+        return writer.message
+    indexes, end = read_indexes(rest)
+    if end != len(rest):
+        raise SchemaError(f"{len(rest) - end} bytes are left over after the message indexes")
+    return writer.message_of(indexes)
+
+
+def _pairs(writer: Any, reader: Any, path: tuple[str, ...]) -> list[FieldPair]:
+    if path:
+        field = reader.fields_by_name.get(path[0])
+        written = None if field is None else writer.fields_by_number.get(field.number)
+        if written is None or field.message_type is None or written.message_type is None:
+            return []
+        return _pairs(written.message_type, field.message_type, path[1:])
+    pairs = []
+    for written in writer.fields:
+        field = reader.fields_by_number.get(written.number)
+        is_cut = field is not None and _BITS.get(written.type, 0) > _BITS.get(field.type, 64)
+        loss = f"is {_type_name(written)}, which is cut to {_type_name(field)}" if is_cut else ""
+        pairs.append(FieldPair(written.name, None if field is None else field.name, loss))
+    missing = [one for one in reader.fields if one.number not in writer.fields_by_number]
+    return pairs + [FieldPair(None, one.name) for one in missing if not is_nullable(one)]
+
+
+def _check_readable(writer: ProtobufSchema, message: Any, reader: ProtobufSchema) -> None:
+    """Raise `SchemaError` if records of the writer's `message` can't be read by the reader.
 
     Fields meet by their numbers, as Protobuf's parsers do it: those that the reader lacks are skipped, those that the
     writer lacks are absent. Types that Protobuf's documentation calls compatible are read; for others the bytes would
     mean something else, so they are refused.
     """
-    message = writer.message if indexes is None else writer.message_of(indexes)
     if message is reader.message:
         return
     wanted = reader.message.full_name
