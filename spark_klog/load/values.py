@@ -107,16 +107,24 @@ def field_times(values: pa.Array, path: str, otherwise: NDArray[np.int64], zone:
     """
     column = pc.struct_field(values, path.split("."))
     is_local = pa.types.is_date(column.type) or (pa.types.is_timestamp(column.type) and column.type.tz is None)
-    if pa.types.is_int64(column.type):
-        most = LAST_US // 1000
-        column = pc.multiply(
-            pc.max_element_wise(pc.min_element_wise(column, most, skip_nulls=False), -most, skip_nulls=False), 1000
-        )
-    else:
-        column = column.cast(pa.timestamp("us")).cast(pa.int64())
+    column = _clipped(column, 1000) if pa.types.is_int64(column.type) else microseconds(column)
     found = pc.coalesce(column, pa.array(local_times(otherwise, zone) if is_local else otherwise))
     times = np.asarray(found.to_numpy(zero_copy_only=False), np.int64)
     return dated(times) if is_local else local_times(times, zone)
+
+
+def microseconds(column: pa.Array) -> pa.Array:
+    """Timestamps or dates as microseconds. A date that has none is another one before the year 1 or after 9999."""
+    if pa.types.is_date32(column.type):
+        return _clipped(column.cast(pa.int32()), _DAY_US)
+    return column.cast(pa.timestamp("us")).cast(pa.int64())
+
+
+def _clipped(numbers: pa.Array, unit: int) -> pa.Array:
+    """Numbers of a unit (microseconds) as microseconds; those after the year 9999, and as far before 1970, are one."""
+    most = LAST_US // unit + 1
+    within = pc.max_element_wise(pc.min_element_wise(numbers, most, skip_nulls=False), -most, skip_nulls=False)
+    return pc.multiply(within, unit)
 
 
 def dated(times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -400,5 +408,5 @@ def is_dated(column: pa.Array) -> bool:
         return is_dated(column.flatten())
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         return True
-    times = pc.min_max(column.cast(pa.timestamp("us")).cast(pa.int64())).as_py()
+    times = pc.min_max(microseconds(column)).as_py()
     return times["min"] is None or FIRST_US <= times["min"] <= times["max"] <= LAST_US

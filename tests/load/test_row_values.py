@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import fastavro
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -38,10 +40,13 @@ from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.schemas.registry import client as registry_client
 from spark_klog.security.config import Settings
 from tests.load.support import InProcess, Killed, by_duckdb, by_pyarrow, die, expected, failing, in_child, run
+from tests.load.test_upserts import address_of, content, environment
 from tests.schemas.registry.asking import ask
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.klog import klog
 from tests.support.mirrors import read_topic
+
+__all__ = ["environment"]
 
 _TIME = 1_700_002_800_000  # 2023-11-14T23:00Z
 _HOUR_MS = 3_600_000
@@ -377,6 +382,43 @@ def test_killed_while_a_refused_run_takes_the_newest_schema(
         assert not (output / LETTERS).exists()
         assert (status(str(output)).findings, status(str(output)).unfinished) == ([], "")
     assert change > 8
+
+
+@pytest.mark.parametrize("kind", ["files", "json", "delta", "iceberg"])
+@pytest.mark.parametrize("logical", ["date", "timestamp-micros", "local-timestamp-micros"])
+def test_event_times_of_no_year(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, logical: str, kind: str
+) -> None:
+    """They lie in the folder of the first or last day, or are bad records where the format has no such partition."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    field = {"type": {"type": "int" if logical == "date" else "long", "logicalType": logical}, "name": "d"}
+    bits, unit = (31, 1) if logical == "date" else (63, 86_400_000_000)
+    times = [20_000 * unit, (1 << bits) - 1, -(1 << bits), 20_001 * unit, (1 << bits) - 2]
+    plain = fastavro.parse_schema({"type": "record", "name": "V", "fields": [{"name": "d", "type": "long"}]})
+    values = []
+    for at in times:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, plain, {"d": at})
+        values.append(Sent(out.getvalue()))
+    produce(servers, topic, values)
+    text = json.dumps({"type": "record", "name": "V", "fields": [field]})
+    settings = WriteSettings("json" if kind == "json" else "parquet", layout="day", event_time="d")
+    output = tmp_path / "out" if kind in ("files", "json") else address_of(kind, tmp_path)
+    loaded = run(servers, output, topic, settings=settings, formats=(_avro(None, text=text),), max_bad=MaxBad(5))
+    is_all = kind in ("files", "delta")
+    assert [(one.records, one.bad) for one in loaded.partitions] == [(5, 0) if is_all else (2, 3)]
+    if kind != "json":
+        paths = [str(path) for path in tmp_path.rglob("*.parquet")]
+        rows = ds.dataset(paths).to_table() if kind == "files" else content(str(output))
+        days = rows.sort_by("offset")["value"].combine_chunks().field("d")
+        assert days.cast(pa.int32() if bits == 31 else pa.int64()).to_pylist() == (
+            times if is_all else [times[0], times[3]]
+        )
+    if kind == "files":
+        folders = sorted({path.parent.name for path in output.rglob("*.parquet")})
+        assert folders == [f"date={one:%Y-%m-%d}" for one in (date.min, date(2024, 10, 4), date(2024, 10, 5), date.max)]
+    assert status(str(output)).findings == []
 
 
 def test_times_that_json_does_not_have(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

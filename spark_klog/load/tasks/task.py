@@ -16,6 +16,7 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from spark_klog.columns.decode import has_microseconds
@@ -51,6 +52,7 @@ from spark_klog.load.values import (
     field_times,
     is_dated,
     local_times,
+    microseconds,
     parse_schema,
 )
 from spark_klog.records.formats.batch import iter_batches
@@ -89,7 +91,8 @@ class Values:
     The `bad` records, for which that is impossible, are lines of the file `letters`, which exists if there are some.
 
     A line is {"topic", "partition", "offset", "timestamp" (ms), "reason", "key", "value", "headers"}, bytes in base64.
-    With `of_dates`, timestamps need a date, of the years 1 to 9999: pyiceberg writes no partitions of others.
+    With `of_dates`, timestamps, or the event times, need a date of the years 1 to 9999: pyiceberg writes no partitions
+    of others.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class Values:
         times = batch["timestamp"].cast(pa.int64()).to_numpy()
         good = has_microseconds(times)
         bad = {row: f"timestamp {times[row]} ms does not fit into microseconds" for row in _rows(~good)}
-        if self._of_dates:
+        if self._of_dates and not self._settings.event_time:
             undated = good & ((times < FIRST_US // 1000) | (times > LAST_US // 1000))
             bad.update((row, f"timestamp {times[row]} ms is in no year from 1 to 9999") for row in _rows(undated))
         rows: dict[str, pa.Array] = {}
@@ -173,6 +176,11 @@ class Values:
         if self._settings.format == JSON_LINES and not is_dated(column):
             why = f"the {name} has a time before the year 1 or after 9999, which JSON lines do not have"
             bad += [(row, why) for row in range(len(column)) if not is_dated(column.slice(row, 1))]
+        if self._of_dates and self._settings.event_time and name == "value":
+            known = microseconds(pc.struct_field(column, self._settings.event_time.split(".")))
+            undated = pc.or_(pc.less(known, FIRST_US), pc.greater(known, LAST_US))
+            why = f"event time {self._settings.event_time} is in no year from 1 to 9999"
+            bad += [(row, why) for row in pc.indices_nonzero(undated).to_pylist()]
         return column, bad
 
     def changes(
@@ -408,8 +416,7 @@ class _RangeLoad(ReadObserver):
             writer = ChangeRangeWriter(item, change_format.key, attempt.folder, put, attempt.token, attempt.job.run)
         asked = OffsetRange(item.topic, item.partition, item.start, item.end)
         decoders, columns = attempt.decoders(item.topic), attempt.job.columns
-        is_by_timestamp = settings.layout != "none" and not settings.event_time
-        of_dates = is_by_timestamp and columns is not None and has_field_ids(columns)
+        of_dates = settings.layout != "none" and columns is not None and has_field_ids(columns)
         with Values(item, settings, attempt.folder, attempt.token, decoders, of_dates=of_dates) as values:
             for batch in read_ranges(attempt.job.source, [asked], READ, ids, self, reader):
                 raw, parsed = values.parse(batch)

@@ -22,6 +22,7 @@ from spark_klog.columns.plain_json import plain_json
 from spark_klog.load.journal.model import FileEntry, Range, file_path
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_columns import as_columns
+from spark_klog.load.values import microseconds
 from spark_klog.tables.delta_statistics import NAN_COLUMNS, nan_columns
 from spark_klog.tables.table import has_field_ids
 
@@ -261,7 +262,7 @@ def _exact_slots(batch: pa.RecordBatch, times: NDArray[np.int64], event_time: st
     if not event_time:
         return times // slot_us
     column = pc.struct_field(batch["value"], event_time.split("."))
-    exact = column.cast(pa.timestamp("us")).cast(pa.int64())
+    exact = microseconds(column)
     slots = np.asarray(exact.fill_null(0).to_numpy(zero_copy_only=False), np.int64) // slot_us
     return np.where(exact.is_null().to_numpy(zero_copy_only=False), _NO_SLOT, slots)
 
