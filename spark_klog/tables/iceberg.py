@@ -200,7 +200,9 @@ class IcebergTable:
         # another stream may be about to write to what this one does not have
         unwritten, drops = _unwritten(metadata), load != STREAMS
         needed = changes(metadata.schema(), columns, _own(metadata), unwritten, drops=drops)
-        self._check_layout(metadata, layout, needed.path_before(time_column))
+        is_unused = self._is_unused(metadata, load)
+        if not is_unused:
+            self._check_layout(metadata, layout, needed.path_before(time_column))
         if needed.differences:
             raise LoadError(
                 f"{self.address} does not fit: {'; '.join(needed.differences)}: change the table, or load into another"
@@ -216,27 +218,41 @@ class IcebergTable:
             return to_arrow(metadata.schema())
         gone = [*renamed, *(path[0] for path in needed.removed if len(path) == 1)]
         properties = own_columns_property(metadata.properties, columns, gone)
-        if not needed:
-            properties |= key_property(metadata.properties, key, _ids(metadata))
-        if needed or properties or LOAD_PROPERTY not in metadata.properties:
-            transaction = OneAttempt(table)
-            if needed:
-                with transaction.update_schema() as update:
-                    for path, kind in needed.widened:
-                        update.update_column(path, kind)
-                    for path, name in needed.renamed:
-                        update.rename_column(path, name)
-                    for path in needed.removed:
-                        update.delete_column(path)
-                    for path, kind in needed.added:
-                        update.add_column(path, kind)
-                properties |= key_property(metadata.properties, key, _ids(transaction.table_metadata))
-            if needed.removed:  # others may be about to write to them
+        transaction = OneAttempt(table)
+        if needed:
+            with transaction.update_schema() as update:
+                for path, kind in needed.widened:
+                    update.update_column(path, kind)
+                for path, name in needed.renamed:
+                    update.rename_column(path, name)
+                for path in needed.removed:
+                    update.delete_column(path)
+                for path, kind in needed.added:
+                    update.add_column(path, kind)
+        if is_unused:
+            self._replace_spec(transaction, layout, time_column)
+        if transaction.has_updates or properties or LOAD_PROPERTY not in metadata.properties:
+            if needed.removed or is_unused:  # others may be about to write to it
                 transaction.require_snapshot()
             transaction.set_properties({LOAD_PROPERTY: load, **properties})
             table = transaction.commit_transaction()
             _log.info("changed %s: added %s", self.address, [".".join(path) for path, _ in needed.added])
         return to_arrow(table.schema(), columns)
+
+    def _is_unused(self, metadata: TableMetadata, load: str) -> bool:
+        """Whether the load has made the table, and nobody has committed anything to it."""
+        is_ours = _PROPERTIES.items() <= {**metadata.properties, "format-version": "2"}.items()
+        return is_ours and metadata.properties.get(LOAD_PROPERTY) == load and not metadata.snapshots
+
+    def _replace_spec(self, transaction: OneAttempt, layout: Layout, time_column: str) -> None:
+        metadata = transaction.table_metadata
+        spec = self._spec(metadata.schema(), layout, time_column)
+        if not spec.compatible_with(metadata.spec()):
+            with transaction.update_spec() as update:
+                for old in metadata.spec().fields:
+                    update.remove_field(old.name)
+                for new in spec.fields:
+                    update.add_field(time_column, new.transform, new.name)
 
     def _check_key(self, metadata: TableMetadata, key: Sequence[str], renamed: Mapping[str, str] | None = None) -> None:
         """`LoadError` if changes by `key` would not find the table's rows, once it has `renamed` its columns."""
@@ -344,6 +360,8 @@ class IcebergTable:
             self._append([], run)
             return
         transaction = OneAttempt(table)
+        if by_key := key_property(table.metadata.properties, files.key, _ids(table.metadata)):
+            transaction.set_properties(by_key)
         overwrite = transaction.update_snapshot(snapshot_properties=run_texts(run)).overwrite()
         # The files to delete are given one by one; this lets pyiceberg look for them in all manifests.
         overwrite.delete_by_predicate(AlwaysTrue())

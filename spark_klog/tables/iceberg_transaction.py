@@ -39,6 +39,10 @@ class OneAttempt(Transaction):
         return self._staged[1]
 
     @property
+    def has_updates(self) -> bool:
+        return bool(self._updates)
+
+    @property
     def snapshots(self) -> list[Snapshot]:
         """Those that the transaction adds."""
         return [update.snapshot for update in self._updates if isinstance(update, AddSnapshotUpdate)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
@@ -235,6 +236,33 @@ def test_what_no_commit_has_binds_nobody(
     load(f"{known}, day string, gone string")
     assert rows("id", "gone")[7:] == [(7, None), (8, "text")]
     assert status(output).findings == []
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_layout_of_a_first_run_that_was_refused(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str
+) -> None:
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    create_topic(servers, topic)
+
+    def load(ddl: str, layout: str, event_time: str, **options: Any) -> None:
+        settings = WriteSettings(schema=_text(ddl), table_columns=VALUES, layout=layout, event_time=event_time)
+        run(servers, address, topic, settings=settings, max_task_records=1, **options)
+
+    rows = [{"id": n, "at": f"2024-05-0{n + 1}T07:00:00Z", "by": f"2024-06-0{n + 1}T00:00:00Z"} for n in range(2)]
+    _send(servers, topic, *rows, {"id": "x"})
+    for layout, event_time in (("hour", "at"), ("none", ""), ("hour", "at"), ("day", "at")):
+        with pytest.raises(LoadError, match="has 1 bad record batches or values"):
+            load("id int, at timestamp", layout, event_time)
+    load("id int, at timestamp, by timestamp", "day", "by", max_bad=MaxBad(1))
+    assert _rows(address, "id") == [(0,), (1,)]
+    assert status(address).findings == []
+    if kind == "iceberg":
+        partitions = load_catalog("local").load_table("space.rows").inspect.files()["partition"].to_pylist()
+        assert sorted(str(one["by_day"]) for one in partitions) == ["2024-06-01", "2024-06-02"]
+    _send(servers, topic, rows[0])
+    with pytest.raises(LoadError, match="with --partition-by day, not"):
+        load("id int, at timestamp, by timestamp", "hour", "at")
 
 
 @pytest.mark.parametrize("kind", FORMATS)

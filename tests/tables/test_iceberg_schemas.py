@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.conversions import from_bytes
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import BucketTransform
+from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType, TimestamptzType
 
 from spark_klog.columns.schema import FULL, with_types
@@ -149,7 +149,8 @@ def test_what_does_not_fit_is_named(warehouse: Warehouse) -> None:
 
 
 def test_layouts_and_owners(warehouse: Warehouse) -> None:
-    table, _ = warehouse.prepared("day")
+    table, schema = warehouse.prepared("day")
+    table.append([write(table, schema, "1", rows([1]))], run_of(1, 1))
     for layout, message in (
         ("hour", "by the day of timestamp; the load's .* hour of timestamp"),
         ("none", "not partitioned"),
@@ -165,6 +166,17 @@ def test_layouts_and_owners(warehouse: Warehouse) -> None:
     with pytest.raises(LoadError, match=r"by the hour of value\.at, which is date: Iceberg does so by timestamps$"):
         other.open().prepare(_of(at=pa.date32()), "hour", "value.at", LOAD)
     assert other.open().schema() is None
+
+
+def test_a_table_without_rows_keeps_the_layout_that_its_user_gave_it(warehouse: Warehouse) -> None:
+    columns = pa.schema([pa.field("timestamp", pa.timestamp("us", tz="UTC"))])
+    spec = PartitionSpec(PartitionField(1, 1000, DayTransform(), "of_day"))
+    warehouse.catalog.create_namespace("ns")
+    warehouse.catalog.create_table("ns.t", to_iceberg(columns), partition_spec=spec)
+    table = warehouse.open()
+    table.prepare(columns, "day", "timestamp", LOAD)
+    with pytest.raises(LoadError, match=r"by the day of timestamp; the load's .* hour of timestamp"):
+        table.prepare(columns, "hour", "timestamp", LOAD)
 
 
 @pytest.mark.parametrize(

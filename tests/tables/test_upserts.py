@@ -459,6 +459,27 @@ def test_two_runs_at_once(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
+def test_a_wrong_key_of_a_run_that_was_refused(kind: str, tmp_path: Path) -> None:
+    """Rows of somebody else have no key: the one of the first commit binds the later ones."""
+    foreign = pa.table({"id": pa.array([1], pa.int64()), "name": ["Ada"], "amount": [0.5]})
+    if kind == "delta":
+        write_deltalake(tmp_path / "table", foreign)
+    else:
+        catalog = load_catalog("local", **catalog_options(tmp_path))
+        catalog.create_namespace("space")
+        catalog.create_table("space.table", foreign.schema).append(foreign)
+    table = make_table(kind, tmp_path)
+    table.prepare(FORMAT.row, "none", "", "load", "plan", ("name",))
+    table.prepare(FORMAT.row, "none", "", "load", "tasks", ("name",))
+    table = make_table(kind, tmp_path)
+    table.prepare(FORMAT.row, "none", "", "load", "tasks", ("id",))
+    table.upsert(written(tmp_path / "changes", [change_batch([Change(1, "Eve", 0, 1)])]), run(1))
+    assert content(kind, tmp_path)["name"].to_pylist() == ["Eve"]
+    with pytest.raises(LoadError, match="has rows by the key id, and the changes are by name"):
+        make_table(kind, tmp_path).prepare(FORMAT.row, "none", "", "load", "plan", ("name",))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("others", [[], [pa.field("more", pa.string())]])
 def test_two_streams_and_a_new_field(kind: str, tmp_path: Path, others: list[pa.Field]) -> None:
     """One has it, and the other, whose micro-batch comes between, does not, or has it as another type."""
