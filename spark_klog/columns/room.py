@@ -4,7 +4,7 @@
 written before its schema got fields has few, but in columns each takes some bytes for each field that its type has: a
 few KB of a compressed batch could take gigabytes. So the elements of a record may take 4 MiB, and 64 bytes for each
 byte of the record; a record beyond that is bad. Thousands of events of a few bytes, each of another one of many types,
-are within it.
+are within it. A load decodes as many records at once as take 256 MiB so.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 #: As in `_protobuf.pyx` and `_avro.pyx`.
 BASE_ROOM: Final = 4 * 1024 * 1024
@@ -23,6 +25,8 @@ TOO_MANY_ABSENT: Final = (
     "lists with so many elements that leave fields out that their columns take more than 4 MiB, and "
     f"{ROOM_OF_A_BYTE} bytes for each byte of the record"
 )
+#: What such elements of the rows that are decoded at once may take.
+_PART_ROOM: Final = 256 * 1024 * 1024
 #: Bytes of a value of variable size that is absent or empty, and what the shortest element, `{},`, has in JSON.
 VARIABLE_BYTES: Final = 5
 _SHORTEST: Final = 3
@@ -52,6 +56,18 @@ def _elements(kind: pa.DataType) -> Iterator[pa.DataType]:
         below = kind.item_type if pa.types.is_map(kind) else kind.value_type
         yield below
         yield from _elements(below)
+
+
+def decodable_parts(sizes: NDArray[np.int64], element_bytes: int) -> list[tuple[int, int]]:
+    """Ranges of rows that may be decoded at once, by the bytes of each and those of the largest element in columns."""
+    ends = np.cumsum(np.minimum(BASE_ROOM + ROOM_OF_A_BYTE * sizes, sizes * element_bytes))
+    ranges, begin = [], 0
+    while begin < len(sizes):
+        before = ends[begin - 1] if begin else 0
+        end = max(int(np.searchsorted(ends, before + _PART_ROOM, "right")), begin + 1)
+        ranges.append((begin, end))
+        begin = end
+    return ranges
 
 
 class JsonRoom:

@@ -19,9 +19,11 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+from spark_klog.columns.room import decodable_parts
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.audit import status
@@ -112,6 +114,32 @@ def test_lists_of_sparse_objects_are_read() -> None:
     assert [[one["id"] for one in items] for items in parsed.column.field("items").to_pylist()] == [
         list(range(size)) for size in (200, 2000)
     ]
+
+
+def test_parts_of_a_batch_of_lists(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Each has at most 64 records that could take 4 MiB by their lists; all records are read."""
+    create_topic(cluster.bootstrap_servers, topic)
+    rows: list[Any] = [{"id": number, "many": [{"f1": str(number) * 1000}] * 2} for number in range(300)]
+    values = [None if number % 7 == 3 else json.dumps(row).encode() for number, row in enumerate(rows)]
+    produce(cluster.bootstrap_servers, topic, [Sent(value, b"key") for value in values])
+    fields = ", ".join(f"f{number}: string" for number in range(400))
+    settings = WriteSettings(schema=f"id bigint, many array<struct<{fields}>>")
+    loaded = run(cluster.bootstrap_servers, tmp_path, topic, settings=settings)
+    assert [(one.records, one.bytes) for one in loaded.partitions] == [(300, 900 + sum(map(len, filter(None, values))))]
+    columns = ["offset", "value.id", "value.many.list.element.f1"]
+    [path] = [str(path) for path in tmp_path.rglob("*.parquet")]
+    read = [row["value"] for row in pq.ParquetFile(path).read(columns).sort_by("offset").to_pylist()]
+    assert read == [row if values[number] else None for number, row in enumerate(rows)]
+
+    sizes = np.array([0, 900_000, 10, 6000, *[6000] * 200, 0])
+    ranges = decodable_parts(sizes, 2000)
+    most = np.minimum(sizes * 2000, sizes * 64 + 4 * 2**20)
+    assert [one for begin, end in ranges for one in range(begin, end)] == [*range(len(sizes))]
+    assert len(ranges) == 4
+    assert all(most[begin:end].sum() <= 256 * 2**20 for begin, end in ranges)
+    assert decodable_parts(sizes, 0) == [(0, len(sizes))]
+    assert decodable_parts(np.array([9_000_000, 9_000_000]), 2000) == [(0, 1), (1, 2)]
+    assert decodable_parts(np.array([], np.int64), 2000) == []
 
 
 def _nulls(value: dict[str, Any]) -> dict[str, Any]:

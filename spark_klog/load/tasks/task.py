@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from spark_klog.columns.decode import has_microseconds
+from spark_klog.columns.room import decodable_parts, largest_element
 from spark_klog.columns.schema import FULL, in_milliseconds
 from spark_klog.errors import KlogError, LoadError, SchemaChanged
 from spark_klog.load.journal.history import task_results
@@ -110,6 +112,8 @@ class Values:
         kind = parse_schema(settings.schema) if settings.schema else None
         self._parser = None if kind is None else JsonParser(kind)
         self._incarnation = item.incarnation
+        types = [decoder.type for decoder in decoders.values()] + ([] if kind is None else [kind])
+        self._element_bytes = max(map(largest_element, types), default=0)
         self.letters = folder / letters_name(item, token)
         self.bad = 0
         self._file: IO[str] | None = None
@@ -120,6 +124,15 @@ class Values:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
+
+    def parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """A batch in parts whose columns are not too large, whatever is in their lists; see columns/room.py."""
+        sizes = [
+            pc.fill_null(pc.binary_length(batch[name]), 0).to_numpy().astype(np.int64) for name in ("key", "value")
+        ]
+        ranges = decodable_parts(sizes[0] + sizes[1], self._element_bytes)
+        for begin, end in ranges:  # slices would not begin at the start of their buffers
+            yield batch if len(ranges) == 1 else batch.take(pa.array(range(begin, end)))
 
     def parse(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """The good records of a batch with the columns `READ`, as they are in the log and as they are written.
@@ -418,7 +431,8 @@ class _RangeLoad(ReadObserver):
         decoders, columns = attempt.decoders(item.topic), attempt.job.columns
         of_dates = settings.layout != "none" and columns is not None and has_field_ids(columns)
         with Values(item, settings, attempt.folder, attempt.token, decoders, of_dates=of_dates) as values:
-            for batch in read_ranges(attempt.job.source, [asked], READ, ids, self, reader):
+            batches = read_ranges(attempt.job.source, [asked], READ, ids, self, reader)
+            for batch in chain.from_iterable(map(values.parts, batches)):
                 raw, parsed = values.parse(batch)
                 if change_format is not None:
                     raw, parsed = values.changes(raw, parsed, change_format)
