@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,12 +46,12 @@ def test_what_a_function_returns_and_raises(run: Processes) -> None:
 
 
 def test_calls_that_do_not_end(run: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_FIRST", (1, 0.1, 256 << 20, 8))
-    monkeypatch.setattr(processes, "_SECOND", (1, 0.3, 512 << 20, 1))
+    monkeypatch.setattr(processes, "_FIRST", (1, 0.1, 256 << 20))
+    monkeypatch.setattr(processes, "_SECOND", (1, 0.3, 512 << 20))
     run = Processes()
     try:
         with ThreadPoolExecutor(4) as pool:
-            endless = [pool.submit(run, time.sleep, 60, deadline=_soon()) for _ in range(3)]
+            endless = [pool.submit(run, sum, range(1 << 60), deadline=_soon()) for _ in range(3)]
             pids = {run(os.getpid, deadline=_soon()) for _ in range(3)}  # each has its turn
             refusals = [future.exception(30) for future in endless]
         assert {getattr(refused, "code", None) for refused in refusals} == {50002}
@@ -62,6 +63,52 @@ def test_calls_that_do_not_end(run: Processes, monkeypatch: pytest.MonkeyPatch) 
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_calls_that_wait_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes longer than its time of the processor, and none much of that."""
+    monkeypatch.setattr(processes, "_FIRST", (1, 0.02, *processes._FIRST[2:]))
+    run = Processes()
+    try:
+        first = run(os.getpid, deadline=_soon())
+        with ThreadPoolExecutor(30) as pool:
+            made = [pool.submit(run, time.sleep, 0.04, deadline=_soon()) for _ in range(30)]
+            assert [future.result(30) for future in made] == [None] * 30
+        source = Source("PROTOBUF", 'syntax = "proto3"; message A { int32 a = 1; }')
+        assert "int32 a = 1;" in run(work.canonical, source, True, True, deadline=_soon())
+        with pytest.raises(RegistryRefusal, match=r"b\.proto"):
+            run(work.canonical, source._replace(text='import "b.proto";'), True, True, deadline=_soon())
+        assert run(os.getpid, deadline=_soon()) == first
+    finally:
+        run.close()
+
+
+def _killed(lane: processes._Lane) -> None:
+    """Kill the process that a lane has, as the kernel does if memory is short."""
+    children: list[processes._Child] = []
+    wait_until(lambda: bool(children.extend([*lane._busy, *lane._idle]) or children))
+    os.killpg(children[0]._process.pid, signal.SIGKILL)
+    children[0]._process.wait()
+
+
+def test_processes_that_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_FIRST", (1, 0.02, *processes._FIRST[2:]))
+    run = Processes()
+    try:
+        total = sum(range(2_000_000))
+        for lane in (run._first, run._second):
+            assert run(sum, range(2_000_000), deadline=_soon()) == total
+            with ThreadPoolExecutor(1) as pool:
+                _killed(run._second)  # idle
+                at_work = pool.submit(run, time.sleep, 0.3, deadline=_soon())
+                wait_until(lambda: bool(run._first._busy))
+                _killed(run._first)
+                if lane is run._second:
+                    wait_until(lambda: bool(run._second._busy))
+                    _killed(lane)
+                assert at_work.result(30) is None
+    finally:
+        run.close()
 
 
 def test_calls_that_need_much_memory(run: Processes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -11,7 +12,9 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from spark_klog.schemas.registry.formats.contract import InvalidSchema
 from spark_klog.schemas.registry.formats.protobuf import ProtobufSchema
 from spark_klog.schemas.registry.formats.protobuf_differences import differences
+from spark_klog.schemas.registry.server import errors
 from spark_klog.schemas.registry.server.api import answer
+from spark_klog.schemas.registry.server.errors import RegistryRefusal
 from spark_klog.schemas.registry.server.records import SCHEMA, Key, Record
 from spark_klog.schemas.registry.server.registry import Registry
 from spark_klog.schemas.registry.server.state import Definition, schema_value
@@ -306,3 +309,25 @@ def test_options_are_sorted_by_name() -> None:
     assert texts == {_OF_CONFLUENT["by name"]}
     of_descriptor = ProtobufSchema(ProtobufSchema(_OF_CONFLUENT["by name"], {}).formatted("serialized"), {})
     assert of_descriptor.canonical() == _OF_CONFLUENT["by number"]
+
+
+@pytest.mark.parametrize("refusal", [errors.timed_out("busy"), errors.schema_too_large("large")])
+def test_a_stored_text_that_cannot_be_parsed_now_may_be_the_schema(refusal: RegistryRefusal) -> None:
+    log = MemoryLog()
+    stored = 'syntax = "proto3";\n\n\nmessage M   { int32 a = 1; }\n'
+    value = schema_value("s", 1, 7, Definition("PROTOBUF", stored), False)
+    log.append([Record(Key(SCHEMA, "s", 1), value)])
+    is_busy = [True]
+
+    def run(function: Any, *arguments: Any, deadline: float) -> Any:
+        if is_busy and arguments[0].text == stored:
+            raise refusal
+        return function(*arguments)
+
+    registry = Registry(log, run)  # type: ignore[arg-type]
+    body = json.dumps({"schemaType": "PROTOBUF", "schema": 'syntax = "proto3"; message M { int32 a = 1; }'}).encode()
+    for path in ("/subjects/s", "/subjects/s/versions"):
+        assert json.loads(answer(registry, "POST", path, "", body).body)["error_code"] == refusal.code
+    is_busy.clear()
+    assert json.loads(answer(registry, "POST", "/subjects/s/versions", "", body).body)["id"] == 7
+    assert len(log.records) == 1

@@ -11,7 +11,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from math import ceil
@@ -73,6 +74,8 @@ _SEARCH: Final = (
     f"import json, re, signal, sys; signal.alarm({ceil(_SEARCH_SECONDS) + 1}); "
     "sys.exit(not re.search(*json.load(sys.stdin)))"
 )
+#: Around each search in a process: for who counts the time that this takes.
+around_search: Callable[[], AbstractContextManager[None]] = nullcontext
 #: Seconds that all searches of a comparison may take in processes.
 _ALL_SECONDS: Final = 10.0
 _MOST_SEARCHES: Final = 100_000
@@ -581,9 +584,10 @@ class _Patterns:
         given = json.dumps([pattern, name]).encode()
         started = time.monotonic()
         try:
-            done = subprocess.run(
-                command, input=given, capture_output=True, timeout=min(_SEARCH_SECONDS, self._left), check=False
-            )
+            with around_search():
+                done = subprocess.run(
+                    command, input=given, capture_output=True, timeout=min(_SEARCH_SECONDS, self._left), check=False
+                )
         except subprocess.TimeoutExpired:
             return False
         finally:

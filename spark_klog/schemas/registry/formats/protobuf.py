@@ -6,7 +6,7 @@ import base64
 from functools import cached_property
 from typing import Any
 
-from spark_klog.errors import SchemaError, SchemaTimedOut
+from spark_klog.errors import SchemaError
 from spark_klog.schemas.protoc.files import parse_proto
 from spark_klog.schemas.registry.formats.contract import (
     PROTOBUF,
@@ -20,14 +20,14 @@ from spark_klog.schemas.registry.schemas import References
 
 
 class ProtobufSchema:
-    """A Protobuf schema. `InvalidSchema` if the text does not compile."""
+    """A Protobuf schema. `InvalidSchema` if the text does not compile; `SchemaTimedOut`."""
 
     schema_type = PROTOBUF
 
     def __init__(self, text: str, references: References) -> None:
         try:
             self._text, files = parse_proto(text, references)
-        except (SchemaError, SchemaTimedOut) as error:
+        except SchemaError as error:
             raise InvalidSchema(str(error)) from None
         #: The FileDescriptorProto of the schema, and those of all files that it needs.
         self.file: Any = files[-1]

@@ -3,9 +3,9 @@
     request    bytes: a pickled function of `work` and its arguments
     answer     bytes: what it returned or the refusal, pickled
 
-There are two lanes. What is small starts in the first one, and is stopped there if it does not end soon; it starts
-again in the second one, with all that is large. So small requests never wait for large ones. A process of the second
-lane is for one call.
+There are two lanes. What is small starts in the first one, and is ended there if it takes more than a moment of the
+processor; it starts again in the second one, with all that is large. So small requests never wait for large ones. The
+kernel counts the time of a call's process: how long it waits for others counts for the request's deadline only.
 """
 
 from __future__ import annotations
@@ -21,24 +21,34 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from math import ceil
 from multiprocessing.connection import Connection
 from typing import Any, Final, TypeVar
 
+from spark_klog.schemas.protoc.files import stay_in_this_process
+from spark_klog.schemas.registry.formats import json_differences
 from spark_klog.schemas.registry.server import errors
 from spark_klog.schemas.registry.server.errors import RegistryRefusal
+from spark_klog.schemas.registry.server.log import WRITE_SECONDS
+from spark_klog.schemas.registry.server.work import Source, prepare
 
 _T = TypeVar("_T")
 #: Bytes of a request that is small, and of any.
 _SMALL: Final = 128 << 10
 _MOST_BYTES: Final = 16 << 20
-#: Processes of a lane, seconds of a call there, bytes of memory, and calls that may wait.
-_FIRST: Final = (3, 0.25, 256 << 20, 256)
-_SECOND: Final = (1, 10.0, 512 << 20, 16)
+#: Processes of a lane, seconds of the processor for a call there, and bytes of memory.
+_FIRST: Final = (min(3, os.cpu_count() or 1), 0.25, 256 << 20)
+_SECOND: Final = (1, 10.0, 512 << 20)
 #: Seconds after which a process ends itself: the one that would have ended it is gone.
-_ALARM_SECONDS: Final = ceil(_SECOND[1]) + 2
+_ALARM_SECONDS: Final = ceil(WRITE_SECONDS) + 2
+_MOST_LONG: Final = 1000
+#: Seconds until the end of a process that has closed its socket.
+_END_SECONDS: Final = 5.0
+_SHORTEST: Final = 0.001
+#: How often a call is begun anew if its process was ended from outside.
+_TRIES: Final = 2
 
 
 class Processes:
@@ -46,21 +56,32 @@ class Processes:
 
     def __init__(self) -> None:
         self._first, self._second = _Lane(*_FIRST), _Lane(*_SECOND)
+        #: Hashes of small calls that took too long for the first lane.
+        self._long: dict[int, None] = {}
 
     def __call__(self, function: Callable[..., _T], *arguments: Any, deadline: float) -> _T:
         """`RegistryRefusal` is what the function raises, or that it needs too much memory or time."""
         data = pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
         if len(data) > _MOST_BYTES:
             raise errors.schema_too_large(f"the schemas have more than {_MOST_BYTES >> 20} MiB")
-        try:
-            if len(data) <= _SMALL:
-                with suppress(_Unfinished):
-                    return self._first.call(data, deadline)  # type: ignore[no-any-return]
-            return self._second.call(data, deadline)  # type: ignore[no-any-return]
-        except _Died:
-            raise errors.schema_too_large(f"the schemas need more than {_SECOND[2] >> 20} MiB of memory") from None
-        except _Unfinished:
-            raise errors.timed_out(f"the schemas took more than {_SECOND[1]:g} s, or others before them did") from None
+        if len(data) <= _SMALL and hash(data) not in self._long:
+            try:
+                return self._first.call(data, deadline)  # type: ignore[no-any-return]
+            except _Died:
+                pass
+            except _Unfinished:
+                if len(self._long) >= _MOST_LONG:
+                    self._long.clear()
+                self._long[hash(data)] = None
+        for _ in range(_TRIES):
+            try:
+                return self._second.call(data, deadline)  # type: ignore[no-any-return]
+            except _Died:
+                pass
+            except _Unfinished:
+                why = f"the schemas took more than {_SECOND[1]:g} s, or others before them did"
+                raise errors.timed_out(why) from None
+        raise errors.schema_too_large(f"the schemas need more than {_SECOND[2] >> 20} MiB of memory")
 
     def close(self) -> None:
         """End the processes. Calls that run are refused. May be called twice."""
@@ -73,43 +94,40 @@ class _Unfinished(Exception):
 
 
 class _Died(_Unfinished):
-    """A call whose process has ended, which is what it does when it needs more memory."""
+    """A call whose process has ended, which is what it does when it needs more memory, or another one has ended it."""
 
 
 class _Lane:
     """At most `count` processes, each of which does one call at a time."""
 
-    def __init__(self, count: int, seconds: float, memory: int, most_waiting: int) -> None:
+    def __init__(self, count: int, seconds: float, memory: int) -> None:
         self._seconds, self._memory = seconds, memory
         self._free = threading.Semaphore(count)
-        self._places = threading.Semaphore(count + most_waiting)
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
         self._busy: set[_Child] = set()
         self._is_closed = False
 
     def call(self, data: bytes, deadline: float) -> Any:
-        if not self._places.acquire(blocking=False):
-            raise errors.timed_out("too many large schemas are being parsed or compared: try again later")
+        left = deadline - time.monotonic()
+        if left <= 0 or not self._free.acquire(timeout=left):
+            raise _Unfinished
         try:
-            if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                raise _Unfinished
-            try:
-                return self._call(data, deadline)
-            finally:
-                self._free.release()
+            return self._call(data, deadline)
         finally:
-            self._places.release()
+            self._free.release()
 
     def _call(self, data: bytes, deadline: float) -> Any:
         with self._lock:
             if self._is_closed:
                 raise errors.timed_out("the registry is closing")
-            child = self._idle.pop() if self._idle else _Child(self._memory)
+            while self._idle and not self._idle[-1].is_alive():
+                self._idle.pop().end()
+            child = self._idle.pop() if self._idle else _Child(self._memory, self._seconds)
             self._busy.add(child)
         is_usable = False
         try:
-            made = child.call(data, min(self._seconds, deadline - time.monotonic()))
+            made = child.call(data, deadline)
             is_usable = len(data) <= _SMALL
         finally:
             with self._lock:
@@ -136,13 +154,14 @@ class _Lane:
 class _Child:
     """A process that runs `serve`."""
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int, seconds: float) -> None:
         own, theirs = socket.socketpair()
         #: For files of protoc, which nobody removes if it is ended.
         self._folder = tempfile.mkdtemp(prefix="klog-schemas-")
         search_path = os.pathsep.join(filter(None, sys.path))
         with theirs:
-            command = f"from {__name__} import serve; serve({theirs.fileno()}, {memory}, {self._folder!r})"
+            arguments = f"{theirs.fileno()}, {memory}, {seconds}, {self._folder!r}"
+            command = f"from {__name__} import serve; serve({arguments})"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", command],
                 stdin=subprocess.DEVNULL,
@@ -151,23 +170,22 @@ class _Child:
                 start_new_session=True,  # so it is ended with what it has started, and not by Ctrl-C
             )
         self._connection = Connection(own.detach())
-        self._is_ready = False
 
-    def call(self, data: bytes, seconds: float) -> Any:
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def call(self, data: bytes, deadline: float) -> Any:
         """What a call returned, or the refusal. `_Unfinished`: `end` the process."""
         try:
-            if not self._is_ready:  # its start does not count
-                self._receive(_ALARM_SECONDS)
-                self._is_ready = True
             self._connection.send_bytes(data)
-            return pickle.loads(self._receive(seconds))  # noqa: S301 - of a process of our own
+            if not self._connection.poll(max(0.0, deadline - time.monotonic())):
+                raise _Unfinished
+            return pickle.loads(self._connection.recv_bytes())  # noqa: S301 - of a process of our own
         except (OSError, EOFError):
+            with suppress(subprocess.TimeoutExpired):
+                if self._process.wait(_END_SECONDS) in (-signal.SIGPROF, -signal.SIGALRM):
+                    raise _Unfinished from None
             raise _Died from None
-
-    def _receive(self, seconds: float) -> bytes:
-        if not self._connection.poll(max(0.0, seconds)):
-            raise _Unfinished
-        return self._connection.recv_bytes()
 
     def kill(self) -> None:
         with suppress(OSError):
@@ -180,12 +198,16 @@ class _Child:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def serve(fd: int, memory: int, folder: str) -> None:
-    """Do calls until the other end of a socket is closed, then remove `folder`; `memory`: bytes that this may take."""
+def serve(fd: int, memory: int, seconds: float, folder: str) -> None:
+    """Do calls until the other end of a socket is closed, then remove `folder`.
+
+    `memory`: bytes that this may take; `seconds`: time of the processor after which a call ends the process.
+    """
     connection = Connection(fd)
+    stay_in_this_process()
+    json_differences.around_search = _charged
     with suppress(OSError, ValueError):  # a smaller bound is there already
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    connection.send_bytes(b"")
     while True:
         try:
             data = connection.recv_bytes()
@@ -196,6 +218,9 @@ def serve(fd: int, memory: int, folder: str) -> None:
         made: Any
         try:
             function, arguments = pickle.loads(data)  # noqa: S301 - of the process that started this one
+            for schema_type in {argument.schema_type for argument in arguments if isinstance(argument, Source)}:
+                prepare(schema_type)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             made = function(*arguments)
         except RegistryRefusal as refused:
             made = refused
@@ -203,5 +228,18 @@ def serve(fd: int, memory: int, folder: str) -> None:
             return
         except Exception as error:
             made = errors.store_failed(f"{type(error).__name__}: {error}")
+        signal.setitimer(signal.ITIMER_PROF, 0)
         connection.send_bytes(pickle.dumps(made, pickle.HIGHEST_PROTOCOL))
         signal.alarm(0)
+
+
+@contextmanager
+def _charged() -> Iterator[None]:
+    """Count the wait for a process of this call as time of its own."""
+    left, began = signal.getitimer(signal.ITIMER_PROF)[0], time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, left)
+    try:
+        yield
+    finally:
+        signal.alarm(_ALARM_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, max(_SHORTEST, left - (time.monotonic() - began)))

@@ -268,7 +268,9 @@ class Registry:
                     )
                     for is_normal in (False, normalize)
                 )
-            except RegistryRefusal:  # a text that is no schema here
+            except RegistryRefusal as refused:
+                if refused.code != errors.INVALID_SCHEMA:  # it may be this schema
+                    raise
                 continue
             is_foreign = own.schema != version.definition.schema
             if is_foreign and _with_text([replace(version, definition=same)], canonical) is not None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
 from http import HTTPStatus
 from math import isfinite
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from spark_klog.errors import MissingPackage
-from spark_klog.schemas.registry.formats import InvalidSchema, ParsedSchema, parse
+from spark_klog.errors import MissingPackage, SchemaTimedOut
+from spark_klog.schemas.registry.formats import AVRO, JSON, PROTOBUF, InvalidSchema, ParsedSchema, parse
 from spark_klog.schemas.registry.formats.contract import READER, WRITER
 from spark_klog.schemas.registry.server import errors
+from spark_klog.schemas.registry.server.errors import RegistryRefusal
 
 _T = TypeVar("_T")
 #: Values in a body, with those in values. A schema is one of them.
@@ -63,6 +66,18 @@ def decoded(body: bytes) -> dict[str, Any]:
         if count > _MOST_VALUES:
             raise errors.schema_too_large(f"the body has more than {_MOST_VALUES:,} values")
     return fields
+
+
+#: The smallest schema of each format.
+_SMALLEST: Final = {AVRO: '"int"', JSON: "{}", PROTOBUF: 'syntax = "proto3";'}
+
+
+@cache
+def prepare(schema_type: str) -> None:
+    """Load what a format needs, which is no schema's own work."""
+    with suppress(RegistryRefusal):  # without its packages
+        smallest = _parsed(Source(schema_type, _SMALLEST[schema_type]))
+        smallest.normalized(), smallest.canonical(), smallest.unreadable(smallest)
 
 
 def _refused(constant: str) -> Any:
@@ -129,6 +144,8 @@ def _parsed(source: Source, *, is_new: bool = False) -> ParsedSchema:
         raise errors.invalid_schema("the schema is nested too deeply") from None
     except MissingPackage as error:
         raise errors.invalid_schema(str(error)) from error
+    except SchemaTimedOut as error:
+        raise errors.timed_out(str(error)) from error
 
 
 #: Parsed schemas, the last used last: a subject's versions are compared with each new one.
