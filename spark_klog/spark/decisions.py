@@ -14,6 +14,7 @@ from spark_klog.spark.write.decisions.decision_place import decision_place
 from spark_klog.spark.write.decisions.log_states import LogState, logs_of_checkpoint
 from spark_klog.spark.write.exactly_once_driver import continue_at as _continue_at
 from spark_klog.spark.write.sink_options import sink_options
+from spark_klog.trees.checkpoint import checkpoint_state
 
 _log = logging.getLogger(__name__)
 #: Transactions that an error names.
@@ -33,9 +34,9 @@ def continue_at(options: Mapping[str, Any], batch: int, *, drop_decided: bool = 
     A micro-batch before `batch` may be decided and not committed yet, as its run has died: a start of the query would
     commit it. Its rows are lost with `drop_decided`; without it `continue_at` refuses, and names the transactions.
 
-    Raises `ConfigError` for wrong options, for a decided micro-batch, and if no run of the query has used the topic
-    with its decisions; `Superseded` if a run of the query begins a micro-batch meanwhile; and what brokers' answers
-    raise.
+    Raises `ConfigError` for wrong options, for a decided micro-batch, for one beyond the next one of a checkpoint that
+    this machine can read, and if no run of the query has used the topic with its decisions; `Superseded` if a run of
+    the query begins a micro-batch meanwhile; and what brokers' answers raise.
     """
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
         raise ConfigError(f"batch={batch!r} must be the number of a micro-batch, an integer of at least 0")
@@ -50,6 +51,11 @@ def continue_at(options: Mapping[str, Any], batch: int, *, drop_decided: bool = 
         raise ConfigError(
             f"no run of this query has used {place.told}: check checkpointLocation, decisionTopic and the brokers. If "
             "they are new, start the query once before: its error names the micro-batch"
+        )
+    if place.folder is not None and batch > (following := checkpoint_state(str(place.folder)).following):
+        raise ConfigError(
+            f"batch={batch} is beyond micro-batch {following}, which Spark runs next by checkpoint {place.folder}: give "
+            f"{following}"
         )
     if state.to_commit and state.decided < batch and not drop_decided:
         raise _not_committed(state, batch)

@@ -215,6 +215,11 @@ class CheckpointState:
     to_klog: list[str]
     to_kafka: list[str]
 
+    @property
+    def following(self) -> int:
+        """The micro-batch that the next run begins with."""
+        return self.planned + 1 if self.done >= self.planned else self.planned
+
 
 def checkpoint_state(address: str) -> CheckpointState:
     """Read a local checkpoint. `ConfigError` if there is none, `DecodeError` if it is malformed, `OSError`."""

@@ -134,6 +134,11 @@ def test_a_local_checkpoint_with_micro_batches_that_the_topic_does_not_know(
     with pytest.raises(ConfigError, match=r"no run of this query has used topic .*start the query once before"):
         continue_at(given, 1)
     assert query.claim().begun.decided == -1
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "0").write_text('v1\n{}\n{"t":{"0":5}}' if folder == "offsets" else "v1\n{}")
+    with pytest.raises(ConfigError, match="batch=2 is beyond micro-batch 1, which Spark runs next"):
+        continue_at(given, 2)
     continue_at(given, 1)
     claimed = query.claim()
     assert claimed.begun.decided == 0

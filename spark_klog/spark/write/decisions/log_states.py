@@ -237,8 +237,8 @@ def restart(state: LogState, spark: CheckpointState, lost: Lost | None = None) -
 
     `lost` is what the cluster says of `state.to_commit`, None if it is not known.
     """
-    following = spark.planned + 1 if spark.done >= spark.planned else spark.planned
-    decided, is_replanned = state.decided, following == state.decided and _is_replanned(state, spark.folder)
+    following, decided = spark.following, state.decided
+    is_replanned = following == decided and _is_replanned(state, spark.folder)
     replanned = f"micro-batch {decided} is decided, and has other offsets in the checkpoint now"
     if state.name and following < decided:
         return [f"fails with EarlierWrite: Spark runs micro-batch {following}, but the last decision is of {decided}"]
