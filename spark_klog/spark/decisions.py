@@ -54,8 +54,8 @@ def continue_at(options: Mapping[str, Any], batch: int, *, drop_decided: bool = 
         )
     if place.folder is not None and batch > (following := checkpoint_state(str(place.folder)).following):
         raise ConfigError(
-            f"batch={batch} is beyond micro-batch {following}, which Spark runs next by checkpoint {place.folder}: give "
-            f"{following}"
+            f"batch={batch} is beyond micro-batch {following}, which Spark runs next by {place.folder}: "
+            f"give {following}"
         )
     if state.to_commit and state.decided < batch and not drop_decided:
         raise _not_committed(state, batch)
