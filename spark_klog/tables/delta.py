@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, timedelta
 from functools import partial
 from itertools import islice
@@ -29,6 +30,7 @@ from spark_klog.base.addresses import local_path, without_user
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files.folder import reason
 from spark_klog.tables.change_files import ChangeFiles
+from spark_klog.tables.changes import DELETED, INCARNATION
 from spark_klog.tables.columns import differences
 from spark_klog.tables.delta_merge import merge, quoted
 from spark_klog.tables.delta_statistics import statistics_json
@@ -40,12 +42,12 @@ from spark_klog.tables.table import (
     Run,
     Stage,
     TableFile,
-    columns_property,
     is_committed,
     key_mismatch,
     key_property,
     layout_advice,
     own_columns,
+    own_columns_property,
 )
 
 PREFIX = "delta:"
@@ -209,12 +211,13 @@ class DeltaLakeTable:
         key: Sequence[str] = (),
         properties: Mapping[str, str] = MappingProxyType({}),
     ) -> DeltaTable:
-        """The table with the columns of a run, which are the load's own from then on, with its key and properties."""
+        """The table with the columns of a run, with its key and properties."""
         if columns is None:
             return table
-        _, missing, wrong = _compared(table, columns)
+        mine, missing, wrong = _compared(table, columns)
         if wrong:
             raise self._differs(wrong)
+        new = [one.name for one in missing if one.name not in mine.names]
         if missing:
             table.alter.add_columns([Field.from_arrow(pa.field(one.name, one.type)) for one in missing])
             table = self._existing()
@@ -223,11 +226,14 @@ class DeltaLakeTable:
                 raise LoadError(f"{self.address}: deltalake can't add to the table what is new in {names}")
         has = table.metadata().configuration
         key_ids = key_property(has, key, {one.name: one.name for one in table.schema().fields})
-        if properties := {**properties, **columns_property(has, columns), **key_ids}:
-            # last: what failed before it may be tried again
-            table.alter.set_table_properties(properties, raise_if_not_exists=False)
-            table = self._existing()
-        return table
+        # last: what failed before it may be tried again
+        return self._with_properties(table, {**properties, **_own_property(has, columns, new), **key_ids})
+
+    def _with_properties(self, table: DeltaTable, properties: dict[str, str]) -> DeltaTable:
+        if not properties:
+            return table
+        table.alter.set_table_properties(properties, raise_if_not_exists=False)
+        return self._existing()
 
     def _differs(self, wrong: Sequence[str]) -> LoadError:
         return LoadError(
@@ -269,17 +275,26 @@ class DeltaLakeTable:
     def upsert(self, changes: ChangeFiles | None, run: Run) -> None:
         def attempt() -> None:
             table = self._existing()
-            if self._has(table, run):
-                return
-            if changes is not None:
-                self._check_key(table, changes.key)
-            table = self._with_columns(table, self._added, () if changes is None else changes.key)
-            if changes is not None:
-                own = own_columns(table.metadata().configuration)
-                merge(table, changes, own, _committing(run), partial(self._rows, table))
-            if table.transaction_version(run.load) != run.number:  # no row has changed, so nothing was committed
-                names = table.metadata().partition_columns
-                table.create_write_transaction([], "append", table.schema(), names, commit_properties=_committing(run))
+            last = self._last_run(table, run.load)
+            own = set(last.columns) if last else set()
+            if not is_committed(self.address, last, run):
+                if changes is not None:
+                    self._check_key(table, changes.key)
+                table = self._with_columns(table, self._added, () if changes is None else changes.key)
+                own |= own_columns(table.metadata().configuration)
+                names = [] if changes is None else [name for name in changes.schema.names if name != DELETED]
+                committing = _committing(replace(run, columns=names))
+                if changes is not None:
+                    merge(table, changes, own, committing, partial(self._rows, table))
+                if table.transaction_version(run.load) != run.number:  # no row has changed, so nothing was committed
+                    partitions = table.metadata().partition_columns
+                    table.create_write_transaction(
+                        [], "append", table.schema(), partitions, commit_properties=committing
+                    )
+                own.update(names)
+            table = self._existing()
+            # the commit has them, too, if this one fails
+            self._with_properties(table, own_columns_property(table.metadata().configuration, own))
 
         self._again("merged into", attempt)
 
@@ -375,7 +390,7 @@ class DeltaLakeTable:
                 schema,
                 mode,
                 partition_by=[name for name, _ in partitions],
-                configuration={LOAD_PROPERTY: load, **columns_property({}, columns)},
+                configuration={LOAD_PROPERTY: load, **_own_property({}, columns, columns.names)},
                 storage_options=self._options,
                 raise_if_key_not_exists=False,  # a property that deltalake does not know
             )
@@ -490,6 +505,11 @@ def _grown_map(mine: pa.DataType, merged: pa.DataType, path: str) -> str | None:
     if pa.types.is_list(mine):
         return _grown_map(mine.value_type, merged.value_type, path)
     return path if pa.types.is_map(mine) and mine != merged else None
+
+
+def _own_property(properties: Mapping[str, str], columns: pa.Schema, names: Iterable[str]) -> dict[str, str]:
+    """As `own_columns_property`, of tables of changes; empty of others."""
+    return own_columns_property(properties, names) if INCARNATION in columns.names else {}
 
 
 _PLACE = ("topic", "partition", "offset")

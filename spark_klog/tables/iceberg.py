@@ -105,6 +105,8 @@ class IcebergTable:
         self._known_catalog: Catalog | None = None
         self._location = self._uri = self._seen = ""
         self._seconds = _COMMIT_SECONDS
+        #: Those of the next commit, by `prepare`.
+        self._columns: Sequence[str] = ()
 
     @property
     def _catalog(self) -> Catalog:
@@ -186,7 +188,7 @@ class IcebergTable:
             spec = self._spec(schema, layout, time_column)
             self._create_namespace()
             location = self._location or None
-            properties = {**_PROPERTIES, LOAD_PROPERTY: load, **own_columns_property({}, columns)}
+            properties = {**_PROPERTIES, LOAD_PROPERTY: load, **own_columns_property({}, columns.names)}
             for column in place_columns(schema)[:1]:  # whole names of topics; a column that is not there is an error
                 properties[f"write.metadata.metrics.column.{schema.find_column_name(column)}"] = "full"
             try:
@@ -214,10 +216,13 @@ class IcebergTable:
                 f"{self.address} has the key's column {others[0]} as float, and the load as double, in which 0.1 is "
                 "another number: load into another table"
             )
+        self._columns = columns.names
         if needed.renamed and at == "plan":
             return to_arrow(metadata.schema())
         gone = [*renamed, *(path[0] for path in needed.removed if len(path) == 1)]
-        properties = own_columns_property(metadata.properties, columns, gone)
+        new = [path[0] for path, _ in needed.added if len(path) == 1] + list(renamed.values())
+        is_older = COLUMNS_PROPERTY not in metadata.properties and LOAD_PROPERTY in metadata.properties
+        properties = own_columns_property(metadata.properties, columns.names if is_older else new, gone)
         transaction = OneAttempt(table)
         if needed:
             with transaction.update_schema() as update:
@@ -390,7 +395,8 @@ class IcebergTable:
     ) -> None:
         transaction.require_schema()
         sequence = transaction.table_metadata.next_sequence_number()
-        transaction.set_properties(run_properties(run, producer.snapshot_id, sequence, starts))
+        own = own_columns_property(transaction.table_metadata.properties, self._columns)
+        transaction.set_properties({**run_properties(run, producer.snapshot_id, sequence, starts), **own})
         producer.commit()
         self._commit(transaction, data_files)
         _log.info("committed run %s to %s, snapshot %s", run.number, self.address, producer.snapshot_id)

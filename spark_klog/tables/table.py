@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.changes import INCARNATION, PLACE
+from spark_klog.tables.changes import PLACE
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
@@ -40,6 +40,7 @@ class Run:
     """A run of a load, as a commit of its table names it. `topic_ids` has those that the brokers have.
 
     `incarnations` has how often a topic was created again, if it was: by that its changes are ordered before offsets.
+    `columns` are those of its changes, if nothing else of the commit can have them.
     """
 
     load: str
@@ -48,6 +49,7 @@ class Run:
     offsets: Offsets
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     incarnations: Mapping[str, int] = field(default_factory=dict)
+    columns: Sequence[str] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Run:
@@ -55,7 +57,8 @@ class Run:
         offsets = {topic: dict(each) for topic, each in values["offsets"].items()}
         ids = dict(values.get("topic_ids", {}))
         again = {topic: int(count) for topic, count in values.get("incarnations", {}).items()}
-        return cls(str(values["load"]), int(values["number"]), str(values["token"]), offsets, ids, again)
+        columns = tuple(map(str, values.get("columns", ())))
+        return cls(str(values["load"]), int(values["number"]), str(values["token"]), offsets, ids, again, columns)
 
 
 def is_committed(address: str, last: Run | None, run: Run) -> bool:
@@ -131,17 +134,15 @@ def own_columns(properties: Mapping[str, str]) -> set[str]:
 
 
 def own_columns_property(
-    properties: Mapping[str, str], columns: pa.Schema, gone: Collection[str] = ()
+    properties: Mapping[str, str], names: Iterable[str], gone: Collection[str] = ()
 ) -> dict[str, str]:
-    """The property of a table whose runs have these columns from now on, `gone` no longer; empty if it stays."""
-    known = own_columns(properties)
-    names = known.difference(gone).union(columns.names)
-    return {} if names == known else {COLUMNS_PROPERTY: json.dumps(sorted(names))}
+    """The property of a table whose load has these columns from now on, `gone` no longer; empty if it stays.
 
-
-def columns_property(properties: Mapping[str, str], columns: pa.Schema) -> dict[str, str]:
-    """As `own_columns_property`, of tables of changes; empty of others."""
-    return own_columns_property(properties, columns) if INCARNATION in columns.names else {}
+    They are those that the load adds, and from the commit of a run on all that the run has: one of a user's that no
+    committed run had stays the user's.
+    """
+    value = json.dumps(sorted(own_columns(properties).difference(gone).union(names)))
+    return {} if value == properties.get(COLUMNS_PROPERTY) else {COLUMNS_PROPERTY: value}
 
 
 #: The property that has the columns by which changes find their rows, those of the key and of the place, as JSON:

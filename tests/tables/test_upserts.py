@@ -391,6 +391,72 @@ def test_columns_that_the_changes_lack(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("dies", ["before tasks", "at the commit", "not"])
+def test_a_users_column_is_the_loads_from_the_commit_of_a_run_with_it(
+    kind: str, dies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is refused or dies may have named it by mistake, and the next one does so no longer."""
+    source = Source(kind, tmp_path)
+    source.merge([Change(1, "a", 0, 0), Change(2, "b", 0, 1)], 1)
+    if kind == "delta":
+        DeltaTable(tmp_path / "table").alter.add_columns([Field("note", PrimitiveType("string"))])
+        DeltaTable(tmp_path / "table").update({"note": "'mine'"})
+    else:
+        place = load_catalog("local", **catalog_options(tmp_path)).load_table("space.table")
+        rows = place.scan().to_arrow()
+        with place.update_schema() as update:
+            update.add_column("note", StringType())
+        place.overwrite(rows.append_column("note", pa.array(["mine"] * len(rows))))
+
+    more = ChangeFormat(FORMAT.key_type, pa.struct([*VALUE, pa.field("note", pa.string())]))
+    batch = records([Change(1, "c", 0, 2)])
+    values = pa.array([{"name": "c", "amount": 1.0, "note": "the load's"}], more.value_type)
+    batch = batch.set_column(batch.schema.get_field_index("value"), "value", values)
+    table, number = make_table(kind, tmp_path), 2
+    table.prepare(more.row, "none", "", "load", "plan", FORMAT.key)
+    if dies != "before tasks":
+        table.prepare(more.row, "none", "", "load", "tasks", FORMAT.key)
+        files = written(tmp_path / "more", [more.changes(batch)])
+        if dies == "at the commit":
+            with monkeypatch.context() as patch:
+                patch.setattr("spark_klog.tables.delta.merge", _killed)
+                patch.setattr("spark_klog.tables.iceberg.IcebergTable._commit", _killed)
+                with pytest.raises(KeyboardInterrupt):
+                    table.upsert(files, run(2))
+        else:
+            table.upsert(files, run(2))
+            number = 3
+
+    source = Source(kind, tmp_path)
+    source.merge([Change(1, "d", 0, 4)], number)
+    found = content(kind, tmp_path)
+    notes = dict(zip(found["id"].to_pylist(), found["note"].to_pylist(), strict=True))
+    assert notes == {1: None if dies == "not" else "mine", 2: "mine"}
+
+
+def _killed(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_commit_of_delta_has_the_columns_that_its_table_does_not_say_yet(tmp_path: Path) -> None:
+    """Killed after the merge, before the property: the column is the load's all the same."""
+    source = Source("delta", tmp_path)
+    source.merge([Change(1, "a", 0, 0)], 1)
+    table = DeltaTable(tmp_path / "table")
+    before = table.metadata().configuration["klog.columns"].replace('"amount", ', "")
+    assert "amount" not in before
+    table.alter.set_table_properties({"klog.columns": before}, raise_if_not_exists=False)
+    fewer = ChangeFormat(FORMAT.key_type, pa.struct([pa.field("name", pa.string())]))
+    for number, name in ((2, "b"), (3, "c")):
+        batch = records([Change(1, name, 0, 2 * number)])
+        value = batch["value"].cast(fewer.value_type)
+        batch = batch.set_column(batch.schema.get_field_index("value"), "value", value)
+        source.table.upsert(written(tmp_path / name, [fewer.changes(batch)]), run(number))
+        assert content("delta", tmp_path)["amount"].to_pylist() == [None]
+    assert "amount" in DeltaTable(tmp_path / "table").metadata().configuration["klog.columns"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_rows_that_only_move_stay_as_they_are(kind: str, tmp_path: Path) -> None:
     """A null list is not an empty one, as pyiceberg writes and scans it: so files are written and read without it."""
     source = Source(kind, tmp_path)
