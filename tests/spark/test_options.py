@@ -185,6 +185,11 @@ REFUSED_BY_BOTH = [
     ({"asign": "x"}, "unknown option 'asign'; did you mean assign?"),
     ({"maxOffsetPerTrigger": "1"}, "unknown option 'maxOffsetPerTrigger'; did you mean maxOffsetsPerTrigger?"),
     ({"kafkabootstrap.servers": "x"}, "did you mean kafka.bootstrap.servers?"),
+    ({"kafka.schema.registry.url": "http://h"}, "unknown option 'kafka.schema.registry.url': write schemaRegistryUrl"),
+    (
+        {"kafka.schema.registry.basic.auth.user.info": "env:LOGIN"},
+        "unknown option 'kafka.schema.registry.basic.auth.user.info': write schemaRegistry.basic.auth.user.info",
+    ),
     ({"sasl.mechanism": "PLAIN"}, "unknown option 'sasl.mechanism': write kafka.sasl.mechanism"),
     ({"kafka.metadata.broker.list": "x"}, "Kafka's name for it is kafka.bootstrap.servers"),
     ({"zzzzzzz": "1"}, "unknown option 'zzzzzzz'"),

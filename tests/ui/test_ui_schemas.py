@@ -11,11 +11,17 @@ from collections.abc import Iterator
 from datetime import date, datetime, time as time_of_day, timezone
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry import (
+    Schema,
+    SchemaRegistryClient,
+    header_schema_id_serializer,
+    record_subject_name_strategy,
+)
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from selenium import webdriver
@@ -24,6 +30,8 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import RegistrySettings
 from spark_klog.security.config import Settings
+from spark_klog.spark.option_table import Use
+from spark_klog.spark.options import split
 from spark_klog.ui.schemas import MessageSchemas, Raw
 from tests.support.klog import klog, klog_lines, klog_refusal
 from tests.support.topics import make_topic
@@ -336,6 +344,47 @@ def test_values_and_lines_to_copy(
     snippet = browser.text("#main pre[aria-label='Spark']")
     for option in ('"keyFormat", "avro"', '"valueFormat", "avro"', f'"schemaRegistryUrl", "{registry}"'):
         assert f".option({option})" in snippet
+
+
+def test_the_snippet_names_other_subjects_than_the_topics(
+    chromium: webdriver.Chrome, cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path
+) -> None:
+    """The records of a producer with RecordNameStrategy; the file's settings are added as the comment says."""
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    schema = {"type": "record", "name": "Rec", "namespace": topic.replace("-", "_"), "fields": [_ORDER["fields"][0]]}
+    conf = {"subject.name.strategy": record_subject_name_strategy}
+    value = _written(registry, topic, schema, {"id": 7}, **conf)
+    key_schema = schema | {"name": "Key"}
+    key = _written(registry, topic, key_schema, {"id": 1}, MessageField.KEY, **conf)
+    usual = _written(registry, topic, "string", "a key", MessageField.KEY)
+    _send(cluster.bootstrap_servers, topic, {"key": key, "value": value}, {"key": usual, "value": value})
+    config = tmp_path / "client.properties"
+    config.write_text(f"bootstrap.servers={cluster.bootstrap_servers}\nschema.registry.url={registry}\n")
+    shown = []
+    with serving("--command-config", str(config)) as page:
+        browser = Browser(chromium, page)
+        for offset in ("0", "1"):
+            browser.open("record", topic, "0", offset)
+            lines = browser.text("#main pre[aria-label='Spark']").splitlines()
+            assert lines[0] == (
+                f"# add the settings of {json.dumps(str(config))} as options, each with the prefix "
+                '"kafka.", but those of "schema.registry." as they are'
+            )
+            shown.append(
+                dict(json.loads(f"[{line[len('    .option(') : -1]}]") for line in lines if ".option(" in line)
+            )
+    subjects = [{name: found.get(name) for name in ("keySubject", "valueSubject")} for found in shown]
+    name = f"{schema['namespace']}.Rec"
+    assert subjects == [
+        {"keySubject": f"{schema['namespace']}.Key", "valueSubject": name},
+        {"keySubject": None, "valueSubject": name},
+    ]
+    for found in shown:
+        settings, own = split(found | {"schema.registry.url": registry}, Use.BATCH)
+        assert settings["bootstrap.servers"] == cluster.bootstrap_servers
+        for column in ("key", "value"):
+            subject = own.get(f"{column}Subject", f"{topic}-{column}")
+            assert SchemaRegistryClient({"url": own["schemaRegistryUrl"]}).get_latest_version(subject).schema_id > 0
 
 
 def test_two_versions_are_compared(chromium: webdriver.Chrome, page: Page, registry: str) -> None:

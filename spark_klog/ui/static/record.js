@@ -110,13 +110,15 @@ function sparkSnippet(row, { servers, cluster, commandConfig, registry }) {
   const places = (end) => JSON.stringify({ [row.topic]: { [row.partition]: end } });
   const option = cluster !== null ? ["cluster", cluster] : ["kafka.bootstrap.servers", servers];
   return [
-    ...(commandConfig === null ? [] : [`# add the settings of ${JSON.stringify(commandConfig)} as options, each with the prefix "kafka."`]),
+    ...(commandConfig === null ? [] : [`# add the settings of ${JSON.stringify(commandConfig)} as options, each with the prefix "kafka.", but those of "schema.registry." as they are`]),
     'df = (spark.read.format("klog")',
     `    .option(${option.map((one) => JSON.stringify(one)).join(", ")})`,
     `    .option("assign", ${JSON.stringify(JSON.stringify({ [row.topic]: [row.partition] }))})`,
     `    .option("startingOffsets", ${JSON.stringify(places(row.offset))})`,
     `    .option("endingOffsets", ${JSON.stringify(places(row.offset + 1))})`,
-    ...decodedColumns(row).map(([name, one]) => `    .option("${name}Format", ${JSON.stringify(one.format)})`),
+    ...decodedColumns(row).flatMap(([name, one]) => [`    .option("${name}Format", ${JSON.stringify(one.format)})`,
+      // without it the subject is TOPIC-key or TOPIC-value, which need not exist: producers have other strategies
+      ...(one.subject === null || one.subject === `${row.topic}-${name}` ? [] : [`    .option("${name}Subject", ${JSON.stringify(one.subject)})`])]),
     ...(decodedColumns(row).length ? [`    .option("schemaRegistryUrl", ${JSON.stringify(registry)})`] : []),
     "    .load())",
   ].join("\n");
