@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import parse_qs, unquote
 
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.settings import of_bytes
@@ -28,7 +29,7 @@ from spark_klog.schemas.registry.server.log import START_SECONDS, TOPIC, WRITE_S
 from spark_klog.schemas.registry.server.processes import Processes
 from spark_klog.schemas.registry.server.registry import Registry
 from spark_klog.security.config import Settings
-from spark_klog.wire.http import LOOPBACK, HttpThread, Request, Response
+from spark_klog.wire.http import LOOPBACK, Body, HttpThread, Request, Response
 from spark_klog.wire.listening import RequestRefused, is_loopback, is_own_host, parse_listen
 from spark_klog.wire.workers import Workers
 
@@ -38,10 +39,14 @@ _OPTION: Final = "--listen"
 #: Larger than any record that brokers take by default.
 _MAX_BODY: Final = 4 << 20
 _MAX_CONNECTIONS: Final = 128
-#: Bodies that are larger than a small one, of which all are read at once; others wait, for so many seconds.
+#: Requests that wait for brokers, processes or their turn; the other connections are for what reads.
+_MOST_WAITING: Final = _MAX_CONNECTIONS // 2
+#: Bodies that are received at once behind the first bytes, which is all of a small one; others wait, for so many
+#: seconds. In its turn a body may not stand still, and is there in time.
 _LARGE_BODIES: Final = 3
 _SMALL_BODY: Final = 64 << 10
 _TURN_SECONDS: Final = 10.0
+_STILL_SECONDS, _RECEIVE_SECONDS = 1.0, 5.0
 #: Requests of each kind that are carried out at a time. What reads never waits; a list of all schemas is large; all
 #: others may wait, for brokers or for the processes that parse and compare schemas.
 _READ, _LIST, _WAIT = "read", "list", "wait"
@@ -81,6 +86,8 @@ class SchemaRegistry:
         }
         self._processes = Processes()
         self._large_bodies = asyncio.Semaphore(_LARGE_BODIES)
+        #: Requests that are not answered yet, but for those that only read.
+        self._waiting = 0
         try:
             try:
                 self._log.catch_up(time.monotonic() + START_SECONDS)
@@ -103,14 +110,9 @@ class SchemaRegistry:
         kind = content_type(request.headers.get("accept", ""))
         try:
             self._check_origin(request)
-            if not _is_large(request):
-                made = await self._carry_out(request)
-            else:
-                await self._turn()
-                try:
-                    made = await self._carry_out(request)
-                finally:
-                    self._large_bodies.release()
+            body = Body(request, _MAX_BODY)
+            await body.receive(_SMALL_BODY)  # who keeps the server waiting has no turn yet
+            made = await self._carry_out(request, body)
             return Response(made.status, kind, made.body, made.allow)
         except RegistryRefusal as error:
             refused = error
@@ -127,6 +129,28 @@ class SchemaRegistry:
             refused = errors.store_failed(f"{type(error).__name__}: {error}")
         return Response(refused.status, kind, refusal_body(refused))
 
+    async def _carry_out(self, request: Request, body: Body) -> Answer:
+        kind = _kind(request)
+        if kind == _READ and body.is_whole:
+            return await self._call(kind, request, body)
+        if self._waiting >= _MOST_WAITING:
+            raise errors.bare(HTTPStatus.SERVICE_UNAVAILABLE, f"{_MOST_WAITING} requests wait: try again later")
+        self._waiting += 1
+        try:
+            if body.is_whole:
+                return await self._call(kind, request, body)
+            await self._turn()
+            try:
+                end = time.monotonic() + _RECEIVE_SECONDS
+                while not body.is_whole:
+                    left = end - time.monotonic()
+                    await body.receive(len(body.data) + _SMALL_BODY, min(_STILL_SECONDS, left))
+                return await self._call(kind, request, body)
+            finally:
+                self._large_bodies.release()
+        finally:
+            self._waiting -= 1
+
     async def _turn(self) -> None:
         """Wait for one of the places of large bodies."""
         try:
@@ -134,10 +158,9 @@ class SchemaRegistry:
         except asyncio.TimeoutError:
             raise errors.bare(HTTPStatus.SERVICE_UNAVAILABLE, "too many large requests: try again later") from None
 
-    async def _carry_out(self, request: Request) -> Answer:
-        body = await request.whole_body(_MAX_BODY)
-        call = self._workers[_kind(request)].submit(
-            answer, self._registry, request.method, request.path, request.query, body
+    async def _call(self, kind: str, request: Request, body: Body) -> Answer:
+        call = self._workers[kind].submit(
+            answer, self._registry, request.method, request.path, request.query, bytes(body.data)
         )
         return await asyncio.wait_for(asyncio.wrap_future(call), _ANSWER_SECONDS)
 
@@ -166,17 +189,10 @@ class SchemaRegistry:
         self.close()
 
 
-def _is_large(request: Request) -> bool:
-    """Whether a request's body is large, or may be: it comes in chunks."""
-    size = request.headers.get("content-length", "0")
-    is_small = size.isascii() and size.isdecimal() and len(size) <= len(str(_SMALL_BODY)) and int(size) <= _SMALL_BODY
-    return "transfer-encoding" in request.headers or not is_small
-
-
 def _kind(request: Request) -> str:
     """What a request may wait for, by its path and query."""
     if request.method not in ("GET", "HEAD"):
         return _WAIT
-    if request.path.rstrip("/").endswith("/schemas"):
+    if unquote(request.path).rstrip("/").endswith("/schemas"):
         return _LIST
-    return _WAIT if "format=" in request.query else _READ
+    return _WAIT if "format" in parse_qs(request.query, keep_blank_values=True) else _READ

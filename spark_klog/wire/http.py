@@ -62,38 +62,67 @@ class Request(NamedTuple):
         return await self.client.within(_RECEIVE_SECONDS, self.client.reader.readexactly(size))
 
     async def whole_body(self, most: int) -> bytes:
-        """The body, of the size in Content-Length or in chunks (RFC 9112), if it has at most `most` bytes.
+        """The body, see `Body`, if it arrives in time."""
+        body = Body(self, most)
+        await body.receive(most + 1)
+        return bytes(body.data)
 
-        `RequestRefused` if it has more, does not arrive in time, or is malformed.
-        """
-        coding = self.headers.get("transfer-encoding", "").lower()
-        size = self.headers.get("content-length", "0")
+
+class Body:
+    """A request's body as it arrives, of the size in Content-Length or in chunks (RFC 9112).
+
+    `RequestRefused` if it has more than `most` bytes, does not arrive in time, or is malformed.
+    """
+
+    def __init__(self, request: Request, most: int) -> None:
+        self.client, self._most = request.client, most
+        self.data = bytearray()
+        coding = request.headers.get("transfer-encoding", "").lower()
+        size = request.headers.get("content-length", "0")
         if coding not in ("", "chunked"):
             raise RequestRefused(HTTPStatus.NOT_IMPLEMENTED, "only the Transfer-Encoding chunked is known")
-        if coding and "content-length" in self.headers:
+        if coding and "content-length" in request.headers:
             raise RequestRefused(HTTPStatus.BAD_REQUEST, "there are Content-Length and Transfer-Encoding")
         if not size.isascii() or not size.isdecimal():
             raise RequestRefused(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
         if len(size) > _MAX_DIGITS or int(size) > most:
             raise _too_large(most)
+        self._is_chunked = bool(coding)
+        #: Bytes to come, of the body or of the chunk.
+        self._left = int(size)
+        self.is_whole = not coding and not self._left
+
+    async def receive(self, size: int, seconds: float = _RECEIVE_SECONDS) -> None:
+        """Wait until `data` has `size` bytes or all."""
         try:
-            if coding:
-                return await self.client.within(_RECEIVE_SECONDS, self._chunks(most))
-            return await self.body(int(size)) if int(size) else b""
+            await self.client.within(seconds, self._receive(size))
         except asyncio.TimeoutError:
             raise RequestRefused(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None
 
-    async def _chunks(self, most: int) -> bytes:
-        made = bytearray()
-        while size := await self._chunk_size():
-            if len(made) + size > most:
-                raise _too_large(most)
-            made += await self.client.reader.readexactly(size)
-            if await self.client.reader.readexactly(2) != b"\r\n":
+    async def _receive(self, size: int) -> None:
+        while not self.is_whole and len(self.data) < size:
+            if not self._left:
+                await self._begin_chunk()
+                continue
+            part = await self.client.reader.readexactly(min(self._left, size - len(self.data)))
+            self.data += part
+            self._left -= len(part)
+            if self._left:
+                continue
+            self.is_whole = not self._is_chunked
+            if self._is_chunked and await self.client.reader.readexactly(2) != b"\r\n":
                 raise RequestRefused(HTTPStatus.BAD_REQUEST, "a chunk has another size than it says")
+
+    async def _begin_chunk(self) -> None:
+        self._left = await self._chunk_size()
+        if len(self.data) + self._left > self._most:
+            raise _too_large(self._most)
+        if self._left:
+            return
         for _ in range(_MAX_TRAILERS):
             if await self._line() == b"\r\n":
-                return bytes(made)
+                self.is_whole = True
+                return
         raise RequestRefused(HTTPStatus.BAD_REQUEST, f"more than {_MAX_TRAILERS} lines are behind the last chunk")
 
     async def _chunk_size(self) -> int:
@@ -179,6 +208,7 @@ class HttpServer:
             size = len(response.body)
             self._unsent += size
             allow = f"Allow: {response.allow}\r\n" if response.allow else ""
+            allow += "Retry-After: 1\r\n" if response.status == HTTPStatus.SERVICE_UNAVAILABLE else ""
             head = (
                 f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
                 f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n"

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,8 +22,9 @@ from spark_klog.schemas.registry.server import work
 from spark_klog.schemas.registry.server.api import answer
 from spark_klog.schemas.registry.server.records import CONFIG, SCHEMA, Key, Record
 from spark_klog.schemas.registry.server.registry import Registry
-from tests.schemas.registry.asking import ask, register
+from tests.schemas.registry.asking import ask, ask_whole, register
 from tests.schemas.registry.memory_log import MemoryLog
+from tests.support.waiting import wait_until
 
 _NAMES = """subjects versions schemas ids guids schema types compatibility config mode contexts metadata latest
 referencedby a :.x:a :.: :*: .x 1 0 -1 999999999999 %00 %2F"""
@@ -284,6 +285,46 @@ def test_requests_that_hang_hold_up_neither_reading_nor_the_end(
                 is_over.set()
             for future in asked:
                 assert isinstance(future.exception(60), OSError)
+
+
+def test_requests_that_wait_leave_connections_for_those_that_read(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = threading.Event()
+    monkeypatch.setattr("spark_klog.schema_registry._MOST_WAITING", 3)
+    monkeypatch.setattr(Registry, "formatted", lambda *_, **__: is_over.wait(60) and "{}")
+    with SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, "0", "waiting") as registry:
+        url = registry.url
+        register(url, "a", '"int"')
+        with ThreadPoolExecutor(3) as pool:
+            path = "/subjects/a/versions/1?form%61t=resolved"  # as the server reads it
+            asked = [pool.submit(ask, url, "GET", path) for _ in range(3)]
+            try:
+                wait_until(lambda: registry._waiting == 3)
+                status, _, headers = ask_whole(url, "POST", "/subjects/a", {"schema": '"int"'})
+                assert (status, headers["retry-after"]) == (503, "1")
+                assert ask(url, "GET", "/%73chemas")[0] == 503
+                assert ask(url, "GET", "/schemas/ids/1")[0] == 200
+            finally:
+                is_over.set()
+            assert [future.result(60)[0] for future in asked] == [200] * 3
+        assert ask(url, "POST", "/subjects/a", {"schema": '"int"'})[0] == 200
+
+
+def test_bodies_that_do_not_come_keep_out_no_others(registry: str) -> None:
+    place = urlsplit(registry)
+    large = {"schema": json.dumps({"type": "record", "name": "R", "fields": [], "doc": "x" * 70_000})}
+    with ExitStack() as stack:
+        for size in (0, 70_000) * 6:  # those of the second kind stand still in their turn
+            silent = stack.enter_context(socket.create_connection((place.hostname, place.port), timeout=30))
+            silent.sendall(b"POST /subjects/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n")
+            silent.sendall(b" " * size)
+        connection = HTTPConnection(str(place.hostname), place.port, timeout=30)
+        stack.callback(connection.close)
+        parts = iter([json.dumps({"schema": '"int"'}).encode()])
+        connection.request("POST", "/subjects/small/versions", parts, encode_chunked=True)
+        assert connection.getresponse().status == 200
+        assert ask(registry, "POST", "/subjects/large/versions", large)[0] == 200
 
 
 def test_bodies_in_chunks(registry: str) -> None:
