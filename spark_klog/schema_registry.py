@@ -38,9 +38,9 @@ DEFAULT_ADDRESS: Final = f"{LOOPBACK}:8081"
 _OPTION: Final = "--listen"
 #: Larger than any record that brokers take by default.
 _MAX_BODY: Final = 4 << 20
-_MAX_CONNECTIONS: Final = 128
+_MAX_CONNECTIONS: Final = 256
 #: Requests that wait for brokers, processes or their turn; the other connections are for what reads.
-_MOST_WAITING: Final = _MAX_CONNECTIONS // 2
+_MOST_WAITING: Final = 64
 #: Bodies that are received at once behind the first bytes, which is all of a small one; others wait, for so many
 #: seconds. In its turn a body may not stand still, and is there in time.
 _LARGE_BODIES: Final = 3
@@ -50,7 +50,7 @@ _STILL_SECONDS, _RECEIVE_SECONDS = 1.0, 5.0
 #: Requests of each kind that are carried out at a time. What reads never waits; a list of all schemas is large; all
 #: others may wait, for brokers or for the processes that parse and compare schemas.
 _READ, _LIST, _WAIT = "read", "list", "wait"
-_WORKERS: Final = {_READ: 8, _LIST: 1, _WAIT: _MAX_CONNECTIONS}
+_WORKERS: Final = {_READ: 8, _LIST: 1, _WAIT: _MOST_WAITING}
 #: Seconds until a request is answered, and the client may ask again.
 _ANSWER_SECONDS: Final = WRITE_SECONDS + 5
 #: Settings of the user's other clients that this one must not have.

@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from spark_klog.schemas.registry.formats.contract import InvalidSchema
 from spark_klog.schemas.registry.formats.protobuf import ProtobufSchema
 from spark_klog.schemas.registry.formats.protobuf_differences import differences
-from spark_klog.schemas.registry.server import errors
+from spark_klog.schemas.registry.server import errors, state
 from spark_klog.schemas.registry.server.api import answer
 from spark_klog.schemas.registry.server.errors import RegistryRefusal
 from spark_klog.schemas.registry.server.records import SCHEMA, Key, Record
@@ -331,3 +331,27 @@ def test_a_stored_text_that_cannot_be_parsed_now_may_be_the_schema(refusal: Regi
     is_busy.clear()
     assert json.loads(answer(registry, "POST", "/subjects/s/versions", "", body).body)["id"] == 7
     assert len(log.records) == 1
+
+
+def test_versions_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up of a few bytes does not take apart again what all versions of a subject say."""
+    log = MemoryLog()
+    stored = {f'syntax = "proto3";\n\n\nmessage A {{ int32 {name} = 1; }}\n' for name in ("A", "int32", "message")}
+    for number, text in enumerate(stored, 1):
+        log.append(
+            [Record(Key(SCHEMA, "s", number), schema_value("s", number, number, Definition("PROTOBUF", text), False))]
+        )
+    taken_apart, parsed = [], []
+    words_of = state.words_of
+    monkeypatch.setattr(state, "words_of", lambda text: (taken_apart.append(text), words_of(text))[1])
+
+    def run(function: Any, *arguments: Any, deadline: float) -> Any:
+        parsed.append(arguments[0].text)
+        return function(*arguments)
+
+    registry = Registry(log, run)  # type: ignore[arg-type]
+    body = json.dumps({"schemaType": "PROTOBUF", "schema": 'syntax = "proto3"; message A { int32 A = 2; }'}).encode()
+    for _ in range(3):
+        assert json.loads(answer(registry, "POST", "/subjects/s", "", body).body)["error_code"] == 40403
+    assert sorted(taken_apart) == sorted(stored)
+    assert len([text for text in parsed if text in stored]) == 2 * len(stored)

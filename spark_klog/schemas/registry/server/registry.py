@@ -7,11 +7,12 @@ before that (`work`), and again if what they were compared with has changed mean
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -43,6 +44,7 @@ from spark_klog.schemas.registry.server.state import (
     schema_value,
     split,
     within,
+    words_of,
 )
 from spark_klog.schemas.registry.server.work import Run, Source, run_here
 
@@ -56,7 +58,7 @@ _MAX_SCHEMA_SHOWN: Final = 10 * 1024
 LATEST: Final = -1
 #: Versions with the words of a schema that are compared with it.
 _MOST_LIKE: Final = 20
-_WORD: Final = re.compile(r"[A-Za-z_]\w*")
+_MOST_LAID_OUT: Final = 2000
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _T = TypeVar("_T")
 
@@ -85,6 +87,8 @@ class Registry:
     def __init__(self, log: SchemaLog, run: Run = run_here) -> None:
         self._log = log
         self.run = run
+        #: What `_laid_out_here` has made.
+        self._laid_out: dict[tuple[bytes, int, bool], Definition | None] = {}
         #: Held while a change is decided and written.
         self._changing = threading.Lock()
 
@@ -255,27 +259,36 @@ class Registry:
                 return version
         if definition.schema_type != PROTOBUF:
             return None
-        words = _words(canonical.schema)
-        like = [version for version in versions if _words(version.definition.schema) == words]
+        words = words_of(canonical.schema)
+        like = [version for version in versions if version.words == words]
         for version in like[: -_MOST_LIKE - 1 : -1]:
-            try:
-                own, same = (
-                    self._canonical(
-                        *(version.definition, self._texts(version.subject, version.definition), {}),
-                        normalize=is_normal,
-                        is_new=False,
-                        deadline=deadline,
-                    )
-                    for is_normal in (False, normalize)
-                )
-            except RegistryRefusal as refused:
-                if refused.code != errors.INVALID_SCHEMA:  # it may be this schema
-                    raise
-                continue
-            is_foreign = own.schema != version.definition.schema
-            if is_foreign and _with_text([replace(version, definition=same)], canonical) is not None:
+            stored = self._laid_out_here(version, normalize, deadline)
+            if stored is not None and _with_text([replace(version, definition=stored)], _hashed(canonical)) is not None:
                 return version
         return None
+
+    def _laid_out_here(self, version: Version, normalize: bool, deadline: float) -> Definition | None:
+        """What a version is here, with a hash in place of its text; None if it is that text, or no schema."""
+        references = self._texts(version.subject, version.definition)
+        key = version.digest, hash(references), normalize
+        with suppress(KeyError):
+            return self._laid_out[key]
+        try:
+            own, same = (
+                self._canonical(
+                    *(version.definition, references, {}), normalize=is_normal, is_new=False, deadline=deadline
+                )
+                for is_normal in (False, normalize)
+            )
+            made = _hashed(same) if own.schema != version.definition.schema else None
+        except RegistryRefusal as refused:
+            if refused.code != errors.INVALID_SCHEMA:  # it may be this schema
+                raise
+            made = None
+        if len(self._laid_out) >= _MOST_LAID_OUT:
+            self._laid_out.clear()
+        self._laid_out[key] = made
+        return made
 
     def register(
         self,
@@ -598,9 +611,9 @@ def _with_text(versions: list[Version], definition: Definition) -> Version | Non
     return same[-1] if same else None
 
 
-def _words(text: str) -> set[str]:
-    """The words of a schema, but for those that a layout may leave out."""
-    return set(_WORD.findall(text)) - {"syntax", "proto2"}
+def _hashed(definition: Definition) -> Definition:
+    text = hashlib.sha256(definition.schema.encode()).hexdigest()
+    return definition._replace(schema=text)
 
 
 def _context_of(subject: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ DEFAULT_MODE: Final = "READWRITE"
 #: Modes in which clients choose ids and versions.
 IMPORTING: Final = frozenset(("IMPORT", "FORWARD"))
 MAX_NUMBER: Final = (1 << 31) - 1
+_WORD: Final = re.compile(r"[A-Za-z_]\w*")
 
 
 class Reference(NamedTuple):
@@ -125,6 +127,11 @@ class Version:
     def digest(self) -> bytes:
         return self.definition.digest()
 
+    @cached_property
+    def words(self) -> int:
+        """The `words_of` the text, which may be much."""
+        return words_of(self.definition.schema)
+
     def value(self, is_deleted: bool) -> dict[str, Any]:
         """The record's value."""
         return schema_value(self.subject, self.version, self.id, self.definition, is_deleted) | self.other
@@ -136,6 +143,11 @@ def schema_value(subject: str, version: int, id: int, definition: Definition, is
     if definition.schema_type == AVRO:
         del made["schemaType"]
     return {"subject": subject, "version": version, "id": id} | made | {"deleted": is_deleted}
+
+
+def words_of(text: str) -> int:
+    """A hash of the words of a Protobuf schema, but for those that a layout may leave out."""
+    return hash(frozenset(_WORD.findall(text)) - {"syntax", "proto2"})
 
 
 def guid_of(digest: bytes) -> str:
