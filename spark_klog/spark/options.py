@@ -100,8 +100,8 @@ def split(options: Mapping[str, str], use: Use) -> tuple[dict[str, str], dict[st
                 raise ConfigError(f"option {name} can't be set: {PROTECTED[setting]}")
             if setting.startswith(OF_REGISTRY):  # as in files that programs share
                 setting = setting.removeprefix(OF_REGISTRY)
-                meant = "schemaRegistryUrl" if setting == "url" else REGISTRY_PREFIX + setting
-                raise ConfigError(f"unknown option {name!r}: write {meant}")
+                own_name = "schemaRegistryUrl" if setting == "url" else REGISTRY_PREFIX + setting
+                raise ConfigError(f"unknown option {name!r}: write {own_name}")
             if setting in _SHOWN_KEYS and "ENCRYPTED" not in value:
                 raise ConfigError(
                     f"option {name} holds a key that is not encrypted, and Spark would show it in plans: encrypt it "
