@@ -547,8 +547,9 @@ class ProducerFenced(ErrorWithFields):
     def __init__(self, transactional_id: str) -> None:
         self.transactional_id = transactional_id
         super().__init__(
-            f"another producer with transactional.id={transactional_id} has begun, or the transaction lasted longer "
-            "than transaction.timeout.ms: close this producer"
+            f"another producer with transactional.id={transactional_id} has begun, or the transaction was aborted, as "
+            "klog transactions abort and transaction.timeout.ms do: close this producer, make a new one and call "
+            "init_transactions"
         )
 
 

@@ -131,4 +131,5 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1)
 def advice(name: str, known: Iterable[str], others: Iterable[str] = ()) -> str:
     """Advice for an unknown name: the nearest of the `known` and `others`; else the `known` ones."""
     known = sorted(known)
-    return nearest(name, (*known, *others), 0.75, 3) or f"it is not known to this version, which has {', '.join(known)}"
+    unknown = f"it is not known to this version, which acts on {', '.join(known)}"
+    return nearest(name, (*known, *others), 0.75, 3) or unknown

@@ -109,6 +109,24 @@ LIBRDKAFKAS_COUNTS = {
     "queued.max.messages.kbytes": "fetch.max.bytes",
     "queued.min.messages": "fetch.max.bytes",
 }
+_CALLS = "remove it: there are no callbacks,"
+_LOGGED = "remove it, the client logs by Python's logging: logging.getLogger('spark_klog').setLevel"
+#: librdkafka's settings of what this client does otherwise, and what to do instead.
+LIBRDKAFKAS_OWN = {
+    "broker.address.family": "remove it: the client tries all addresses of a host in turn",
+    "debug": f"{_LOGGED}(logging.DEBUG)",
+    "delivery.report.only.error": "remove it: look at the receipts that send returns",
+    "enable.auto.offset.store": "the consumer commits up to where poll has read, so to commit what you have processed "
+    "set enable.auto.commit=false and call commit with offsets, each that of the last record + 1",
+    "enable.partition.eof": "remove it: no event tells a partition's end, compare position with Admin.list_offsets",
+    "error_cb": f"{_CALLS} errors are raised by the calls",
+    "log_level": f"{_LOGGED}(logging.WARNING)",
+    "on_commit": f"{_CALLS} but give Consumer.commit_async one",
+    "on_delivery": f"{_CALLS} look at the receipts that send returns",
+    "socket.keepalive.enable": "remove it: the client connects anew when a broker has closed a connection",
+    "statistics.interval.ms": "remove it: the client has no statistics",
+    "stats_cb": f"{_CALLS} and no statistics",
+}
 #: kafka-python's settings whose names are not Kafka's with underscores.
 KAFKA_PYTHONS = {
     "sasl_oauth_token_provider": "sasl.oauthbearer.provider",
@@ -374,6 +392,8 @@ def _hint(name: str, prefix: str) -> str:
         return f"it is librdkafka's, Kafka's name for it is {prefix}{LIBRDKAFKAS[name]}"
     if name in LIBRDKAFKAS_COUNTS:
         return f"it is librdkafka's: set {prefix}{LIBRDKAFKAS_COUNTS[name]}, in bytes"
+    if name in LIBRDKAFKAS_OWN:
+        return f"it is librdkafka's: {LIBRDKAFKAS_OWN[name]}"
     if name == "compression.level":
         codecs = ", ".join(f"{prefix}compression.{codec}.level" for codec in ("gzip", "lz4", "zstd"))
         return f"it is librdkafka's: set that of the codec, {codecs}"

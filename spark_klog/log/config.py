@@ -31,7 +31,7 @@ def _level(codec_id: int) -> Kind:
         try:
             CODECS[codec_id].check_level(level := int(text))
         except (ValueError, ConfigError) as error:
-            raise ValueError(str(error) if isinstance(error, ConfigError) else "an integer") from None
+            raise ValueError(CODECS[codec_id].level_words if isinstance(error, ConfigError) else "an integer") from None
         return level
 
     return Kind("int", parse)

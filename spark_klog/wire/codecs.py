@@ -83,10 +83,13 @@ class Codec:
         if self.levels is None:
             raise ConfigError(f"{self.name} has no compression levels, but {level} was given")
         if level not in self.levels:
-            known = f"{self.levels[0]} to {self.levels[-1]}"
-            if self.default_level not in self.levels:
-                known += f", or {self.default_level}"
-            raise ConfigError(f"compression level {level} is out of the range of {self.name}: {known}")
+            raise ConfigError(f"compression level {level} is out of the range of {self.name}: {self.level_words}")
+
+    @property
+    def level_words(self) -> str:
+        """The levels of a codec that has any, such as "1 to 9, or -1"."""
+        levels = self.levels or range(1)
+        return f"{levels[0]} to {levels[-1]}" + ("" if self.default_level in levels else f", or {self.default_level}")
 
     def compress(self, data: Buffer, level: int | None = None) -> Buffer:
         """Compress `data`; `ConfigError` for a level that the codec does not have."""

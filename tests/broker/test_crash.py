@@ -217,7 +217,7 @@ def test_a_port_in_use(broker: KlogBroker, server_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("no.such.setting=1", "klog: unknown setting 'no.such.setting'; it is not known to this version, which has "),
+        ("no.such.setting=1", "klog: unknown setting 'no.such.setting'; it is not known to this version, which "),
         ("num.partitions=many", "klog: setting num.partitions=many must be a number"),
         ("num.partitions=0", "klog: setting num.partitions=0 must be 1 or more"),
         ("auto.create.topics.enable=maybe", "klog: setting auto.create.topics.enable=maybe must be true or false"),

@@ -107,9 +107,10 @@ def test_what_cannot_be(tmp_path: Path) -> None:
                 await broker.alter_topic_settings("x", lambda _: {})
             for name, value, words in (
                 ("retention.ms", "x", "must be an integer"),
-                ("no.such", "1", "it is not known to this version, which has cleanup.policy"),
+                ("no.such", "1", "it is not known to this version, which acts on cleanup.policy"),
                 ("retension.ms", "1", r"did you mean retention\.ms"),
                 ("cleanup.policy", "delete,x", "delete"),
+                ("compression.gzip.level", "12", "compression.gzip.level=12: must be 1 to 9, or -1$"),
             ):
                 with pytest.raises(ConfigError, match=words):
                     await broker.alter_topic_settings("t", partial(_with, name, value))

@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 
 import pytest
-from confluent_kafka import Producer as ConfluentProducer
+from confluent_kafka import Consumer as ConfluentConsumer, Producer as ConfluentProducer
 from kafka import KafkaConsumer, KafkaProducer
 
-from spark_klog.client.settings import KAFKA_PYTHONS, LIBRDKAFKAS, LIBRDKAFKAS_COUNTS, client_config, is_known
+from spark_klog.client.settings import (
+    KAFKA_PYTHONS,
+    LIBRDKAFKAS,
+    LIBRDKAFKAS_COUNTS,
+    LIBRDKAFKAS_OWN,
+    client_config,
+    is_known,
+)
 from spark_klog.errors import ConfigError
 
 
@@ -32,6 +39,9 @@ def _said(name: str, prefix: str = "") -> str:
         ("queue.buffering.max.messages", "it is librdkafka's: set buffer.memory, in bytes"),
         ("batch.num.messages", "it is librdkafka's: set batch.size, in bytes"),
         ("topic.metadata.refresh.interval.ms", "it is librdkafka's, Kafka's name for it is metadata.max.age.ms"),
+        ("enable.auto.offset.store", "it is librdkafka's: the consumer commits up to where poll has read, so "),
+        ("error_cb", "it is librdkafka's: remove it: there are no callbacks, errors are raised by the calls"),
+        ("debug", "it is librdkafka's: remove it, the client logs by Python's logging: "),
         ("sasl_plain_username", "it is kafka-python's, write sasl.username"),
         ("ssl_cafile", "it is kafka-python's, write ssl.ca.location"),
         ("ssl", "remove it"),  # the prefix of many names
@@ -72,6 +82,13 @@ def test_a_hint_has_the_prefix_of_the_user() -> None:
 
 def test_the_names_are_those_of_the_clients() -> None:
     ConfluentProducer({name: 1 for name in LIBRDKAFKAS_COUNTS if name.startswith(("queue.", "batch."))})
+    both = {"debug": "plugin", "log_level": 0, "error_cb": print, "stats_cb": print, "broker.address.family": "v4"}
+    both |= {"socket.keepalive.enable": True, "statistics.interval.ms": 0}
+    produces = {"delivery.report.only.error": True, "on_delivery": print}
+    consumes = {"enable.auto.offset.store": False, "enable.partition.eof": True, "on_commit": print}
+    assert {*both, *produces, *consumes} == LIBRDKAFKAS_OWN.keys()
+    ConfluentProducer(both | produces)
+    ConfluentConsumer(both | consumes | {"group.id": "g"}).close()
     with pytest.raises(Exception, match=re.escape("no.such.name")):
         ConfluentProducer({"no.such.name": 1})
     theirs = KafkaConsumer.DEFAULT_CONFIG.keys() | KafkaProducer.DEFAULT_CONFIG.keys()

@@ -55,7 +55,7 @@ def _written(url: str, topic: str, names: tuple[str, ...], numbers: range) -> li
             ["--value-format", "json"],
             "--value-format json needs --schema: fields as DDL, 'user_id bigint, at timestamp",
         ),
-        (["--schema", "a int"], "protobuf or json-schema, or --schema with --value-format json"),
+        (["--schema", "a int"], "Error: --schema needs --value-format json, --value-schema avro, "),
         (["--key-subject", "s"], "--key-subject needs --key-format avro"),
         (["--value-format", "json", "--schema", "a int", "--value-schema-id", "1"], "--value-schema-id needs"),
         (["--value-format", "avro", "--value-schema-id", "1", "--value-subject", "s"], "give only one of"),

@@ -46,6 +46,8 @@ def test_runs_of_a_table(cluster: EmbeddedCluster, topic: str, warehouse: Wareho
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
     assert run(servers, _ADDRESS, topic, settings=WriteSettings(layout="hour")).runs == []
+    with pytest.raises(LoadError, match=f"^{_ADDRESS} belongs to a load with values as bytes, not values of the"):
+        run(servers, _ADDRESS, topic, settings=WriteSettings(schema="id bigint"))
     assert seen(warehouse) == [], "a call with nothing new makes the table"
     for number in (1, 2):
         produce(servers, topic, values(40, start=(number - 1) * 40, partitions=2))

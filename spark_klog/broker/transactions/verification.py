@@ -91,9 +91,9 @@ class Verification:
             code = ErrorCode.CONCURRENT_TRANSACTIONS
         if code is ErrorCode.NONE:
             return code, ""
-        reason = f"transaction {self._transactional_id!r} does not have {log.topic}-{log.partition}: {code.name}"
         if code is ErrorCode.PRODUCER_FENCED:
-            return ErrorCode.INVALID_PRODUCER_EPOCH, reason
+            return ErrorCode.INVALID_PRODUCER_EPOCH, f"transactional.id={self._transactional_id}"
+        reason = f"transaction {self._transactional_id!r} does not have {log.topic}-{log.partition}: {code.name}"
         if code in _PASSING:  # an error that every client version knows and retries
             passing = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._of_offsets else ErrorCode.NOT_ENOUGH_REPLICAS
             return passing, reason

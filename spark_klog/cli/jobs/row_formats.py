@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_klog.base.names import ROW_FORMATS
+from spark_klog.base.settings import any_of
 from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.schema_registry import registry_options
 from spark_klog.errors import ConfigError
@@ -72,10 +73,10 @@ def check_row_formats(options: SimpleNamespace) -> None:
         kind = getattr(options, f"{column}_format")
         given = [f"--{column}-{name.replace('_', '-')}" for name in _NAMES if _value(options, column, name) is not None]
         if kind not in ROW_FORMATS and given and not (kind == "json" and given == ["--value-schema"]):
-            json = ", or --schema with --value-format json" if "--value-schema" in given else ""
-            raise click.UsageError(
-                f"{given[-1]} needs --{column}-format {', '.join(ROW_FORMATS[:-1])} or json-schema{json}"
-            )
+            kinds = any_of(ROW_FORMATS)
+            if given == ["--value-schema"]:  # it has a second name, which the user may have given
+                raise click.UsageError(f"--schema needs --value-format json, --value-schema {kinds}")
+            raise click.UsageError(f"{given[-1]} needs --{column}-format {kinds}")
         if len(given) > 1:
             raise click.UsageError(f"give only one of {' and '.join(given)}")
         if _value(options, column, "message") is not None and kind != "protobuf":

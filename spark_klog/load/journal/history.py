@@ -194,13 +194,12 @@ def read_idle(store: Store, run: int) -> Idle | None:
 
 def open_load(output: str) -> tuple[Store, Identity]:
     """The load in a folder or URI, or of the table at an address; `LoadError` if there is none."""
-    location = output
-    if is_table(output):
-        location = existing_table(output).location
+    table = existing_table(output) if is_table(output) else None
+    location = output if table is None else table.location
     store = open_store(location)
     identity = read_identity(store)
     if identity is None:
-        raise LoadError(f"{store.address} has no load: name the --output or --table of jobs/batch_load.py")
+        raise LoadError(f"{(table or store).address} has no load: name the --output or --table of jobs/batch_load.py")
     return (open_store(location, of_table=True) if identity.table else store), identity
 
 
@@ -219,6 +218,7 @@ def check_output(
     `table` is there. Of two schemas of JSON `check_schema` decides.
     """
     format_name, schema = settings["format"], settings["schema"]
+    where = (table or store).address  # as the user names it
     found = read_identity(store)
     if found is None and table is not None and table.schema() is not None:
         return None
@@ -232,18 +232,18 @@ def check_output(
                 if former
                 else f"use {ANOTHER}"
             )
-            raise LoadError(f"{store.address} belongs to another load, or to none (it has {others[0]}): {advice}")
+            raise LoadError(f"{where} belongs to another load, or to none (it has {others[0]}): {advice}")
         return None
     if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
-        raise _of_another(store, f"of cluster {found.cluster_id}, and this is cluster {cluster_id}")
+        raise _of_another(where, f"of cluster {found.cluster_id}, and this is cluster {cluster_id}")
     if found.table != kind:
         texts = [f"into the table {one}" if one else "into files" for one in (found.table, kind)]
-        raise LoadError(f"{store.address} belongs to a load {texts[0]}, not {texts[1]}: name it by --table or --output")
+        raise LoadError(f"{where} belongs to a load {texts[0]}, not {texts[1]}: name it by --table or --output")
     if found.format != format_name:
-        raise _of_another(store, f"with --format {found.format}, not {format_name}")
+        raise _of_another(where, f"with --format {found.format}, not {format_name}")
     if (bool(found.schema), found.rows) != (bool(schema), rows):
         texts = [_contents(found.schema, found.rows), _contents(schema, rows)]
-        raise _of_another(store, f"with {texts[0]}, not {texts[1]}", _BEGINS)
+        raise _of_another(where, f"with {texts[0]}, not {texts[1]}", _BEGINS)
     plan = _committed_plan(store, table)
     for name, option in _CHANGES.items():
         was = settings[name] if plan is None else plan.settings.get(name, _APPENDED[name])
@@ -252,17 +252,17 @@ def check_output(
                 f"without {option}" if value == _APPENDED[name] else f"with {option} {value}"
                 for value in (was, settings[name])
             ]
-            raise _of_another(store, f"{texts[0]}, not {texts[1]}")
+            raise _of_another(where, f"{texts[0]}, not {texts[1]}")
     columns = plan.settings.get("table_columns", RECORDS) if plan is not None else settings["table_columns"]
     if columns != settings["table_columns"]:
-        raise _of_another(store, f"with --table-columns {columns}, not {settings['table_columns']}")
+        raise _of_another(where, f"with --table-columns {columns}, not {settings['table_columns']}")
     for name, option in _LAYOUT.items():
         # Spark leaves out files outside of the folders, or refuses the folders, without knowing that they are one load;
         # in another time zone, or by another time, records of one time would be in two folders.
         was = settings[name] if plan is None else plan.settings.get(name, settings[name])
         if was != settings[name]:
             texts = [f"with {option} {value}" if value else f"without {option}" for value in (was, settings[name])]
-            raise _of_another(store, f"{texts[0]}, not {texts[1]}", _BEGINS)
+            raise _of_another(where, f"{texts[0]}, not {texts[1]}", _BEGINS)
         if name == "layout" and was == "none":
             break
     return found
@@ -303,7 +303,7 @@ def check_schema(store: Store, found: Identity, schema: str, table: Table | None
     It may have more fields than that of the last committed run, in a table also wider numbers, if the load `takes_new`
     ones; else it is a `LoadError`, which names the differences.
     """
-    plan = _committed_plan(store, table)
+    where, plan = (table or store).address, _committed_plan(store, table)
     if plan is None and not last_committed(store):
         return schema
     before = found.schema if plan is None else str(plan.settings.get("schema") or found.schema)
@@ -314,14 +314,14 @@ def check_schema(store: Store, found: Identity, schema: str, table: Table | None
         return evolved
     if not hindrances:
         what = f"with {_contents(before, {})}, not {_contents(schema, {})}"
-        raise _of_another(store, what, f"{_BEGINS}. Or have it take the new fields by --schema-evolution latest")
+        raise _of_another(where, what, f"{_BEGINS}. Or have it take the new fields by --schema-evolution latest")
     adds = "adds fields, or makes numbers wider" if found.table else "adds fields"
     what = f"with another --schema: {'; '.join(hindrances)}. A load takes one that {adds}"
-    raise _of_another(store, what, _BEGINS)
+    raise _of_another(where, what, _BEGINS)
 
 
-def _of_another(store: Store, what: str, more: str = "") -> LoadError:
-    return LoadError(f"{store.address} belongs to a load {what}: use {ANOTHER}{more}")
+def _of_another(where: str, what: str, more: str = "") -> LoadError:
+    return LoadError(f"{where} belongs to a load {what}: use {ANOTHER}{more}")
 
 
 def _contents(schema: str, rows: Mapping[str, str]) -> str:
