@@ -19,6 +19,7 @@ was never seen, since the first look.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -29,13 +30,14 @@ from typing import Any, Generic, TypeVar
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin
-from spark_klog.client.admin.groups import GroupDescription
+from spark_klog.client.admin.groups import DEAD, GroupDescription
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.client.offsets import first_and_end
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, existing
 from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines
 
+_log = logging.getLogger(__name__)
 _MAX_GROUPS, _MAX_SERIES = 1000, 10_000
 _LABELS = ("group", "topic", "partition", "store")
 _Store = TypeVar("_Store", bound=Hashable)
@@ -157,6 +159,7 @@ def _lags(
 class LagMetrics:
     """The lag of the given groups, or of all groups of the cluster if there are none. `page` is thread-safe.
 
+    A given group that does not exist, and has no offset in another store, is logged, and has no series.
     `others` returns the open stores of a group besides its coordinator.
     """
 
@@ -167,6 +170,7 @@ class LagMetrics:
         self._lock = threading.Lock()
         self._families: list[Family] = []
         self._failures = 0
+        self._missing: set[str] = set()
         #: A group's offset in a partition, and the time (ms) of the first unread record, by labels.
         self._unread: dict[Labels, tuple[int, float]] = {}
 
@@ -194,6 +198,9 @@ class LagMetrics:
         for group in shown:
             for store in (CoordinatorStore(self._admin, group), *self._others(group)):
                 stored[group, store.kind] = store.fetch()
+        missing = {group for group, one in described.items() if one.state == DEAD}
+        missing -= {group for (group, _), offsets in stored.items() if offsets}
+        self._log_missing(missing)
         partitions = partition_lags(self._admin.cluster, stored)
         lags = [
             ((group, one.topic, str(one.partition), kind), lag)
@@ -203,7 +210,7 @@ class LagMetrics:
         latest = [((one.topic, str(one.partition)), one.latest) for one in partitions if one.latest is not None]
         records = [(labels, lag.records) for labels, lag in lags if lag.records is not None]
         lost = [(labels, lag.lost) for labels, lag in lags if lag.lost is not None]
-        members = [((group,), len(one.members)) for group, one in sorted(described.items())]
+        members = [((group,), len(one.members)) for group, one in sorted(described.items()) if group not in missing]
         series_left_out = max(0, sum(len(offsets) for offsets in stored.values()) - _MAX_SERIES)
         left_out = [(("groups",), groups_left_out), (("series",), series_left_out)]
         offsets = [(labels, lag.offset) for labels, lag in lags]
@@ -216,6 +223,14 @@ class LagMetrics:
             Family("klog_group_members", GAUGE, "Members of the group", ("group",), members),
             Family("klog_group_lag_left_out", GAUGE, "Groups and series that are not shown", ("what",), left_out),
         ]
+
+    def _log_missing(self, missing: set[str]) -> None:
+        """Log which given groups do not exist when they change: of all groups, these were deleted meanwhile."""
+        before, self._missing = self._missing, missing & set(self._groups)
+        if gone := self._missing - before:
+            _log.warning("no such group, its lag is not known until it exists: %s", ", ".join(sorted(gone)))
+        if new := before - self._missing:
+            _log.warning("the group exists now: %s", ", ".join(sorted(new)))
 
     def _ages(self, lags: Sequence[tuple[Labels, Lag]]) -> list[tuple[Labels, float]]:
         """Seconds since the first unread record was written: of a deleted record, counted on from the look before."""

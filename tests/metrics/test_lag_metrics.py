@@ -101,6 +101,47 @@ def test_lag_of_all_groups(cluster: EmbeddedCluster, topic: str) -> None:
         assert process.stderr.read() == ""
 
 
+def test_a_group_that_does_not_exist(
+    cluster: EmbeddedCluster, topic: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """It is told of once, again when it exists, and is no group without members and lag."""
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    produce(servers, topic, 3, 0, int(time.time() * 1000))
+    there, missing = f"{topic}-there", f"{topic}-missing"
+    commit(servers, there, (topic, 0, 1))
+    with Admin({"bootstrap.servers": servers}) as admin:
+        metrics = LagMetrics(admin, [there, missing])
+        shown = []
+        for _ in range(2):
+            metrics.refresh()
+            shown.append(parsed("\n".join(metrics.page()) + "\n"))
+        commit(servers, missing, (topic, 0, 3))
+        metrics.refresh()
+        shown.append(parsed("\n".join(metrics.page()) + "\n"))
+    members = [[value(samples, "klog_group_members", group=name) for name in (there, missing)] for samples in shown]
+    assert members == [[0, None], [0, None], [0, 0]]
+    texts = [record.getMessage() for record in caplog.records if record.name == "spark_klog.groups.lag"]
+    assert texts == [
+        f"no such group, its lag is not known until it exists: {missing}",
+        f"the group exists now: {missing}",
+    ]
+    refused = klog(
+        "groups", "lag", missing, there, f"{topic}-no", "-b", servers, "--offsets-path", str(tmp_path / "no")
+    )
+    assert (refused.returncode, refused.stderr) == (1, f"klog: group {topic}-no does not exist\n")
+    lines = [line.split() for line in refused.stdout.splitlines()]
+    assert [line for line in lines if line[0] in (missing, there)] == [[missing, "Empty"], [there, "Empty"]]
+    # of the store without offsets nothing is known: no lag of 0
+    nothing = ["-"] * 4
+    assert [line[4:7] + line[8:] for line in lines if line[0] == "total"] == [
+        ["-", "0", "0", *nothing],
+        ["-", "2", "0", *nothing],
+    ]
+    (line,) = klog_lines("groups", "lag", there, "-b", servers, "--offsets-path", str(tmp_path / "no"))
+    assert line["stores"]["files"] == {"lag": None, "lost": None, "lagMs": None}
+
+
 def test_unread_records_that_are_deleted(cluster: EmbeddedCluster, topic: str) -> None:
     """Their age counts on: of those seen before since they were written, of others since the first look."""
     servers, now = cluster.bootstrap_servers, int(time.time() * 1000)

@@ -217,11 +217,11 @@ def lag(
         with suppress(KeyboardInterrupt):
             if as_json:
                 for of_groups in rounds:
-                    for line in of_groups:
+                    for _, line in of_groups:
                         click.echo(json.dumps(line))
             elif not (watch and can_move_cursor(sys.stdout)):
                 for of_groups in rounds:
-                    for title, table in _lag_tables(sources, of_groups):
+                    for title, table in _lag_tables(of_groups, len(sources) > 1):
                         if title:
                             click.echo(title)
                         print_table(*table)
@@ -229,7 +229,7 @@ def lag(
                 drawn = 0
                 for of_groups in rounds:  # each round replaces the last one
                     size = terminal_size(sys.stdout)
-                    tables = _lag_tables(sources, of_groups)
+                    tables = _lag_tables(of_groups, len(sources) > 1)
                     lines = [text for title, table in tables for text in (*filter(None, [title]), *table_lines(*table))]
                     shown = [fitting(text, size.columns) for text in lines[: size.lines - 1]]
                     up = f"\x1b[{drawn}A\r\x1b[J" if drawn else ""
@@ -238,23 +238,26 @@ def lag(
                     drawn = len(shown)
 
 
-def _lag_tables(sources: Sequence[_GroupSources], lines: Sequence[_Line]) -> list[tuple[str, _Table]]:
-    """A title, if there are several groups, and a table of each."""
-    tables = [
-        _lags_table(of_group, line["partitions"], line["stores"]) for of_group, line in zip(sources, lines, strict=True)
+def _lag_tables(lags: Sequence[tuple[_GroupSources, _Line]], are_several: bool) -> list[tuple[str, _Table]]:
+    """A table of each group, and a title if several groups were named."""
+    return [
+        (
+            escaped(f"{line['group']}  {line['state']}") if are_several else "",
+            _lags_table(of_group, line["partitions"], line["stores"]),
+        )
+        for of_group, line in lags
     ]
-    titles = [escaped(f"{line['group']}  {line['state']}") if len(lines) > 1 else "" for line in lines]
-    return list(zip(titles, tables, strict=True))
 
 
 def _lag_of(sources: _GroupSources) -> _Line:
-    """A group's lag now. The stores' totals are of what is known."""
+    """A group's lag now. The stores' totals are of what is known, None if nothing is."""
     described, lines = _read_group(sources)
     totals = {}
     for store in sources.stores:
         lags = [line["stores"][store.kind] for line in lines if store.kind in line["stores"]]
-        totals[store.kind] = {name: sum(one[name] or 0 for one in lags) for name in ("lag", "lost")}
-        totals[store.kind]["lagMs"] = max((one["lagMs"] for one in lags if one["lagMs"] is not None), default=None)
+        known = {name: [one[name] for one in lags if one[name] is not None] for name in ("lag", "lost", "lagMs")}
+        totals[store.kind] = {name: sum(known[name]) if known[name] else None for name in ("lag", "lost")}
+        totals[store.kind]["lagMs"] = max(known["lagMs"], default=None)
     return {
         "time": system_ms(),
         "group": sources.group,
@@ -264,11 +267,22 @@ def _lag_of(sources: _GroupSources) -> _Line:
     }
 
 
-def _rounds(sources: Sequence[_GroupSources], interval: float | None) -> Iterator[list[_Line]]:
-    """Yield the lag of each group, every `interval` seconds; once if it is None."""
+def _rounds(sources: Sequence[_GroupSources], interval: float | None) -> Iterator[list[tuple[_GroupSources, _Line]]]:
+    """Yield the lag of each group, every `interval` seconds; once if it is None.
+
+    After the round in which a group does not exist, `ConfigError`: the lag of the others is shown before it.
+    """
     while True:
         began = time.monotonic()
-        yield [_lag_of(one) for one in sources]
+        lags, problems = [], []
+        for of_group in sources:
+            try:
+                lags.append((of_group, _lag_of(of_group)))
+            except ConfigError as error:
+                problems.append(str(error))
+        yield lags
+        if problems:
+            raise ConfigError("; ".join(problems))
         if interval is None:
             return
         time.sleep(max(0.0, began + interval - time.monotonic()))
