@@ -12,6 +12,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from spark_klog.base.names import check_topic_name
+from spark_klog.broker.decompression import Decompression
 from spark_klog.broker.event_loop import BackgroundTasks, Turns
 from spark_klog.broker.fetches import FetchSessions, Purgatory
 from spark_klog.broker.groups.coordinator import GroupCoordinator
@@ -92,8 +93,7 @@ class Broker:
             self._lapsed_at: float | None = None
             self.purgatory = Purgatory()
             self.turns = Turns()
-            #: Held while a request's records are decompressed in a thread.
-            self.decompressing = asyncio.Lock()
+            self.decompression = Decompression()
             self._changes = BackgroundTasks()
             self.follower = RegistryFollower(self, self._changes, controller, topics_07)
             self.flushes = LogFlushes(self._changes)
@@ -403,6 +403,7 @@ class Broker:
 
     def close(self) -> None:
         """Close the logs, and leave the cluster."""
+        self.decompression.close()
         try:
             self.logs.close()
         finally:

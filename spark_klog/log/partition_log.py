@@ -450,6 +450,13 @@ class PartitionLog:
         write_overrides(self.files, self.directory, overrides)
         self._overrides, self.config = dict(overrides), config
 
+    def check_size(self, size: int) -> None:
+        """`BatchTooLarge` if a batch of `size` bytes is larger than `max.message.bytes`."""
+        if size > self.config.max_message_bytes:
+            raise BatchTooLarge(
+                f"batch of {size} bytes for {self.directory.name}, max.message.bytes is {self.config.max_message_bytes}"
+            )
+
     def append(self, records: memoryview, *, flushes: bool = True) -> Appended:
         """Append complete record batches; assigns their offsets, in place if possible (`records` must be writable).
 
@@ -480,11 +487,7 @@ class PartitionLog:
         except DecodeError as error:
             raise type(error)(f"produced to {self.directory.name}: {error}") from None
         end, size = run.next_offset, len(data)
-        if run.largest > config.max_message_bytes:
-            raise BatchTooLarge(
-                f"batch of {run.largest} bytes for {self.directory.name}, max.message.bytes is "
-                f"{config.max_message_bytes}"
-            )
+        self.check_size(run.largest)
         producers = []
         if run.producers:
             producers = [read_batch_header(data, position) for position in run.producers]

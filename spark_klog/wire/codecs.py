@@ -101,6 +101,13 @@ class Codec:
         return self._decompress(data, limit)
 
 
+class DecompressedTooLarge(DecodeError):
+    """Compressed data that hold more than `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"compressed data grow beyond {limit} bytes")
+
+
 class _Output:
     """Collector of a result of at most `limit` bytes. A single part becomes the result without a copy."""
 
@@ -127,7 +134,7 @@ class _Output:
             self.result += part
 
     def too_large(self) -> DecodeError:
-        return DecodeError(f"compressed data grow beyond {self._limit} bytes")
+        return DecompressedTooLarge(self._limit)
 
 
 def _plain(data: Buffer, _: int) -> Buffer:

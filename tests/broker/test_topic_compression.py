@@ -5,7 +5,11 @@ What is in the log is read by kafka-python, and by librdkafka's consumer.
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import random
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +19,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from crc32c import crc32c
 from kafka.record.memory_records import MemoryRecords, MemoryRecordsBuilder
 
+from spark_klog.broker.decompression import Decompression
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
+from spark_klog.wire.codecs import DecompressedTooLarge, codec_by_id
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.raw_client import RawClient, error_codes
@@ -112,6 +118,88 @@ def test_message_sets_of_old_producers(broker: KlogBroker, magic: int) -> None:
         if magic:
             assert [record.timestamp for record in records] == TIMES
         assert client.fetch(topic, 0, 3)[0] == 0
+
+
+def test_large_batches_are_refused(broker: KlogBroker) -> None:
+    """By the size that they arrive with, as in Kafka, and by what they decompress to: 16 times max.message.bytes."""
+    words = random.Random(1).choices((b"abcdefgh", b"ijklmnop", b"qrstuvwx"), k=1 << 19)
+    arrives_large = bytes(make_batch([(b"k", b"".join(words))], [NOW]))
+    grows, fits = (bytes(make_batch([(b"k", bytes(size << 20))], [NOW], "gzip")) for size in (17, 15))
+    wrapper = MemoryRecordsBuilder(magic=1, compression_type=1, batch_size=1 << 25)
+    for _ in range(17):
+        wrapper.append(timestamp=NOW, key=b"k", value=bytes(1 << 20))
+    wrapper.close()
+    assert len(wrapper.buffer()) < 1 << 20
+    plain = MemoryRecordsBuilder(magic=1, compression_type=0, batch_size=1 << 25)
+    for _ in range(33):
+        plain.append(timestamp=NOW, key=b"k", value=bytes(1 << 16))
+    plain.close()
+    with RawClient(broker.port) as client:
+        assert _create(client, "large", **{"compression.type": "zstd"}) == {0}
+        assert _create(client, "compacted", **{"compression.type": "producer", "cleanup.policy": "compact"}) == {0}
+        assert client.produce("large", arrives_large, 8)[0] == ErrorCode.MESSAGE_TOO_LARGE
+        for topic in ("large", "compacted"):
+            assert client.produce(topic, grows, 8)[0] == ErrorCode.MESSAGE_TOO_LARGE
+            assert client.produce(topic, fits, 8) == (0, 0)
+            assert client.produce(topic, wrapper.buffer(), 2)[0] == ErrorCode.MESSAGE_TOO_LARGE
+        for old in (wrapper, plain):
+            assert client.produce("of-the-producer", old.buffer(), 2)[0] == ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_large_batches_are_not_compressed_by_the_slowest_levels(broker: KlogBroker) -> None:
+    """Those of zstd from 10 on need a second for half a megabyte, and are for smaller batches."""
+    words = random.Random(1).choices([random.Random(2).randbytes(8) for _ in range(300)], k=120_000)
+    codec, sizes = codec_by_id(IDS["zstd"]), {}
+    with RawClient(broker.port) as client:
+        for level in ("9", "12"):
+            settings = {"compression.type": "zstd", "compression.zstd.level": level}
+            assert _create(client, f"zstd-{level}", **settings) == {0}
+            for offset, count in enumerate((1 << 14, 120_000)):
+                batch = bytes(make_batch([(b"k", b"".join(words[:count]))], [NOW]))
+                assert client.produce(f"zstd-{level}", batch, 8) == (0, offset)
+                expected = len(codec.compress(batch[61:], 9 if count == 120_000 else int(level)))
+                sizes[level, count] = expected
+            file = broker.data_dir / f"zstd-{level}-0" / f"{0:020}.log"
+            assert file.stat().st_size == 2 * 61 + sizes[level, 1 << 14] + sizes[level, 120_000]
+    assert len({*sizes.values()}) == 3, "the levels differ"
+
+
+def test_small_batches_do_not_wait_for_large_ones() -> None:
+    """Nor for those of a log; a batch whose client has gone keeps its thread."""
+    goes_on = threading.Event()
+    begun: list[int] = []
+
+    def work(records: memoryview, limit: int) -> int:
+        begun.append(len(records))
+        assert goes_on.wait(300)
+        return -1
+
+    def decompress(records: memoryview, limit: int) -> int:
+        return len(codec_by_id(IDS["gzip"]).decompress(records, limit))
+
+    async def run() -> None:
+        lanes = Decompression()
+        large, grows, small = memoryview(bytes(1 << 20)), gzip.compress(bytes(1 << 19)), gzip.compress(b"small")
+        try:
+            of_log = asyncio.ensure_future(lanes.of_log(lambda: goes_on.wait(300)))
+            gone = asyncio.ensure_future(lanes.produced(work, large, 1 << 24))
+            while not begun:
+                await asyncio.sleep(0.01)
+            gone.cancel()
+            following = asyncio.ensure_future(lanes.produced(work, large, 1 << 24))
+            grown = asyncio.ensure_future(lanes.produced(decompress, memoryview(grows), 1 << 24))
+            assert await asyncio.wait_for(lanes.produced(decompress, memoryview(small), 1 << 24), 120) == 5
+            with pytest.raises(DecompressedTooLarge):
+                await lanes.produced(decompress, memoryview(gzip.compress(bytes(1000))), 100)
+            assert [waiting.done() for waiting in (of_log, following, grown)] == [False] * 3
+            assert begun == [1 << 20]
+            goes_on.set()
+            assert await asyncio.wait_for(asyncio.gather(of_log, following, grown), 120) == [True, -1, 1 << 19]
+        finally:
+            goes_on.set()
+            lanes.close()
+
+    asyncio.run(run())
 
 
 def test_old_fetches_of_zstd_are_refused(broker: KlogBroker) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
+from functools import partial
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
@@ -206,8 +206,7 @@ async def _converted(broker: Broker, request: Request, log: PartitionLog, offset
     while (found := log.read(offset, max_bytes)) is not None:
         data = _convertible(found.read())
         limit = broker.config.decompressed_max_bytes
-        async with broker.decompressing:
-            converted = await asyncio.to_thread(down_convert, data, magic, offset, limit)
+        converted = await broker.decompression.of_log(partial(down_convert, data, magic, offset, limit))
         if converted.lost_headers:
             _log.info(
                 "%s (%s) fetches %s with version %d: left out %d headers of %d records",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from typing import Any
@@ -142,5 +141,4 @@ async def _walk(broker: Broker, steps: Steps[tuple[int, int] | None]) -> tuple[i
         await broker.turns.take()
         answer = None
         if work is not None:
-            async with broker.decompressing:
-                answer = await asyncio.to_thread(work)
+            answer = await broker.decompression.of_log(work)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.broker import Broker, Request
@@ -24,13 +24,19 @@ from spark_klog.records.building.conversion import compressed_as, up_convert
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.produced import RejectedRecords, check_keys, check_produced
-from spark_klog.wire.codecs import NO_CODEC
+from spark_klog.wire.codecs import NO_CODEC, DecompressedTooLarge
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
 _RETIRED = "the topic was deleted, or the session with ZooKeeper has ended"
 #: Bytes of a request without compression that are compressed in the event loop, in less than a millisecond.
 _COMPRESSED_AT_ONCE = 8 * 1024
+#: What a batch that the broker decompresses may hold, as a multiple of max.message.bytes, or of 1 MiB if that is less:
+#: by most codecs and levels less than a second's work.
+_MOST_EXPANDED, _LEAST_BYTES = 16, 1024 * 1024
+#: What a message set of a producer before 0.11 may have, as such a multiple: its messages become smaller.
+_MOST_OF_A_SET = 2
 #: Why a broker has no log to append to, where it is not that another one leads.
 _NO_LOG = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "does not exist",
@@ -99,13 +105,13 @@ async def _append(
     try:
         limit = broker.config.decompressed_max_bytes
         if request.version < PRODUCE_WITH_MAGIC_2:
-            async with broker.decompressing:
-                records = memoryview(await asyncio.to_thread(up_convert, records, limit))
+            _check_set(log, records)
+            records = memoryview(await _decompressed(broker, log, up_convert, records))
         is_one = request.version >= PRODUCE_WITH_MAGIC_2
         produced = check_produced(records, log.kernel, is_one=is_one, limit=limit)
         records = await _in_codec_of(broker, log, records)
         if log.config.compacts:
-            await _check_keys(broker, records, limit)
+            await _check_keys(broker, log, records)
         verified = []
         if produced.is_transactional:
             adds = request.version >= PRODUCE_OF_TRANSACTIONS_2
@@ -157,25 +163,47 @@ async def _append(
     return _failed(index, code, reason) | {"record_errors": rejected}
 
 
+def _check_set(log: PartitionLog, records: memoryview) -> None:
+    """`BatchTooLarge` for a message set that becomes too large a batch, or takes seconds to become many."""
+    limit = _MOST_OF_A_SET * max(log.config.max_message_bytes, _LEAST_BYTES)
+    if len(records) > limit:
+        raise BatchTooLarge(f"message set of {len(records)} bytes for {log.directory.name}, at most {limit} are taken")
+
+
 async def _in_codec_of(broker: Broker, log: PartitionLog, records: memoryview) -> memoryview:
     """The batches with the codec of the topic's compression.type, made anew if they have another one."""
-    codec, level, limit = log.config.codec, log.config.level, broker.config.decompressed_max_bytes
+    codec, level = log.config.codec, log.config.level
     codecs = set() if codec is None else {header.codec_id for header, _ in iter_batches(records)}
     if codec is None or codecs == {codec.id}:
         return records
     if codecs == {NO_CODEC} and len(records) <= _COMPRESSED_AT_ONCE:
-        return memoryview(compressed_as(records, codec, level, limit))
-    async with broker.decompressing:
-        return memoryview(await asyncio.to_thread(compressed_as, records, codec, level, limit))
+        return memoryview(compressed_as(records, codec, level))
+
+    def work(produced: memoryview, limit: int) -> bytearray:
+        return compressed_as(produced, codec, level, limit)
+
+    return memoryview(await _decompressed(broker, log, work, records))
 
 
-async def _check_keys(broker: Broker, records: memoryview, limit: int) -> None:
-    """Compressed batches may take a second: they are checked in a thread, one at a time because of their memory."""
+async def _check_keys(broker: Broker, log: PartitionLog, records: memoryview) -> None:
     if all(header.codec_id == NO_CODEC for header, _ in iter_batches(records)):
-        check_keys(records, limit)
+        check_keys(records)
     else:
-        async with broker.decompressing:
-            await asyncio.to_thread(check_keys, records, limit)
+        await _decompressed(broker, log, check_keys, records)
+
+
+async def _decompressed(
+    broker: Broker, log: PartitionLog, work: Callable[[memoryview, int], _T], records: memoryview
+) -> _T:
+    """Call `work`, which decompresses `records` to at most so many bytes, in a thread; `BatchTooLarge`."""
+    if len(records) > log.config.max_message_bytes:
+        log.check_size(max((header.size for header, _ in iter_batches(records)), default=0))
+    limit = _MOST_EXPANDED * max(log.config.max_message_bytes, _LEAST_BYTES)
+    try:
+        return await broker.decompression.produced(work, records, min(limit, broker.config.decompressed_max_bytes))
+    except DecompressedTooLarge as error:
+        advice = f"{_MOST_EXPANDED} times max.message.bytes is the most here: send smaller batches"
+        raise BatchTooLarge(f"batch for {log.directory.name}: {error}; {advice}") from None
 
 
 def _check_timestamp(log: PartitionLog, timestamp: int) -> None:

@@ -37,6 +37,8 @@ _MAX_OFFSET = (1 << 63) - 1
 _SLICE_RECORDS = 1 << 16
 #: The most bytes of a wrapper's messages that become one batch, unless one message has more.
 _SLICE_BYTES = 1 << 24
+#: zstd's levels above it compress a megabyte in a second or two: up to so many bytes of records are compressed by them.
+_FAST_ZSTD, _SLOWLY_COMPRESSED = 9, 512 * 1024
 _COLUMNS = frozenset({"key", "value", "timestamp"})
 
 
@@ -121,8 +123,8 @@ def up_convert(data: Buffer, limit: int = MAX_DECOMPRESSED) -> bytearray:
 def compressed_as(data: Buffer, codec: Codec, level: int | None, limit: int = MAX_DECOMPRESSED) -> bytearray:
     """Give produced batches of magic 2 a topic's codec; those that have it stay as they are.
 
-    A batch may decompress to `limit` bytes. `CorruptBatchError`, `DecodeError` for records that are damaged, or do not
-    match the header.
+    Large batches get none of zstd's slow levels. A batch may decompress to `limit` bytes. `CorruptBatchError`,
+    `DecodeError` for records that are damaged, or do not match the header.
     """
     result, kernel = bytearray(), kernels.load()
     for header, batch in whole_batches(data):
@@ -131,7 +133,9 @@ def compressed_as(data: Buffer, codec: Codec, level: int | None, limit: int = MA
         if header.codec_id != codec.id:
             records = body(header, batch, limit)
             check_records(header, records, kernel)
-            batch = memoryview(with_records(batch, records, codec, level))
+            is_bounded = codec.id == ZSTD and len(records) > _SLOWLY_COMPRESSED
+            chosen = min(level, _FAST_ZSTD) if is_bounded and level is not None else level
+            batch = memoryview(with_records(batch, records, codec, chosen))
         result += batch
     return result
 
