@@ -138,8 +138,9 @@ def _gaps_text(gaps: dict[str, int] | Counter[str]) -> str:
 class Status:
     """All runs of a load. `hours` has the records by topic and hour, `unfinished` names a killed run, or is "".
 
-    `idle` is when a run had nothing to load since the last one, or "". `schemas` are those by which the last run has
-    written keys and values as rows: {"topic", "column", "format", "subject", "version", "id"}.
+    The `files` of runs that merge are None: the journal does not have those that the table writes. `idle` is when a run
+    had nothing to load since the last one, or "". `schemas` are those by which the last run has written keys and values
+    as rows: {"topic", "column", "format", "subject", "version", "id"}.
     """
 
     output: str
@@ -177,23 +178,25 @@ def status(output: str) -> Status:
         new = {**nothing_of(item), "until": item.until, "incarnation": 0, "topic_id": ""}
         totals.setdefault((item.topic, item.partition), new)["lag"] = item.lag
     partitions = [totals[key] for key in sorted(totals)]
+    settings = _settings(store, number)
+    # whether a load merges binds all its runs
+    runs = [line | {"files": None} for line in summary.runs] if settings.get("upsert_key") else summary.runs
+    names = ("topic", "column", "format", "subject", "version", "id")
     return Status(
         without_user(output),
-        summary.runs,
+        runs,
         partitions,
         found,
         findings,
         unfinished,
         idle.finished if idle else "",
-        _schemas(store, number),
+        [{name: row.get(name) for name in names} for row in settings.get("rows", [])],
     )
 
 
-def _schemas(store: Store, run: int) -> list[dict[str, Any]]:
+def _settings(store: Store, run: int) -> dict[str, Any]:
     plan = read_plan(store, run) if run else None
-    rows = [] if plan is None else plan.settings.get("rows", [])
-    names = ("topic", "column", "format", "subject", "version", "id")
-    return [{name: row.get(name) for name in names} for row in rows]
+    return {} if plan is None else plan.settings
 
 
 def _missing_files(store: Store, summary: Summary) -> list[Finding]:

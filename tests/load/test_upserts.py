@@ -44,6 +44,7 @@ from tests.load.buckets import bucket
 from tests.load.change_source import KEYED, ROW, ChangeSource, offsets_of, rows_of
 from tests.load.support import Killed, die, failing, kills, run
 from tests.spark.support import Sent, consume, create_topic, produce, wait_for
+from tests.support.klog import klog
 
 FORMATS = ("delta", "iceberg")
 BY_ID = WriteSettings(schema=ROW, upsert_key="id")
@@ -299,6 +300,19 @@ def test_debeziums_avro(cluster: EmbeddedCluster, topic: str, tmp_path: Path, en
             {**ada, "mail": None, "_offset": 0},
             {**more, "_offset": 3},
         ]
+
+
+def test_the_status_of_a_run_that_merges(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Its files are the table's, which are not counted: no 0 beside the rows that it has written."""
+    address = address_of("delta", tmp_path)
+    create_topic(cluster.bootstrap_servers, topic)
+    produce(cluster.bootstrap_servers, topic, [Sent(b'{"id": 1, "name": "a"}', b"1")])
+    run(cluster.bootstrap_servers, address, topic, settings=BY_ID)
+    assert rows_of(content(address)) == [(1, "a", 0)]
+    lines = [line.split() for line in klog("load", "status", address).stdout.splitlines()]
+    assert lines[0] == ["run", "kind", "finished", "records", "files", "bad", "lag"]
+    assert lines[1][:2] + lines[1][3:] == ["00000001", "load", "1", "-", "0", "0"]
+    assert json.loads(klog("load", "status", address, "--json").stdout)["runs"][0]["files"] is None
 
 
 def test_what_is_refused(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

@@ -77,7 +77,10 @@ def _print_status(found: Status, compared: Completeness | None, with_bars: bool,
 
     names = ("records", "files", "bad", "lag")
     shown = found.runs[max(0, len(found.runs) - most_runs) :]
-    lines = [(run["run"], run["kind"], run["finished"], *(f"{run[name]:,}" for name in names)) for run in shown]
+    lines = [
+        (run["run"], run["kind"], run["finished"], *("-" if run[name] is None else f"{run[name]:,}" for name in names))
+        for run in shown
+    ]
     print_table(("run", "kind", "finished", *names), lines)
     if len(shown) < len(found.runs):
         click.echo(f"and {len(found.runs) - len(shown):,} runs before: --runs {len(found.runs)} lists all")
