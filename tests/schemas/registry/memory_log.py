@@ -23,6 +23,12 @@ class MemoryLog:
     def catch_up(self, deadline: float) -> None:
         pass
 
+    def check_topic(self) -> None:
+        pass
+
+    def wait_until_read(self) -> None:
+        pass
+
     def append(self, records: Sequence[Record], deadline: float = 0) -> None:
         for key, value, is_restored in records:
             self.records.append((self.state.spelled(key), None if value is None else dumps(value), is_restored))

@@ -14,9 +14,10 @@ from confluent_kafka import Consumer as ConfluentConsumer, Producer as Confluent
 
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ConfigError, KlogError
+from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
 from spark_klog.schema_registry import SchemaRegistry
 from tests.schemas.registry.asking import ask, record, register, with_default
+from tests.support.waiting import wait_until
 
 _Record = tuple[bytes, bytes | None]
 #: As Confluent Platform 5 to 8 write it: with and without subject in the global keys, NOOP of the leader, an old schema
@@ -330,6 +331,41 @@ def test_a_topic_that_is_deleted(make_cluster: Callable[..., EmbeddedCluster], w
     with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
         (settings,) = admin.describe_configs([("topic", "_schemas")]).check().values()
     assert settings["cleanup.policy"].value == "compact"
+
+
+def test_a_topic_that_a_broker_does_not_know_for_a_moment(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state stays; if it begins again, those who read wait for it."""
+    with SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, "0", "unknown") as registry:
+        id = register(registry.url, "s", '"int"')
+        log, state = registry._log, registry._log.state
+        describe, unknown = log._admin.describe_topic, [True]
+
+        def describe_topic(name: str) -> Any:
+            if unknown:
+                unknown.pop()
+                raise ProtocolError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name)
+            return describe(name)
+
+        monkeypatch.setattr(log._admin, "describe_topic", describe_topic)
+        log._check_topic()
+        assert (log.state, unknown) == (state, [])
+        for _ in range(2):
+            log._begin_again(log.state, "a test")
+            assert ask(registry.url, "GET", f"/schemas/ids/{id}")[0] in (200, 503)
+            wait_until(lambda: ask(registry.url, "GET", f"/schemas/ids/{id}")[0] == 200)
+
+
+@pytest.mark.test_all("long")
+def test_a_known_schema_at_once_after_its_topic_is_deleted(cluster: EmbeddedCluster) -> None:
+    settings = {"bootstrap.servers": cluster.bootstrap_servers}
+    with SchemaRegistry(settings, "0", "gone") as registry, Admin(settings) as admin:
+        register(registry.url, "s", '"int"')
+        assert register(registry.url, "t", '"long"') == 2
+        admin.delete_topics(["gone"])
+        time.sleep(0.3)
+        assert register(registry.url, "t", '"long"') == 1  # not its id in the topic that is gone
 
 
 @pytest.mark.test_all("again")

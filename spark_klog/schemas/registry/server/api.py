@@ -608,6 +608,7 @@ def answer(registry: Registry, method: str, path: str, query: str, body: bytes) 
         if page is None:
             refused = errors.bare(HTTPStatus.METHOD_NOT_ALLOWED)
             return Answer(refused.status, refusal_body(refused), ", ".join(sorted(pages)))
+        registry.wait_until_read()
         made = page(Asked(registry, context, names, query, body))
     except RegistryRefusal as refused:
         return Answer(refused.status, refusal_body(refused))

@@ -8,10 +8,13 @@ went back, the state begins again with it.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, TimeoutError as FutureTimeout
+from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -28,7 +31,7 @@ from spark_klog.errors import (
     WokenUp,
     is_retriable,
 )
-from spark_klog.schemas.registry.server.errors import schema_too_large, store_failed, timed_out
+from spark_klog.schemas.registry.server.errors import bare, schema_too_large, store_failed, timed_out
 from spark_klog.schemas.registry.server.records import NOOP, RESTORED, Key, Record, dumps
 from spark_klog.schemas.registry.server.state import State
 from spark_klog.wire.workers import Workers
@@ -50,6 +53,10 @@ _ABANDON_SECONDS: Final = 1.0
 _MOST_WRITES: Final = 100
 #: Seconds between two looks whether the topic is still the same.
 _CHECK_SECONDS: Final = 2.0
+#: Seconds between looks that somebody waits for, for their answers, and of who reads while the topic is read again.
+_SOON_SECONDS: Final = 0.2
+_ANSWER_SECONDS: Final = 5.0
+_BEHIND_SECONDS: Final = 2.0
 #: The offset of a consumer's `assign` that means the first record.
 _FIRST: Final = -2
 
@@ -80,6 +87,9 @@ class SchemaLog:
         #: Why the topic is no longer read; nothing that is written is read back then.
         self._end: BaseException | None = None
         self._is_closing = False
+        #: Whether `state` has begun again, and lacks records that were in the topic then.
+        self._is_behind = False
+        self._checked_at = time.monotonic()
         _create_topic(admin, topic)
         #: None of brokers before 2.8.
         self._topic_id: UUID | None = admin.describe_topic(topic).topic_id
@@ -98,17 +108,21 @@ class SchemaLog:
 
     def _read(self) -> None:
         state: State | None = None
+        end: int | None = None
         check_at = time.monotonic() + _CHECK_SECONDS
         while not self._is_closing:
             try:
                 if state is not self.state:
-                    state = self.state
+                    state, end = self.state, None
                     self._consumer.assign([(self.topic, 0, _FIRST)])
-                records = self._consumer.poll(_POLL_SECONDS)
+                records = self._consumer.poll(_SOON_SECONDS if self._is_behind else _POLL_SECONDS)
                 position = self._consumer.position(self.topic, 0)
                 if not records and time.monotonic() >= check_at:
                     self._check_topic()
                     check_at = time.monotonic() + _CHECK_SECONDS
+                if self._is_behind and end is None and state is self.state:
+                    partition = (self.topic, 0)
+                    end = self._admin.list_offsets({partition: "latest"}).check()[partition].offset
             except (TopicRecreated, OffsetOutOfRange, LogTruncated) as error:
                 self._begin_again(state, str(error))
                 continue
@@ -132,18 +146,23 @@ class SchemaLog:
                 if state is self.state:
                     self._failure = None
                     self._position = position
+                    self._is_behind = self._is_behind and (end is None or position < end)
                     self.lock.notify_all()
 
     def _check_topic(self) -> None:
         """Begin again if the topic is another one; create it if it is gone. `KlogError`, `ConfigError` of a new one."""
         state = self.state
-        try:
-            topic_id = self._admin.describe_topic(self.topic).topic_id
-            is_gone = False
-        except ProtocolError as error:
-            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise
-            topic_id, is_gone = None, True
+        for is_last in (False, True):  # a broker that has just begun may not know it yet
+            try:
+                topic_id, is_gone = self._admin.describe_topic(self.topic).topic_id, False
+                break
+            except ProtocolError as error:
+                if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise
+                topic_id, is_gone = None, True
+                if not is_last:
+                    time.sleep(_SOON_SECONDS)
+        self._checked_at = time.monotonic()
         if is_gone or topic_id != self._topic_id:
             self._begin_again(state, f"topic {self.topic} was deleted")
             _create_topic(self._admin, self.topic)
@@ -154,9 +173,28 @@ class SchemaLog:
         with self.lock:
             if self.state is state:
                 _log.warning("%s: the registry reads it from its first record on, and forgets what it had", why)
-                self.state, self._position = State(), 0
+                self.state, self._position, self._is_behind = State(), 0, True
                 self.lock.notify_all()
         self._consumer.wakeup()
+
+    def check_topic(self) -> None:
+        """Begin again if the topic is another one than a moment ago, as far as brokers say so soon."""
+        if time.monotonic() < self._checked_at + _SOON_SECONDS:
+            return
+        with suppress(KlogError, CancelledError, queue.Full):
+            with self.lock:
+                checking = self._writer.submit(self._check_topic)
+            try:
+                checking.result(_ANSWER_SECONDS)
+            except FutureTimeout:  # brokers are away: others need not wait for them, too
+                checking.cancel()
+                self._checked_at = time.monotonic() + _ANSWER_SECONDS
+
+    def wait_until_read(self) -> None:
+        """Return when `state` has what was in the topic as it began again; `RegistryRefusal` if that takes long."""
+        with self.lock:
+            if not self.lock.wait_for(lambda: not self._is_behind or self._is_closing, _BEHIND_SECONDS):
+                raise bare(HTTPStatus.SERVICE_UNAVAILABLE, f"topic {self.topic} is being read again: try again later")
 
     def catch_up(self, deadline: float) -> None:
         """Return when the state has all that was in the log at the call.
@@ -180,7 +218,8 @@ class SchemaLog:
 
     def _append(self, records: Sequence[Record], deadline: float, *, checks_topic: bool = False) -> None:
         self._check_end()
-        writing = self._writer.submit(self._write, records, deadline, checks_topic)
+        with self.lock:
+            writing = self._writer.submit(self._write, records, deadline, checks_topic)
         try:
             last = writing.result(max(0.0, deadline - time.monotonic()))
         except CancelledError:

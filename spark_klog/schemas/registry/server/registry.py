@@ -107,6 +107,10 @@ class Registry:
         with self._log.lock:
             return look_up(self._log.state)
 
+    def wait_until_read(self) -> None:
+        """Return when the state is not an earlier part of the log, see `SchemaLog`."""
+        self._log.wait_until_read()
+
     @contextmanager
     def _change(self, deadline: float | None = None) -> Iterator[float]:
         """Be the only one to change something, with a state that has all of the log; the deadline of the change.
@@ -321,7 +325,10 @@ class Registry:
                 )
             there = self._with_schema(basis.versions, definition, canonical, normalize=normalize, deadline=deadline)
             if there is not None and version == 0 and id in (-1, there.id):
-                return there
+                self._log.check_topic()
+                if self._basis(subject, definition) == basis:
+                    return there
+                continue
             if basis.mode not in IMPORTING:
                 messages = self._incompatibilities(subject, canonical, basis, compatible, deadline)
                 if messages:
