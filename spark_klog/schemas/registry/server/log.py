@@ -56,6 +56,8 @@ _CHECK_SECONDS: Final = 2.0
 #: Seconds between looks that somebody waits for, for their answers, and of who reads while the topic is read again.
 _SOON_SECONDS: Final = 0.2
 _ANSWER_SECONDS: Final = 5.0
+#: Seconds for which what brokers said of the topic is taken for true.
+_FRESH_SECONDS: Final = 0.05
 _BEHIND_SECONDS: Final = 2.0
 #: The offset of a consumer's `assign` that means the first record.
 _FIRST: Final = -2
@@ -179,7 +181,7 @@ class SchemaLog:
 
     def check_topic(self) -> None:
         """Begin again if the topic is another one than a moment ago, as far as brokers say so soon."""
-        if time.monotonic() < self._checked_at + _SOON_SECONDS:
+        if time.monotonic() < self._checked_at + _FRESH_SECONDS:
             return
         with suppress(KlogError, CancelledError, queue.Full):
             with self.lock:

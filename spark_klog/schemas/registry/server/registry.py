@@ -325,18 +325,24 @@ class Registry:
                 )
             there = self._with_schema(basis.versions, definition, canonical, normalize=normalize, deadline=deadline)
             if there is not None and version == 0 and id in (-1, there.id):
-                self._log.check_topic()
-                if self._basis(subject, definition) == basis:
+                if self._holds(basis, subject, definition):
                     return there
                 continue
             if basis.mode not in IMPORTING:
                 messages = self._incompatibilities(subject, canonical, basis, compatible, deadline)
                 if messages:
-                    raise errors.incompatible(subject, messages)
+                    if self._holds(basis, subject, definition):
+                        raise errors.incompatible(subject, messages)
+                    continue
             with self._change(deadline):
                 if self._basis(subject, definition) == basis:
                     return self._add(subject, definition, canonical, id, version, deadline)
         raise errors.timed_out(f"subject {subject} changed each time that the schema was compared with its versions")
+
+    def _holds(self, basis: _Basis, subject: str, definition: Definition) -> bool:
+        """Whether a decision that needs no change still holds, in the topic as it is now."""
+        self._log.check_topic()
+        return self._basis(subject, definition) == basis
 
     def _basis(self, subject: str, definition: Definition) -> _Basis:
         with self._log.lock:
