@@ -85,6 +85,8 @@ def fault_of(package: str) -> Fault | None:
         text = " ".join(str(error).split())
         remedy = _NUMPY_2 if _REFUSES_NUMPY_1.search(text) else f"install {package} anew, in a version that fits"
         return Fault(f"can't be imported ({text or type(error).__name__})", remedy)
+    if not is_installed("numpy"):  # pyarrow can be imported without it, and fails later
+        return Fault("can't be used without numpy", "pip install 'spark-klog[spark]'")
     return None
 
 

@@ -142,6 +142,25 @@ def test_names_of_the_package(tmp_path: Path, file: str, content: str) -> None:
     assert "pyarrow" in _python(program, tmp_path)
 
 
+def test_without_numpy(tmp_path: Path) -> None:
+    """pyarrow declares no numpy, and can be imported without it."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= {'numpy': None, 'pyspark': None}\n")
+    program = (
+        "from click.testing import CliRunner\nfrom spark_klog.cli.main import main\nimport json, spark_klog\n"
+        "told = [json.loads(CliRunner().invoke(main, ['doctor', '--no-spark', '--json']).stdout.split('\\n')[n])"
+        " for n in range(4)]\n"
+        "lines = [one['found'] + ': ' + one['advice'] for one in told if one['check'] == 'pyarrow']\n"
+        "for command in ('consume', 'produce'): "
+        "lines.append(CliRunner().invoke(main, [command, 'clicks', '-s', 'avro']).stderr.strip())\n"
+        "try: spark_klog.read('clicks')\nexcept ImportError as error: lines.append(str(error))\n"
+        "print(json.dumps(lines))"
+    )
+    fault = "can't be used without numpy: pip install 'spark-klog[spark]'"
+    needs = f"needs pyarrow, which {fault}"
+    commands = [f"klog: -s {needs}"] * 2
+    assert json.loads(_python(program, tmp_path)) == [f"pyarrow {fault}", *commands, f"spark_klog.read {needs}"]
+
+
 @pytest.mark.parametrize("has_spark", [True, False])
 def test_the_doctor(tmp_path: Path, has_spark: bool) -> None:
     """It imports pyarrow here and in the Python of Spark's workers; the notebooks' and jobs' may be others."""
