@@ -11,6 +11,7 @@ reads Arrow's IPC stream format calls its file, so this one is such a reader: it
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ from spark_klog.client.places import (
     TimeSpec,
     check_covers,
     parse_offsets,
+    warning_of_future,
 )
 from spark_klog.client.serialization import split_settings
 from spark_klog.client.settings import named_cluster
@@ -53,6 +55,7 @@ from spark_klog.security.config import Settings
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import ColumnDecoder
 
+_log = logging.getLogger(__name__)
 #: Of a broker on this machine, as for the commands.
 _DEFAULT_SERVERS = "127.0.0.1:9092"
 #: What ends a stream in Arrow's IPC format: the marker of a message, and its length 0.
@@ -302,6 +305,8 @@ def _ranges(brokers: Cluster, keys: list[TopicPartition], starting: Spec | int, 
             check_covers(name, place, keys)
     first, last = first_and_end(brokers, keys)
     starts, ends = (_offsets(brokers, place, first, last) for place in (starting, ending))
+    if warning := warning_of_future("start", starting, starts, last):
+        _log.warning("%s", warning)
     is_given = isinstance(starting, OffsetSpec | int) and isinstance(ending, OffsetSpec | int)
     ranges = {}
     for topic, partition in keys:

@@ -165,6 +165,14 @@ def test_topics_of_kafka(version: str, server_dir: Path, shared_kafkas: SharedKa
         assert values([topic, f"{topic}-short"], {topic: "latest", f"{topic}-short": "earliest"}) == list(range(60))
 
 
+def test_a_start_in_the_future(cluster: EmbeddedCluster, clicks: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert numbers(cluster, start="2999-01-01T00:00:00Z") == []
+    assert "start is in the future, and no record is as late" in caplog.text
+    caplog.clear()
+    assert numbers(cluster, start="latest") == []
+    assert caplog.text == ""
+
+
 def test_a_read_ends_where_the_partitions_ended_when_it_began(cluster: EmbeddedCluster, topic: str) -> None:
     make_topic(cluster.bootstrap_servers, topic, 1)
     settings = {"bootstrap.servers": cluster.bootstrap_servers}

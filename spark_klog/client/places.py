@@ -132,6 +132,15 @@ def offsets_at(cluster: Cluster, place: OffsetSpec | TimeSpec | int, end: Offset
     return {key: end[key] if found[key] == NO_OFFSET else min(found[key], end[key]) for key in end}
 
 
+def warning_of_future(option: str, place: Spec | int, start: Offsets, end: Offsets) -> str | None:
+    """What to warn of where a read starts at a time to come, and no record is as late; None elsewhere."""
+    if not isinstance(place, TimeSpec) or any(start[key] < last for key, last in end.items()):
+        return None
+    if min(place.values(end).values(), default=0) <= system_ms():
+        return None
+    return f"{option} is in the future, and no record is as late: reading begins at the end of each partition"
+
+
 def _json(option: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)

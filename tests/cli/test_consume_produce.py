@@ -135,6 +135,8 @@ def test_places(servers: str, topic: str) -> None:
     assert offsets(servers, topic, "--from", "4", "--until", "6") == [each for each in everything if 4 <= each[1] < 6]
     assert offsets(servers, topic, "--from", "latest") == []
     assert offsets(servers, topic, "--from", "-1h") == []
+    done = klog_bytes("consume", topic, "-b", servers, "--from", "2999-01-01")
+    assert (done.stdout, b"klog: --from is in the future, and no record is as late" in done.stderr) == (b"", True)
     middle = "2023-11-14T22:13:20.010Z"  # the time of record 10: offset 5 in both partitions
     assert offsets(servers, topic, "--from", middle) == [each for each in everything if each[1] >= 5]
     assert offsets(servers, topic, "--until", middle) == [each for each in everything if each[1] < 5]

@@ -14,7 +14,7 @@ from spark_klog.client import Consumer, places as client_places
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.consumer import read_ranges
 from spark_klog.client.offsets import first_and_end, high_watermarks
-from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec, offsets_at
+from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec, offsets_at, warning_of_future
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST
 
@@ -109,6 +109,8 @@ def ranges(
             offsets = dict(first) if place == OffsetSpec(EARLIEST) else offsets_at(cluster, place, end)
         found.append(offsets)
     starts, stops = found
+    if warning := warning_of_future("--from", begin, starts, end):
+        warnings.append(warning)
     beyond = {key: start for key, start in starts.items() if start > end[key]}
     log_end = high_watermarks(cluster, beyond)  # with read_committed a start may be in an open transaction
     for (topic, partition), start in beyond.items():
