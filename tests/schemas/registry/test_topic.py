@@ -274,7 +274,7 @@ def test_topics_that_do_not_do(make_cluster: Callable[..., EmbeddedCluster]) -> 
         SchemaRegistry(settings, "0", "two")
     with SchemaRegistry(settings, "0", "other") as registry:
         register(registry.url, "s", json.dumps("int"))
-        with pytest.raises(ConfigError, match="choose another --schema-registry"):
+        with pytest.raises(ConfigError, match="choose another --listen"):
             SchemaRegistry(settings, registry.url.removeprefix("http://"), "other")
     assert len(_written(cluster, "other")) == 1
 
