@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
 
 _log = logging.getLogger(__name__)
+#: How long clients may not know of a deletion, and how many are remembered.
+_JUST_SECONDS, _MOST_REMEMBERED = 30.0, 1000
 _LOOK_AGAIN_SECONDS = 0.05
 _SETTLE_SECONDS = 5.0
 #: One round gives ids to topics and to requests for their deletion, the next one ends deletions.
@@ -74,6 +77,8 @@ class RegistryFollower:
         #: Renames due for folders of dropped logs; failed ones are retried until a new topic has the folder.
         self._dropped: list[_Dropped] = []
         self._not_renamed: list[_Dropped] = []
+        #: When topics were dropped, by `time.monotonic`; the newest are last.
+        self._dropped_at: dict[str, float] = {}
         self._failures: dict[tuple[str, int], str] = {}
         #: Failures that were logged, by partition, until its log is made: clients and housekeeping retry every second.
         self._logged: dict[tuple[str, int], str] = {}
@@ -243,9 +248,17 @@ class RegistryFollower:
             if reason is not None:
                 raise DirectoryError(f"the log of {topic.name}-{partition} can't be created or changed: {reason}")
 
+    def has_just_dropped(self, name: str) -> bool:
+        """Whether a topic of this name was deleted within the last seconds."""
+        return time.monotonic() - self._dropped_at.get(name, -math.inf) < _JUST_SECONDS
+
     def _drop(self, topic: Topic) -> None:
         """Stop serving a deleted topic; `update_logs` removes its folders, but no logs of a later topic."""
         name, was_served = topic.name, False
+        self._dropped_at.pop(name, None)
+        self._dropped_at[name] = time.monotonic()
+        if len(self._dropped_at) > _MOST_REMEMBERED:
+            del self._dropped_at[next(iter(self._dropped_at))]
         for partition in range(len(topic.assignment)):
             log = self._logs.get(name, partition)
             if log is not None and log.topic_id not in (None, topic.topic_id):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import pytest
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.groups.offset_manager import OffsetManager
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from spark_klog.client import Admin
 from spark_klog.errors import ErrorCode, LogCorrupted
 from spark_klog.log.partition_files import retired_folder
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.protocol.apis import METADATA
 from tests.support.loop_broker import (
     append,
     commit,
@@ -26,6 +28,7 @@ from tests.support.loop_broker import (
     offsets_of,
     running,
 )
+from tests.support.raw_client import RawClient
 from tests.support.waiting import until
 
 
@@ -238,3 +241,19 @@ def test_a_topic_with_the_longest_name(tmp_path: Path, length: int) -> None:
     stray = retired_folder(data / f"{name}-1", "stray")
     stray.mkdir()
     asyncio.run(served())
+
+
+def test_a_deleted_topic_that_metadata_creates_is_not_answered_at_once(make_cluster: Callable[..., Any]) -> None:
+    """As Kafka answers for each topic that it creates: librdkafka does not take it for the one that was deleted."""
+    cluster = make_cluster()
+    port = int(cluster.bootstrap_servers.split(":")[1])
+    wanted = {"topics": [{"name": "t"}], "allow_auto_topic_creation": True}
+    with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin, RawClient(port) as client:
+
+        def asked() -> tuple[int, int]:
+            (topic,) = client.request(METADATA, 4, wanted)["topics"]
+            return topic["error_code"], len(topic["partitions"])
+
+        assert asked() == (ErrorCode.NONE, 1)
+        admin.delete_topic("t")
+        assert [asked(), asked()] == [(ErrorCode.LEADER_NOT_AVAILABLE, 0), (ErrorCode.NONE, 1)]

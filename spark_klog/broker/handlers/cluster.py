@@ -143,8 +143,9 @@ async def describe_topic_partitions(broker: Broker, request: Request, message: M
 async def metadata(broker: Broker, request: Request, message: Message) -> Message:
     """Metadata v0-13: the brokers, and the leaders of the requested topics.
 
-    Topics that do not exist are created if both the broker (auto.create.topics.enable) and the request allow it. The
-    answer has no partitions of them yet: LEADER_NOT_AVAILABLE, which clients meet with another request.
+    Topics that do not exist are created if both the broker (auto.create.topics.enable) and the request allow it. A
+    topic that was deleted just now is answered without partitions at first (LEADER_NOT_AVAILABLE), as Kafka answers for
+    each one that it creates: who has deleted it beside a client that goes on does not take it for the old one.
     """
     requested = message["topics"]
     if requested is None or (request.version == 0 and not requested):
@@ -194,8 +195,8 @@ async def _one_topic(broker: Broker, request: Request, entry: dict[str, Any], ma
             return missing_topic(name, None, refusal)
         try:
             await broker.create_topic(name, broker.config.default_partitions(name))
-            # as Kafka: who asks for a topic that was deleted just now does not see one at once
-            return missing_topic(name, None, ErrorCode.LEADER_NOT_AVAILABLE)
+            if broker.follower.has_just_dropped(name):
+                return missing_topic(name, None, ErrorCode.LEADER_NOT_AVAILABLE)
         except TopicExists:
             await broker.follower.refresh()
         except ConfigError:
