@@ -118,7 +118,7 @@ def test_json_and_back(fault: Fault) -> None:
 IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
     (lambda: Fault(DROP, api="Prodoce"), "api='Prodoce': did you mean Produce?"),
     (lambda: Fault(DROP, api="fetch"), "api='fetch': did you mean Fetch?"),
-    (lambda: Fault(DROP, api=0), "api=0: the known ones are "),
+    (lambda: Fault(DROP, api=0), "api=0: it is not known to this version, which acts on "),
     (lambda: Fault(DROP, count=0), "count=0: it must be a number, 1 or more"),
     (lambda: Fault(DROP, count="2"), "count='2': it must be a number, 1 or more"),
     (lambda: Fault(DROP, skip=-1), "skip=-1: it must be a number, 0 or more"),
@@ -132,7 +132,10 @@ IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
     (lambda: Fault(Drop), "it must be Drop(...)"),
     (lambda: Fault("Drop"), "do='Drop': it must be one of ErrorAnswer, Delay, Drop, Corrupt, Truncate"),
     (lambda: Fault(Corrupt(), api="Produce"), "api='Produce': records are corrupted in answers of Fetch only"),
-    (lambda: ErrorAnswer("NOT_LEADER"), "code='NOT_LEADER': the known ones are BROKER_ID_NOT_REGISTERED, "),
+    (
+        lambda: ErrorAnswer("NOT_LEADER"),
+        "code='NOT_LEADER': it is not known to this version, which acts on BROKER_ID_NOT_REGISTERED, ",
+    ),
     (lambda: ErrorAnswer("not_leader_or_follower"), "did you mean NOT_LEADER_OR_FOLLOWER?"),
     (lambda: ErrorAnswer("NONE"), "code='NONE': it must be an error; 0 is none"),
     (lambda: ErrorAnswer(0), "code=0: it must be an error; 0 is none"),

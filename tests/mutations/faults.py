@@ -498,9 +498,8 @@ FAULTS = (
     Fault(
         "tables-lost-answer-is-a-failure",  # the manifests of a snapshot that is there are removed
         "spark_klog/tables/iceberg.py",
-        "            if any(metadata.snapshot_by_id(one.snapshot_id) is not None for one in transaction.snapshots):\n"
-        "                return\n",
-        "",
+        "            if not transaction.is_in(now):\n",
+        "            if True:\n",
         _ICEBERG_TESTS,
     ),
     Fault(
@@ -533,8 +532,8 @@ FAULTS = (
     ),
     Fault(
         "tables-deleted-key-comes-back",  # an older change of a key that a newer one has moved
-        "spark_klog/tables/iceberg_upsert.py",
-        "            is_last[of_changes[~is_newer]] = False\n",
+        "spark_klog/tables/changes.py",
+        "        self._is_left[of_changes[is_past | ~goes[of_rows]]] = False\n",
         "",
         _MERGE_TESTS,
     ),
@@ -576,8 +575,8 @@ FAULTS = (
     Fault(
         "tables-vacuumed-files-committed",
         "spark_klog/load/run.py",
-        "if results is not None and self._table is not None and not has_files(self._store, results):",
-        "if results is not None and self._table is not None and not results:",
+        "not (has_files(self._store, results) and (columns is None or table.fits(results, columns)))",
+        "not (columns is None or table.fits(results, columns))",
         _COMMIT_TESTS,
     ),
     Fault(
