@@ -57,7 +57,8 @@ def kafka_transactions(tools: JavaTools, servers: str, *arguments: str) -> list[
     """Run Kafka's tool; the rows of its table by the heads, which it separates by tabs."""
     code, told = tools.run("org.apache.kafka.tools.TransactionsCommand", "--bootstrap-server", servers, *arguments)
     assert code == 0, told
-    lines = [line.split() for line in told.splitlines() if line.strip()]
+    # not by spaces: other tests of this Kafka may have ids with some
+    lines = [[word.strip() for word in line.split("\t")] for line in told.splitlines() if line.strip()]
     return [dict(zip(lines[0], words, strict=True)) for words in lines[1:]] if lines else []
 
 
