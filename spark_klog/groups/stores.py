@@ -21,8 +21,8 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import GroupOffsets, first_and_end, list_offsets
 from spark_klog.client.places import OffsetSpec, TimeSpec, offsets_at
 from spark_klog.errors import ConfigError, ErrorCode
+from spark_klog.groups.checkpoint import checkpoint_offsets
 from spark_klog.protocol.tables.records import LATEST
-from spark_klog.trees.checkpoint import checkpoint_offsets
 from spark_klog.trees.consumers import OffsetDirectory
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.tree import Tree

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from spark_klog.base.cache import Cache
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.codec import Decoder, S
 from spark_klog.schemas.prefix import SchemaKey, schema_keys
-from spark_klog.schemas.registry.cache import Cache
 from spark_klog.schemas.registry.client import UnknownSchema
 from spark_klog.schemas.rows import BadRow, Decoded, cut
 

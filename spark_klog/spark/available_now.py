@@ -2,7 +2,7 @@
 
 Spark takes the first latest offset of a run as its end, and tells no source in Python which trigger it is. So a limit
 cuts each run short. The source notes in the offsets of a run's first micro-batch up to where its partitions went on
-then (`trees.checkpoint.with_left`): they come back in the query's progress, and say how far the next runs have to read.
+then (`groups.checkpoint.with_left`): they come back in the query's progress, and say how far the next runs have to read.
 A run that finds a micro-batch that is planned and not done repeats it, and ends without a look at what is there: its
 note is of the run that failed.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_klog.client.places import Offsets
 from spark_klog.errors import ConfigError
-from spark_klog.trees.checkpoint import from_json, left_in
+from spark_klog.groups.checkpoint import from_json, left_in
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

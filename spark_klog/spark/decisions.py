@@ -9,12 +9,12 @@ from typing import Any
 from pyspark.sql.utils import to_str
 
 from spark_klog.errors import ConfigError
+from spark_klog.groups.checkpoint import checkpoint_state
 from spark_klog.spark.worker_process import cluster_of
 from spark_klog.spark.write.decisions.decision_place import decision_place
 from spark_klog.spark.write.decisions.log_states import LogState, logs_of_checkpoint
 from spark_klog.spark.write.exactly_once_driver import continue_at as _continue_at
 from spark_klog.spark.write.sink_options import sink_options
-from spark_klog.trees.checkpoint import checkpoint_state
 
 _log = logging.getLogger(__name__)
 #: Transactions that an error names.

@@ -16,10 +16,10 @@ from spark_klog.client.admin.groups import GroupDescription, GroupListing
 from spark_klog.client.admin.topics import ConfigResource, TopicDescription
 from spark_klog.client.offsets import first_and_end, list_offsets
 from spark_klog.errors import KlogError, ProtocolError
+from spark_klog.groups.checkpoint import checkpoint_state
 from spark_klog.groups.lag import group_json, lags_json
 from spark_klog.groups.stores import existing, open_store
 from spark_klog.protocol.tables.records import LATEST
-from spark_klog.trees.checkpoint import checkpoint_state
 
 #: Topics shown; the page says how many there are.
 _MAX_TOPICS = 10_000

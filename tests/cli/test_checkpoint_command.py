@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_klog.cli.main import main
+from spark_klog.groups.checkpoint import checkpoint_state
 from spark_klog.spark.write.decisions.decision_place import planned
 from spark_klog.spark.write.decisions.log_states import LogState, restart
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Transaction
-from spark_klog.trees.checkpoint import checkpoint_state
 
 pytestmark = pytest.mark.usefixtures("logging_kept")
 

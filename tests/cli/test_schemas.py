@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.registry.differences import Change, changes, in_words
 from spark_klog.schema_registry import SchemaRegistry
-from spark_klog.schemas.registry.differences import Change, changes, in_words
 from tests.support.clients.srfake import serving_srfake
 from tests.support.klog import klog_bytes
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.trees.checkpoint import checkpoint_offsets, parse_offsets_file
+from spark_klog.groups.checkpoint import checkpoint_offsets, parse_offsets_file
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
 

@@ -10,6 +10,7 @@ import pytest
 
 from spark_klog.base.addresses import without_user
 from spark_klog.errors import ConfigError, KlogError
+from spark_klog.groups.checkpoint import checkpoint_offsets, checkpoint_state
 from spark_klog.load import audit
 from spark_klog.load.journal.history import Identity
 from spark_klog.load.journal.summary import Summary
@@ -18,7 +19,6 @@ from spark_klog.spark.options import source_options
 from spark_klog.spark.read import directory_source
 from spark_klog.spark.read.directory_source import DirectorySource, directory
 from spark_klog.spark.write.decisions.decision_place import decision_place
-from spark_klog.trees.checkpoint import checkpoint_offsets, checkpoint_state
 from spark_klog.trees.opening import open_tree
 from spark_klog.ui import views
 

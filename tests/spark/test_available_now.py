@@ -19,10 +19,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 import spark_klog
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
+from spark_klog.groups.checkpoint import from_json, left_in, start_in, with_left
 from spark_klog.spark import versions
 from spark_klog.spark.read import stream
 from spark_klog.spark.read.source import KlogDataSource
-from spark_klog.trees.checkpoint import from_json, left_in, start_in, with_left
 from tests.support.jvm_connector import connector_jars
 from tests.support.pyspark_versions import report_of, with_connector
 from tests.support.scripted_broker import ScriptedCluster

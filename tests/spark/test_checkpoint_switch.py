@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.trees.checkpoint import checkpoint_state
+from spark_klog.groups.checkpoint import checkpoint_state
 from tests.support.jvm_connector import connector_jars
 from tests.support.pyspark_versions import report_of, with_connector
 

@@ -23,7 +23,7 @@ from spark_klog.client.places import (
     parse_timestamps,
 )
 from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.trees.checkpoint import from_json, start_in, to_json, with_start
+from spark_klog.groups.checkpoint import from_json, start_in, to_json, with_start
 
 NOW = 1_700_000_000_000
 NOON = 1_795_262_400_000  # 2026-11-21T12:00:00Z

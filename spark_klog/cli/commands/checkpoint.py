@@ -14,7 +14,7 @@ from spark_klog.base.names import DECISION_TOPIC
 from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
 from spark_klog.cli.output import escaped, print_table
 from spark_klog.client import Admin
-from spark_klog.trees.checkpoint import CheckpointState, checkpoint_state, to_json
+from spark_klog.groups.checkpoint import CheckpointState, checkpoint_state, to_json
 
 if TYPE_CHECKING:
     from spark_klog.spark.write.decisions.log_states import LogState

@@ -234,8 +234,8 @@ def check(
 
     By the subject's compatibility level, as when it is registered. Nothing is registered.
     """
+    from spark_klog.registry.differences import in_words
     from spark_klog.schemas.registry.client import NOT_THERE
-    from spark_klog.schemas.registry.differences import in_words
 
     number = None if version is None else str(version)
     is_new = False
@@ -290,7 +290,7 @@ def diff(subject: str, first: int | None, second: int | None, registry: Registry
     Which fields came, went and changed; which levels of compatibility hold, those that are transitive against all
     versions up to V1; and the two texts, line by line.
     """
-    from spark_klog.schemas.registry.differences import changes, in_words
+    from spark_klog.registry.differences import changes, in_words
 
     numbers = sorted(registry.versions(subject))
     second = second or numbers[-1]
@@ -345,7 +345,7 @@ def _levels(
     registry: RegistryClient, subject: str, old: Version, new: Version, before: list[int]
 ) -> dict[str, list[str]]:
     """Why each level does not hold between two versions, and those before the first."""
-    from spark_klog.schemas.registry.differences import incompatibilities
+    from spark_klog.registry.differences import incompatibilities
 
     earlier = [old.schema]
     for number in reversed(before):

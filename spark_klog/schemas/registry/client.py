@@ -27,6 +27,7 @@ from urllib.parse import quote, urlsplit
 from uuid import UUID
 from weakref import WeakSet
 
+from spark_klog.base.cache import Cache
 from spark_klog.base.extras import require
 from spark_klog.base.in_a_thread import within
 from spark_klog.base.names import OF_REGISTRY
@@ -34,7 +35,6 @@ from spark_klog.base.settings import words
 from spark_klog.errors import ConnectionFailed, KlogError, RegistryError, SchemaError, TlsError
 from spark_klog.protocol.apis import API_VERSIONS
 from spark_klog.protocol.codec import encode_request
-from spark_klog.schemas.registry.cache import Cache
 from spark_klog.schemas.registry.schemas import NO_REFERENCES, References, Schema, Version
 from spark_klog.schemas.registry.settings import RegistryConfig, registry_config
 from spark_klog.security.config import Settings, without_secrets

@@ -20,6 +20,7 @@ from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.client.places import Offsets, check_covers
 from spark_klog.client.retry import Lasting, pause_seconds
 from spark_klog.errors import KlogError, RequestTimedOut
+from spark_klog.groups.checkpoint import from_json, start_in, to_json, with_left, with_start
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.spark.options import HELD_UP, LOST, RECORD_BYTES, SourceOptions
 from spark_klog.spark.read.broker_source import BrokerSource
@@ -43,7 +44,6 @@ from spark_klog.spark.versions import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from spark_klog.trees.checkpoint import from_json, start_in, to_json, with_left, with_start
 
 _log = logging.getLogger(__name__)
 #: How long to look for a missing partition before it counts as deleted.

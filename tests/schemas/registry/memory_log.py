@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from spark_klog.schemas.registry.server.records import Record, dumps
-from spark_klog.schemas.registry.server.state import State
+from spark_klog.registry.records import Record, dumps
+from spark_klog.registry.state import State
 
 
 class MemoryLog:

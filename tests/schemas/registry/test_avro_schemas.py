@@ -13,8 +13,8 @@ import avro.schema
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from spark_klog.schemas.registry.formats.avro import AvroSchema
-from spark_klog.schemas.registry.formats.contract import READER, WRITER, InvalidSchema
+from spark_klog.registry.formats.avro import AvroSchema
+from spark_klog.registry.formats.contract import READER, WRITER, InvalidSchema
 
 _PRIMITIVES = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
 
@@ -311,7 +311,7 @@ def test_a_default_is_checked_once_with_each_type() -> None:
 
 
 def test_unions_that_are_too_large_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_klog.schemas.registry.formats.avro._MOST_PAIRS", 2000)
+    monkeypatch.setattr("spark_klog.registry.formats.avro._MOST_PAIRS", 2000)
     branches = [{"type": "record", "name": f"R{n}", "fields": []} for n in range(100)]
     writer, reader = AvroSchema(json.dumps(branches), {}), AvroSchema(json.dumps(branches[::-1]), {})
     (text,) = reader.unreadable(writer)

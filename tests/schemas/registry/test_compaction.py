@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spark_klog.schemas.registry.server.errors import RegistryRefusal
-from spark_klog.schemas.registry.server.records import CONTEXT, SCHEMA, Key, Record, dumps
-from spark_klog.schemas.registry.server.registry import Registry
-from spark_klog.schemas.registry.server.state import Definition, Reference, State, schema_value, split
+from spark_klog.registry.errors import RegistryRefusal
+from spark_klog.registry.records import CONTEXT, SCHEMA, Key, Record, dumps
+from spark_klog.registry.registry import Registry
+from spark_klog.registry.state import Definition, Reference, State, schema_value, split
 from tests.schemas.registry.memory_log import MemoryLog
 
 _SUBJECTS = ["a", "b", ":.x:a"]

@@ -16,7 +16,7 @@ from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSe
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from spark_klog.schemas.registry.formats import parse
+from spark_klog.registry.formats import parse
 from tests.schemas.registry.asking import record, with_default
 
 _POINT = """syntax = "proto3";

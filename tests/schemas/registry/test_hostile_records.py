@@ -10,11 +10,11 @@ from confluent_kafka import Producer
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.registry.api import answer
+from spark_klog.registry.records import SCHEMA, Key
+from spark_klog.registry.registry import Registry
+from spark_klog.registry.state import State
 from spark_klog.schema_registry import SchemaRegistry
-from spark_klog.schemas.registry.server.api import answer
-from spark_klog.schemas.registry.server.records import SCHEMA, Key
-from spark_klog.schemas.registry.server.registry import Registry
-from spark_klog.schemas.registry.server.state import State
 from tests.schemas.registry.asking import ask, register
 from tests.schemas.registry.memory_log import MemoryLog
 

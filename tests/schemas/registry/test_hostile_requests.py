@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.registry import work
+from spark_klog.registry.api import answer
+from spark_klog.registry.formats.avro import AvroSchema
+from spark_klog.registry.records import CONFIG, SCHEMA, Key, Record
+from spark_klog.registry.registry import Registry
 from spark_klog.schema_registry import SchemaRegistry
-from spark_klog.schemas.registry.formats.avro import AvroSchema
-from spark_klog.schemas.registry.server import work
-from spark_klog.schemas.registry.server.api import answer
-from spark_klog.schemas.registry.server.records import CONFIG, SCHEMA, Key, Record
-from spark_klog.schemas.registry.server.registry import Registry
 from tests.schemas.registry.asking import ask, ask_whole, register
 from tests.schemas.registry.memory_log import MemoryLog
 from tests.support.waiting import wait_until
@@ -220,7 +220,7 @@ def test_a_list_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("A", "B"):
         assert _ask(registry, "POST", f"/subjects/{name}/versions", _record(name))[0] == 200
     assert len(_ask(registry, "GET", "/schemas", query="format=resolved")[1]) == 2
-    monkeypatch.setattr("spark_klog.schemas.registry.server.api._LIST_SECONDS", 0.0)
+    monkeypatch.setattr("spark_klog.registry.api._LIST_SECONDS", 0.0)
     status, refused = _ask(registry, "GET", "/schemas", query="format=resolved")
     assert (status, refused["error_code"]) == (500, 50002)
 
@@ -291,7 +291,7 @@ def test_requests_that_wait_leave_connections_for_those_that_read(
     cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_over = threading.Event()
-    monkeypatch.setattr("spark_klog.schema_registry._MOST_WAITING", 3)
+    monkeypatch.setattr("spark_klog.registry.service._MOST_WAITING", 3)
     monkeypatch.setattr(Registry, "formatted", lambda *_, **__: is_over.wait(60) and "{}")
     with SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, "0", "waiting") as registry:
         url = registry.url
@@ -386,7 +386,7 @@ def test_schemas_are_compared_while_others_register(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_subject_that_changes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_klog.schemas.registry.server.registry._MOST_TRIES", 3)
+    monkeypatch.setattr("spark_klog.registry.registry._MOST_TRIES", 3)
     numbers = iter(range(100))
 
     def run(function: Any, *arguments: Any, deadline: float) -> Any:

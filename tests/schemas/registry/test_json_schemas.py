@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from spark_klog.schemas.registry.formats.contract import InvalidSchema
-from spark_klog.schemas.registry.formats.json_differences import _SEARCH, differences
-from spark_klog.schemas.registry.formats.json_schema import JsonSchema
+from spark_klog.registry.formats.contract import InvalidSchema
+from spark_klog.registry.formats.json_differences import _SEARCH, differences
+from spark_klog.registry.formats.json_schema import JsonSchema
 
 _INT, _STRING = {"type": "integer"}, {"type": "string"}
 
@@ -168,7 +168,7 @@ def test_patterns_of_properties(pattern: str, is_covered: bool) -> None:
 
 
 def test_a_pattern_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_klog.schemas.registry.formats.json_differences._SEARCH_SECONDS", 0.5)
+    monkeypatch.setattr("spark_klog.registry.formats.json_differences._SEARCH_SECONDS", 0.5)
     pattern, name = "a*" * 12 + "b$", "a" * 250
     old = {"type": "object", "patternProperties": {pattern: _STRING}, "additionalProperties": False}
     before = JsonSchema(json.dumps(old), {})

@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.schemas.registry.server import processes, work
-from spark_klog.schemas.registry.server.errors import RegistryRefusal
-from spark_klog.schemas.registry.server.processes import Processes
-from spark_klog.schemas.registry.server.work import Source
+from spark_klog.registry import processes, work
+from spark_klog.registry.errors import RegistryRefusal
+from spark_klog.registry.processes import Processes
+from spark_klog.registry.work import Source
 from tests.schemas.registry.asking import register
 from tests.support.waiting import wait_until
 

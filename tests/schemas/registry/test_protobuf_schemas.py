@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from spark_klog.schemas.registry.formats.contract import InvalidSchema
-from spark_klog.schemas.registry.formats.protobuf import ProtobufSchema
-from spark_klog.schemas.registry.formats.protobuf_differences import differences
-from spark_klog.schemas.registry.server import errors, state
-from spark_klog.schemas.registry.server.api import answer
-from spark_klog.schemas.registry.server.errors import RegistryRefusal
-from spark_klog.schemas.registry.server.records import SCHEMA, Key, Record
-from spark_klog.schemas.registry.server.registry import Registry
-from spark_klog.schemas.registry.server.state import Definition, schema_value
+from spark_klog.registry import errors, state
+from spark_klog.registry.api import answer
+from spark_klog.registry.errors import RegistryRefusal
+from spark_klog.registry.formats.contract import InvalidSchema
+from spark_klog.registry.formats.protobuf import ProtobufSchema
+from spark_klog.registry.formats.protobuf_differences import differences
+from spark_klog.registry.records import SCHEMA, Key, Record
+from spark_klog.registry.registry import Registry
+from spark_klog.registry.state import Definition, schema_value
 from tests.schemas.registry.memory_log import MemoryLog
 
 _WHOLE = """syntax = "proto3";

@@ -286,7 +286,7 @@ def test_a_broker_that_is_gone(make_cluster: Callable[..., EmbeddedCluster], mon
     with SchemaRegistry(settings, "0") as registry:
         id = register(registry.url, "s", '"int"')
         cluster.kill(0)
-        monkeypatch.setattr("spark_klog.schemas.registry.server.registry.WRITE_SECONDS", 1.0)
+        monkeypatch.setattr("spark_klog.registry.registry.WRITE_SECONDS", 1.0)
         url = registry.url
         for _ in range(2):  # with the producer that is there, and with a new one
             started = time.monotonic()

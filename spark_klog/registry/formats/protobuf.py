@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.protoc.files import parse_proto
-from spark_klog.schemas.registry.formats.contract import (
+from spark_klog.registry.formats.contract import (
     PROTOBUF,
     READER,
     WRITER,
@@ -16,6 +15,7 @@ from spark_klog.schemas.registry.formats.contract import (
     ParsedSchema,
     limited,
 )
+from spark_klog.schemas.protoc.files import parse_proto
 from spark_klog.schemas.registry.schemas import References
 
 
@@ -57,7 +57,7 @@ class ProtobufSchema:
         return base64.b64encode(bare.SerializeToString()).decode()
 
     def unreadable(self, writer: ParsedSchema) -> list[str]:
-        from spark_klog.schemas.registry.formats.protobuf_differences import differences
+        from spark_klog.registry.formats.protobuf_differences import differences
 
         assert isinstance(writer, ProtobufSchema)
         found = differences(writer, self)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.registry.formats.protobuf import ProtobufSchema
+    from spark_klog.registry.formats.protobuf import ProtobufSchema
 
 _GROUP, _MESSAGE, _ENUM = 10, 11, 14
 _REQUIRED, _REPEATED = 2, 3

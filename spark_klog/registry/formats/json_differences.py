@@ -18,10 +18,10 @@ from decimal import Decimal, InvalidOperation
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_klog.schemas.registry.formats.contract import MOST_DIFFERENCES, TooComplex
+from spark_klog.registry.formats.contract import MOST_DIFFERENCES, TooComplex
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.registry.formats.json_schema import Node
+    from spark_klog.registry.formats.json_schema import Node
 
 #: Changes after which a reader with the new schema still accepts all that the old one does.
 _NAMES: Final = """

@@ -16,7 +16,7 @@ from itertools import islice
 from math import isinf
 from typing import Any, Final
 
-from spark_klog.schemas.registry.formats.contract import (
+from spark_klog.registry.formats.contract import (
     AVRO,
     MOST_DIFFERENCES,
     READER,

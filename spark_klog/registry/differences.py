@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from spark_klog.base.names import Format
-from spark_klog.schemas.registry.formats import InvalidSchema, ParsedSchema, parse
-from spark_klog.schemas.registry.formats.contract import READER, WRITER
+from spark_klog.registry.formats import InvalidSchema, ParsedSchema, parse
+from spark_klog.registry.formats.contract import READER, WRITER
 from spark_klog.schemas.registry.schemas import NO_REFERENCES, TYPES, References
 
 #: As Confluent's registry calls them; those that end in _TRANSITIVE are about all versions before.
@@ -278,7 +278,7 @@ def _json_type(node: Any, root: Any) -> str:
 
 def _protobuf(text: str, references: References) -> Iterator[tuple[str, FieldText]]:
     """The fields of all messages, and the values of enums, by the names of the file."""
-    from spark_klog.schemas.registry.formats.protobuf import ProtobufSchema
+    from spark_klog.registry.formats.protobuf import ProtobufSchema
 
     def enum_values(enum: Any, path: str) -> Iterator[tuple[str, FieldText]]:
         for value in enum.value:

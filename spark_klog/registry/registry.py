@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from spark_klog.schemas.registry.formats import PROTOBUF
-from spark_klog.schemas.registry.server import errors, work
-from spark_klog.schemas.registry.server.errors import RegistryRefusal
-from spark_klog.schemas.registry.server.log import WRITE_SECONDS, SchemaLog
-from spark_klog.schemas.registry.server.records import (
+from spark_klog.registry import errors, work
+from spark_klog.registry.errors import RegistryRefusal
+from spark_klog.registry.formats import PROTOBUF
+from spark_klog.registry.log import WRITE_SECONDS, SchemaLog
+from spark_klog.registry.records import (
     CLEAR_SUBJECT,
     CONFIG,
     CONTEXT,
@@ -30,7 +30,7 @@ from spark_klog.schemas.registry.server.records import (
     Key,
     Record,
 )
-from spark_klog.schemas.registry.server.state import (
+from spark_klog.registry.state import (
     DEFAULT_CONTEXT,
     DEFAULT_LEVEL,
     DEFAULT_MODE,
@@ -46,7 +46,7 @@ from spark_klog.schemas.registry.server.state import (
     within,
     words_of,
 )
-from spark_klog.schemas.registry.server.work import Run, Source, run_here
+from spark_klog.registry.work import Run, Source, run_here
 
 #: Schemas that refer to each other, from one that is registered, how many are one behind the other, and their letters.
 _MOST_REFERENCES: Final = 1000

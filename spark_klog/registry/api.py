@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote
 
 from spark_klog import __version__
-from spark_klog.schemas.registry.formats import AVRO, PROTOBUF, TYPES
-from spark_klog.schemas.registry.server import errors
-from spark_klog.schemas.registry.server.errors import RegistryRefusal
-from spark_klog.schemas.registry.server.registry import LATEST, Registry
-from spark_klog.schemas.registry.server.state import (
+from spark_klog.registry import errors
+from spark_klog.registry.errors import RegistryRefusal
+from spark_klog.registry.formats import AVRO, PROTOBUF, TYPES
+from spark_klog.registry.registry import LATEST, Registry
+from spark_klog.registry.state import (
     DEFAULT_CONTEXT,
     DEFAULT_LEVEL,
     DEFAULT_MODE,
@@ -36,7 +36,7 @@ from spark_klog.schemas.registry.server.state import (
     split,
     within,
 )
-from spark_klog.schemas.registry.server.work import decoded
+from spark_klog.registry.work import decoded
 
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 #: What a client may ask for; any other gets the first.

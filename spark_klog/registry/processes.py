@@ -27,12 +27,12 @@ from math import ceil
 from multiprocessing.connection import Connection
 from typing import Any, Final, TypeVar
 
+from spark_klog.registry import errors
+from spark_klog.registry.errors import RegistryRefusal
+from spark_klog.registry.formats import json_differences
+from spark_klog.registry.log import WRITE_SECONDS
+from spark_klog.registry.work import Source, prepare
 from spark_klog.schemas.protoc.files import stay_in_this_process
-from spark_klog.schemas.registry.formats import json_differences
-from spark_klog.schemas.registry.server import errors
-from spark_klog.schemas.registry.server.errors import RegistryRefusal
-from spark_klog.schemas.registry.server.log import WRITE_SECONDS
-from spark_klog.schemas.registry.server.work import Source, prepare
 
 _T = TypeVar("_T")
 #: Bytes of a request that is small, and of any.

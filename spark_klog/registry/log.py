@@ -31,9 +31,9 @@ from spark_klog.errors import (
     WokenUp,
     is_retriable,
 )
-from spark_klog.schemas.registry.server.errors import bare, schema_too_large, store_failed, timed_out
-from spark_klog.schemas.registry.server.records import NOOP, RESTORED, Key, Record, dumps
-from spark_klog.schemas.registry.server.state import State
+from spark_klog.registry.errors import bare, schema_too_large, store_failed, timed_out
+from spark_klog.registry.records import NOOP, RESTORED, Key, Record, dumps
+from spark_klog.registry.state import State
 from spark_klog.wire.workers import Workers
 
 if TYPE_CHECKING:

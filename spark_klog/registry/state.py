@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from spark_klog.schemas.registry.formats import AVRO
-from spark_klog.schemas.registry.server.records import (
+from spark_klog.registry.formats import AVRO
+from spark_klog.registry.records import (
     CLEAR_SUBJECT,
     CONFIG,
     CONTEXT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_klog.schemas.registry.formats.contract import (
+from spark_klog.registry.formats.contract import (
     AVRO,
     JSON,
     PROTOBUF,
@@ -23,15 +23,15 @@ def parse(schema_type: str, text: str, references: References, *, is_new: bool =
     `InvalidSchema`; `MissingPackage` if what parses this format is not installed.
     """
     if schema_type == AVRO:
-        from spark_klog.schemas.registry.formats.avro import AvroSchema
+        from spark_klog.registry.formats.avro import AvroSchema
 
         return AvroSchema(text, references, is_new=is_new)
     if schema_type == JSON:
-        from spark_klog.schemas.registry.formats.json_schema import JsonSchema
+        from spark_klog.registry.formats.json_schema import JsonSchema
 
         return JsonSchema(text, references)
     if schema_type == PROTOBUF:
-        from spark_klog.schemas.registry.formats.protobuf import ProtobufSchema
+        from spark_klog.registry.formats.protobuf import ProtobufSchema
 
         return ProtobufSchema(text, references)
     raise InvalidSchema(f"Invalid schema type {schema_type}")

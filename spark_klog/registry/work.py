@@ -15,10 +15,10 @@ from math import isfinite
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from spark_klog.errors import MissingPackage, SchemaTimedOut
-from spark_klog.schemas.registry.formats import AVRO, JSON, PROTOBUF, InvalidSchema, ParsedSchema, parse
-from spark_klog.schemas.registry.formats.contract import READER, WRITER
-from spark_klog.schemas.registry.server import errors
-from spark_klog.schemas.registry.server.errors import RegistryRefusal
+from spark_klog.registry import errors
+from spark_klog.registry.errors import RegistryRefusal
+from spark_klog.registry.formats import AVRO, JSON, PROTOBUF, InvalidSchema, ParsedSchema, parse
+from spark_klog.registry.formats.contract import READER, WRITER
 
 _T = TypeVar("_T")
 #: Values in a body, with those in values. A schema is one of them.

@@ -14,8 +14,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from spark_klog.base.extras import require
-from spark_klog.schemas.json_references import Documents, UnknownReference, base_of, objects_in
-from spark_klog.schemas.registry.formats.contract import (
+from spark_klog.registry.formats.contract import (
     JSON,
     READER,
     WRITER,
@@ -24,6 +23,7 @@ from spark_klog.schemas.registry.formats.contract import (
     TooComplex,
     limited,
 )
+from spark_klog.schemas.json_references import Documents, UnknownReference, base_of, objects_in
 from spark_klog.schemas.registry.schemas import References
 
 _MAX_DEPTH: Final = 200
@@ -117,7 +117,7 @@ class JsonSchema:
         return self.canonical()
 
     def unreadable(self, writer: ParsedSchema) -> list[str]:
-        from spark_klog.schemas.registry.formats.json_differences import differences
+        from spark_klog.registry.formats.json_differences import differences
 
         assert isinstance(writer, JsonSchema)
         try:
