@@ -17,8 +17,8 @@ $(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kerne
 	touch $@
 
 # An archive of Spark's classes, with which its JVMs start with half the CPU.
-$(VENV)/spark-home.made: $(VENV)/test.installed tests/support/spark_home.py
-	$(BIN)/python -m tests.support.spark_home
+$(VENV)/spark-home.made: $(VENV)/test.installed tests/support/spark/spark_home.py
+	$(BIN)/python -m tests.support.spark.spark_home
 	touch $@
 
 demo: $(VENV)/demo.installed
@@ -41,23 +41,23 @@ soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_RUNS=200 $(BIN)/python -m pytest --timeout=3600 tests/load/test_year.py $(ARGS)
 	SPARK_KLOG_UPSERTS=2000 $(BIN)/python -m pytest --timeout=7200 tests/tables/test_upserts.py -k many_tables $(ARGS)
 	SPARK_KLOG_KILLS=50 $(BIN)/python -m pytest --timeout=7200 tests/load/test_table_kills.py tests/load/test_outages.py tests/tables/test_streams.py $(ARGS)
-	SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest tests/client tests/ui/test_secure_kafka.py tests/zookeeper/test_connector_beside_kafka.py tests/spark/test_broker_trouble.py tests/spark/test_security_kafka.py tests/spark/test_kerberos.py $(ARGS)
+	SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest tests/client tests/ui/test_secure_kafka.py tests/zookeeper/test_connector_beside_kafka.py tests/spark/read/test_broker_trouble.py tests/spark/test_security_kafka.py tests/spark/test_kerberos.py $(ARGS)
 	SPARK_KLOG_KILLS=20 SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest --timeout=3600 tests/mirror $(ARGS)
 	SPARK_KLOG_MASTERS=all $(BIN)/python -m pytest tests/spark/test_cluster_masters.py $(ARGS)
 	SPARK_KLOG_MODEL_SECONDS=3600 $(BIN)/python -m pytest --timeout=7200 tests/log/test_log_model.py $(ARGS)
 	SPARK_KLOG_REGISTRY_SECONDS=20 $(BIN)/python -m pytest --timeout=3600 tests/schemas/registry/test_largest_requests.py $(ARGS)
-	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz tests/broker/test_api_fuzz.py tests/broker/test_fetch_sessions.py tests/broker/test_changes_at_once.py $(ARGS)
-	SPARK_KLOG_FUZZ_SECONDS=3600 SPARK_KLOG_ANSWER_MS=1000 SPARK_KLOG_LOOP_MS=100 $(BIN)/python -m pytest -k 'hostile_values or longest_values' tests/broker/test_api_fuzz.py $(ARGS)
+	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz tests/broker/handlers/test_api_fuzz.py tests/broker/handlers/test_fetch_sessions.py tests/broker/handlers/test_changes_at_once.py $(ARGS)
+	SPARK_KLOG_FUZZ_SECONDS=3600 SPARK_KLOG_ANSWER_MS=1000 SPARK_KLOG_LOOP_MS=100 $(BIN)/python -m pytest -k 'hostile_values or longest_values' tests/broker/handlers/test_api_fuzz.py $(ARGS)
 	SPARK_KLOG_SCRIPTED=full $(BIN)/python -m pytest --timeout=3600 tests/spark/test_scripted_brokers.py $(ARGS)
-	SPARK_KLOG_PRODUCER_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_producer_scripts.py tests/client/test_producer_brokers.py tests/spark/test_producer_cache.py $(ARGS)
+	SPARK_KLOG_PRODUCER_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/producer/test_producer_scripts.py tests/client/producer/test_producer_brokers.py tests/spark/write/test_producer_cache.py $(ARGS)
 	SPARK_KLOG_INTERRUPT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_interrupts.py tests/cli/test_consume_produce.py $(ARGS)
-	SPARK_KLOG_FAULT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_random_faults.py tests/client/test_consumer_faults.py tests/client/test_tcp_faults.py tests/client/test_member_epochs.py $(ARGS)
+	SPARK_KLOG_FAULT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_random_faults.py tests/client/consumer/test_consumer_faults.py tests/client/net/test_tcp_faults.py tests/client/consumer/test_member_epochs.py $(ARGS)
 	SPARK_KLOG_EXACTLY_ONCE=full $(BIN)/python -m pytest --timeout=3600 tests/spark/exactly_once $(ARGS)
 	SPARK_KLOG_ROUND_TRIP=1000000 $(BIN)/python -m pytest --timeout=3600 tests/spark/test_round_trip.py $(ARGS)
 
-# pyspark 4.0 to 4.3, each with a Python of its own (see tests/support/pyspark_versions.py): in environments of the cache.
+# pyspark 4.0 to 4.3, each with a Python of its own (see tests/support/spark/pyspark_versions.py): in environments of the cache.
 matrix: $(VENV)/test.installed $(VENV)/spark-home.made
-	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py tests/spark/test_checkpoint_switch.py tests/jobs/test_packaging.py $(ARGS)
+	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py tests/spark/read/test_checkpoint_switch.py tests/jobs/test_packaging.py $(ARGS)
 	$(BIN)/python -m tests.spark.matrix $(ARGS)
 
 # The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.

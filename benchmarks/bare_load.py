@@ -24,7 +24,7 @@ from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import offset_range
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import FULL
-from tests.support.pyspark_versions import child_environment
+from tests.support.spark.pyspark_versions import child_environment
 
 NAME = "fetch, decode and pyarrow's writer in a loop, two processes"
 _PROCESSES = 2

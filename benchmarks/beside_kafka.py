@@ -28,8 +28,8 @@ from benchmarks.data import produce, producer_performance, run_java
 from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.machine import processor_time
 from benchmarks.sides import SideFailed, compile_java, recorded
-from tests.support.kafka import Kafka, kafka_libs
-from tests.support.tools import kcat_path
+from tests.support.clients.tools import kcat_path
+from tests.support.servers.kafka import Kafka, kafka_libs
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from benchmarks.data import PARTITIONS
 from benchmarks.figures import Side
 from benchmarks.record_batches import take_turns
 from benchmarks.sides import Lines, SideFailed, project_environment
-from tests.support.kafka import HOST, Kafka, free_port
-from tests.support.pyspark_versions import child_environment
+from tests.support.servers.kafka import HOST, Kafka, free_port
+from tests.support.spark.pyspark_versions import child_environment
 
 _READY = re.compile(r"klog broker \S+ ready on (\S+)")
 _START_SECONDS = 60.0
@@ -33,7 +33,7 @@ _API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 
 
 class Broker(Protocol):
-    """What the measurements need of a broker; `tests.support.kafka.Kafka` has it, too."""
+    """What the measurements need of a broker; `tests.support.servers.kafka.Kafka` has it, too."""
 
     @property
     def bootstrap_servers(self) -> str: ...

@@ -29,12 +29,12 @@ from spark_klog.classic import ConsumerConnector
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.admin.topics import NewTopic
 from spark_klog.trees.zookeeper import ZooKeeperTree
-from tests.support.broker import KlogBroker
-from tests.support.certificates import make_certificates
-from tests.support.kafka import HOST, Kafka
-from tests.support.klog import klog_command
-from tests.support.secure_kafka import tls_properties
-from tests.support.tools import kcat_path
+from tests.support.clients.klog import klog_command
+from tests.support.clients.tools import kcat_path
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.certificates import make_certificates
+from tests.support.servers.kafka import HOST, Kafka
+from tests.support.servers.secure_kafka import tls_properties
 from tests.ui.browser import Browser, chromium
 from tests.ui.support import Page, serving
 

@@ -13,7 +13,7 @@ import spark_klog
 from benchmarks.clients import in_turn, rate_of
 from benchmarks.data import PARTITIONS, RECORD_SIZE, produce
 from benchmarks.figures import Bench, Result, Work
-from tests.support.kafka import Kafka
+from tests.support.servers.kafka import Kafka
 
 _TOPIC = "bench"
 _SECONDS = 600.0

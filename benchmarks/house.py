@@ -45,7 +45,7 @@ from spark_klog.broker.net.server import run
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.client import Admin, Consumer, NewTopic, Producer
 from spark_klog.spark.read.source import KlogDataSource
-from tests.support.kafka import free_port
+from tests.support.servers.kafka import free_port
 
 _ROOT = Path(spark_klog.__file__).parent
 _ROWS, _RECORDS = 100, 3000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.record_batches import take_turns
-from tests.support.wheel import build_wheel, fresh_environment, site_packages
+from tests.support.packages.wheel import build_wheel, fresh_environment, site_packages
 
 _REPEAT = 10
 _SECONDS = 120

@@ -33,7 +33,7 @@ from spark_klog.records.formats.batch import check_crc, iter_batches
 from spark_klog.records.formats.batch_v2 import HEADER_SIZE, BatchHeader, body, build_batch
 from spark_klog.wire.codecs import CODECS as CODEC_TABLE, Codec, codec_by_name
 from spark_klog.wire.primitives import Buffer
-from tests.support.kafka import Kafka
+from tests.support.servers.kafka import Kafka
 
 #: (codec, batches, records per batch): batches of about 64 KB, and of 16 KB (Kafka's default batch.size); 8 MB of
 #: records, as in one fetch.

@@ -38,8 +38,8 @@ from spark_klog.schemas.registry.client import RegistryClient
 from spark_klog.schemas.registry.schemas import Schema
 from spark_klog.schemas.registry.settings import registry_config
 from tests.jobs.support import BATCH_LOAD, spark_submit
-from tests.support.kafka import Kafka
-from tests.support.pyspark_versions import child_environment
+from tests.support.servers.kafka import Kafka
+from tests.support.spark.pyspark_versions import child_environment
 
 _SIZE = 1024
 #: With --records 4,000,000, 10 GiB are read.

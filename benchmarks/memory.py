@@ -16,7 +16,7 @@ from benchmarks.record_batches import record_batches
 from benchmarks.sides import SideFailed, recorded
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from tests.support.pyspark_versions import child_environment
+from tests.support.spark.pyspark_versions import child_environment
 
 _FETCH = 8 * 1024 * 1024
 _FETCHED = 1024 * 1024 * 1024

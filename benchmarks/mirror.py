@@ -24,9 +24,9 @@ from spark_klog.protocol.codec import decode_response, encode_request
 from spark_klog.records.formats.batch import iter_batches, next_offset_after
 from spark_klog.records.formats.batch_v2 import set_produced
 from spark_klog.wire.primitives import SIZE
-from tests.support.kafka import kafka_libs
-from tests.support.klog import klog_command
-from tests.support.mirror_maker import mirror_maker, mirror_maker_libs
+from tests.support.clients.klog import klog_command
+from tests.support.servers.kafka import kafka_libs
+from tests.support.servers.mirror_maker import mirror_maker, mirror_maker_libs
 
 log = logging.getLogger(__name__)
 _FETCH, _PRODUCE = 4, 3

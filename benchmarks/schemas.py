@@ -24,8 +24,8 @@ from spark_klog.schemas.avro.schema import parse_schema
 from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
 from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
 from spark_klog.schemas.json_schema.schema import parse_schema as parse_json_schema
-from tests.support.jvm_connector import spark_artifact
-from tests.support.pyspark_versions import WITH_CONNECTOR, with_connector
+from tests.support.spark.jvm_connector import spark_artifact
+from tests.support.spark.pyspark_versions import WITH_CONNECTOR, with_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

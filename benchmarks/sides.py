@@ -19,8 +19,8 @@ from typing import IO, Any
 from benchmarks.data import PARTITIONS, RECORD_SIZE
 from benchmarks.figures import Bench, Result, Side
 from benchmarks.machine import ROOT
-from tests.support.jvm_connector import connector_jars
-from tests.support.pyspark_versions import WITH_CONNECTOR, child_environment, with_connector
+from tests.support.spark.jvm_connector import connector_jars
+from tests.support.spark.pyspark_versions import WITH_CONNECTOR, child_environment, with_connector
 
 log = logging.getLogger(__name__)
 

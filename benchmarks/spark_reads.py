@@ -26,7 +26,7 @@ from benchmarks.sides import (
     recorded,
     topic_options,
 )
-from tests.support.kafka import Kafka
+from tests.support.servers.kafka import Kafka
 
 CODECS = ("none", "lz4")
 

@@ -19,7 +19,7 @@ from benchmarks.figures import Bench, Result, Side, Work, latencies
 from benchmarks.machine import processor_time
 from benchmarks.sides import NO_OP, SideFailed, SparkSide, alternate, beside_jvm, klog_side, no_op_side, recorded
 from spark_klog.records.formats.batch import iter_batches
-from tests.support.kafka import Kafka
+from tests.support.servers.kafka import Kafka
 
 _CODECS = ("lz4", "none", "snappy", "gzip")
 #: For both sides, so that the connector makes large batches, too.

@@ -25,9 +25,9 @@ from spark_klog.schemas.prefix import id_prefix
 from spark_klog.schemas.registry.client import RegistryClient
 from spark_klog.schemas.registry.schemas import Schema
 from spark_klog.schemas.registry.settings import registry_config
-from tests.support.jvm_connector import connector_jars
-from tests.support.kafka import Kafka
-from tests.support.spark_tables import table_python, table_settings
+from tests.support.servers.kafka import Kafka
+from tests.support.spark.jvm_connector import connector_jars
+from tests.support.spark.spark_tables import table_python, table_settings
 
 _CATALOG, _NAMESPACE = "bench", "web"
 #: With --records 4,000,000: 1,000,000 changes of 100,000 keys, in ten micro-batches.

@@ -29,9 +29,9 @@ from benchmarks.sides import (
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.schemas.prefix import id_prefix
-from tests.support.jvm_connector import connector_jars, spark_artifact
-from tests.support.kafka import Kafka
-from tests.support.pyspark_versions import with_connector
+from tests.support.servers.kafka import Kafka
+from tests.support.spark.jvm_connector import connector_jars, spark_artifact
+from tests.support.spark.pyspark_versions import with_connector
 
 _TOPIC = "orders"
 _SUBJECT = f"{_TOPIC}-value"

@@ -19,14 +19,14 @@ from _pytest.terminal import TerminalReporter
 
 from spark_klog.broker.faults import Fault
 from spark_klog.embedded import EmbeddedCluster
-from tests.support.certificates import Certificates, make_certificates
-from tests.support.compiling import compile_share
-from tests.support.failures import Failures
-from tests.support.kafka import WORKERS
-from tests.support.registries import RegistryUnreachable
-from tests.support.shared_kafka import Direct, KafkasOfRun, OfMainProcess, SharedKafkas
-from tests.support.spark_home import spark_variables
-from tests.support.wheel import wheel_of_run
+from tests.support.packages.registries import RegistryUnreachable
+from tests.support.packages.wheel import wheel_of_run
+from tests.support.runs.compiling import compile_share
+from tests.support.runs.failures import Failures
+from tests.support.servers.certificates import Certificates, make_certificates
+from tests.support.servers.kafka import WORKERS
+from tests.support.servers.shared_kafka import Direct, KafkasOfRun, OfMainProcess, SharedKafkas
+from tests.support.spark.spark_home import spark_variables
 
 # A sandbox may have no resolvable host name.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -74,7 +74,7 @@ def _configure_main_process(config: pytest.Config) -> None:
     failures = config.stash[_failures] = Failures(config, kafkas.folders, _folders_of)
     config.pluginmanager.register(failures)
     if config.getoption("--record-seconds"):
-        from tests.support.schedule import Recorder
+        from tests.support.runs.schedule import Recorder
 
         config.pluginmanager.register(Recorder())
 
@@ -103,7 +103,7 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     try:
-        from tests.support.schedule import scheduler
+        from tests.support.runs.schedule import scheduler
     except ImportError:
         return None  # another xdist: its own
     return scheduler(config, log)

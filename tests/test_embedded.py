@@ -20,8 +20,8 @@ from spark_klog import embedded
 from spark_klog.broker.faults import Drop, Fault
 from spark_klog.embedded import ClusterStartError, EmbeddedCluster
 from spark_klog.errors import ConfigError, DataDirectoryError
-from tests.support.kafka import free_port
-from tests.support.klog import klog_command, klog_refusal
+from tests.support.clients.klog import klog_command, klog_refusal
+from tests.support.servers.kafka import free_port
 from tests.support.waiting import wait_until
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support import schedule
 from tests.support.processes import kill, tree_of
-from tests.support.schedule import LongestFirst
+from tests.support.runs import schedule
+from tests.support.runs.schedule import LongestFirst
 from tests.support.waiting import wait_until
 
 _ROOT = Path(__file__).parent.parent
 _CONFTEST = """
 from pathlib import Path
 import tests.conftest
-from tests.support import kafka, shared_kafka
+from tests.support.servers import kafka, shared_kafka
 
 tests.conftest._LOGS = Path(__file__).parent / "logs"
 

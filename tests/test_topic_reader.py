@@ -34,12 +34,12 @@ from spark_klog.errors import (
     RequestTimedOut,
     StartAfterEnd,
 )
-from tests.support.faults import error, silent, sound
-from tests.support.kafka import NEWEST
-from tests.support.scripted_broker import ScriptedCluster
-from tests.support.servers import serving
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.topics import make_topic
+from tests.support.brokers.faults import error, silent, sound
+from tests.support.brokers.scripted_broker import ScriptedCluster
+from tests.support.clients.topics import make_topic
+from tests.support.servers.any_broker import serving
+from tests.support.servers.kafka import NEWEST
+from tests.support.servers.shared_kafka import SharedKafkas
 
 PARTITIONS = 3
 RECORDS = 3000

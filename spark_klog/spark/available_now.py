@@ -2,9 +2,9 @@
 
 Spark takes the first latest offset of a run as its end, and tells no source in Python which trigger it is. So a limit
 cuts each run short. The source notes in the offsets of a run's first micro-batch up to where its partitions went on
-then (`groups.checkpoint.with_left`): they come back in the query's progress, and say how far the next runs have to read.
-A run that finds a micro-batch that is planned and not done repeats it, and ends without a look at what is there: its
-note is of the run that failed.
+then (`groups.checkpoint.with_left`): they come back in the query's progress, and say how far the next runs have to
+read. A run that finds a micro-batch that is planned and not done repeats it, and ends without a look at what is there:
+its note is of the run that failed.
 """
 
 from __future__ import annotations

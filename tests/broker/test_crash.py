@@ -22,10 +22,10 @@ from spark_klog.client.offsets import offset_range
 from spark_klog.client.producer.producer import Producer as OurProducer
 from spark_klog.errors import ConnectionFailed, OffsetOutOfRange, RequestTimedOut
 from spark_klog.records.contract import Record
-from tests.support.batches import read_records
-from tests.support.broker import KlogBroker, broker_command, refusal
-from tests.support.kafka import HOST, free_port
-from tests.support.tools import kcat
+from tests.support.brokers.batches import read_records
+from tests.support.clients.tools import kcat
+from tests.support.servers.broker import KlogBroker, broker_command, refusal
+from tests.support.servers.kafka import HOST, free_port
 
 _KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "4"))
 

@@ -19,12 +19,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from spark_klog.records.formats.batch import iter_batches
-from tests.support.batches import read_records
-from tests.support.broker import KlogBroker
-from tests.support.history import History, Outcome
-from tests.support.log_checker import Kind, anomalies
-from tests.support.log_mutations import MUTATIONS
-from tests.support.recording_clients import (
+from tests.support.brokers.batches import read_records
+from tests.support.checker.history import History, Outcome
+from tests.support.checker.log_checker import Kind, anomalies
+from tests.support.checker.log_mutations import MUTATIONS
+from tests.support.checker.recording_clients import (
     PARTITIONS,
     Client,
     IdempotentClient,
@@ -32,6 +31,7 @@ from tests.support.recording_clients import (
     TransactionalClient,
     read_finally,
 )
+from tests.support.servers.broker import KlogBroker
 
 _IS_SOAK = "SPARK_KLOG_KILLS" in os.environ
 _RUNS, _RUN_SECONDS = (10, 60) if _IS_SOAK else (1, 5)

@@ -20,15 +20,15 @@ from confluent_kafka.cimpl import NewTopic
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.file_system import FileSystem
-from tests.support.batches import make_batch
-from tests.support.broker import KlogBroker
-from tests.support.compaction_logs import dumped_with_holes
-from tests.support.dump import dump_files
-from tests.support.kafka import NEWEST, Kafka, Version
-from tests.support.loop_broker import running, send
-from tests.support.raw_client import RawClient
-from tests.support.tools import kcat
-from tests.support.topics import learn_topic
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.compaction_logs import dumped_with_holes
+from tests.support.brokers.loop_broker import running, send
+from tests.support.brokers.raw_client import RawClient
+from tests.support.clients.dump import dump_files
+from tests.support.clients.tools import kcat
+from tests.support.clients.topics import learn_topic
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.kafka import NEWEST, Kafka, Version
 from tests.support.waiting import wait_until
 
 Line = tuple[int, str, "str | None"]

@@ -10,9 +10,9 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
-from tests.support.history import History, Outcome, Read, Seen, Sent, Write
-from tests.support.log_checker import Anomaly, Kind, anomalies
-from tests.support.log_mutations import MUTATIONS, Planted
+from tests.support.checker.history import History, Outcome, Read, Seen, Sent, Write
+from tests.support.checker.log_checker import Anomaly, Kind, anomalies
+from tests.support.checker.log_mutations import MUTATIONS, Planted
 
 _PARTITIONS = 2
 

@@ -14,13 +14,13 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from spark_klog.protocol.apis import DESCRIBE_GROUPS, FETCH, JOIN_GROUP, PRODUCE
 from spark_klog.protocol.codec import decode_response, encode_request
-from tests.support.batches import make_batch
-from tests.support.broker import KlogBroker, broker_command
-from tests.support.certificates import make_certificates, trusting
-from tests.support.kafka import HOST, free_port
-from tests.support.raw_client import RawClient
-from tests.support.secure_broker import SecureBroker
-from tests.support.tools import kcat
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.raw_client import RawClient
+from tests.support.clients.tools import kcat
+from tests.support.servers.broker import KlogBroker, broker_command
+from tests.support.servers.certificates import make_certificates, trusting
+from tests.support.servers.kafka import HOST, free_port
+from tests.support.servers.secure_broker import SecureBroker
 from tests.support.waiting import wait_until
 
 #: Longer than a stop waits for requests under way (5 s), shorter than a fetch or a member waits.

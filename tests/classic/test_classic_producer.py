@@ -14,7 +14,7 @@ from spark_klog.classic.producer import hash_partitioner, random_partitioner, st
 from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ConnectionFailed, ProducerClosed, QueueFull
-from tests.support.kafka import HOST, free_port
+from tests.support.servers.kafka import HOST, free_port
 from tests.support.waiting import wait_until
 
 

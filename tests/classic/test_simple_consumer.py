@@ -18,10 +18,10 @@ from spark_klog.errors import (
     RecordTooLarge,
     UnsupportedVersionError,
 )
-from tests.support.kafka import HOST, NEWEST, free_port
-from tests.support.servers import serving
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.shared_tree import create_topic
+from tests.support.servers.any_broker import serving
+from tests.support.servers.kafka import HOST, NEWEST, free_port
+from tests.support.servers.shared_kafka import SharedKafkas
+from tests.support.servers.shared_tree import create_topic
 from tests.support.waiting import wait_until
 
 #: Topics of this module only, since the brokers are shared.

@@ -9,9 +9,9 @@ import pytest
 from kazoo.client import KazooClient
 
 from tests.cli.place import NO_DELAY, Place
-from tests.support.broker import KlogBroker
-from tests.support.kafka import ZooKeeperServer
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.kafka import ZooKeeperServer
+from tests.support.servers.shared_kafka import SharedKafkas
 
 
 @pytest.fixture(

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 from spark_klog import __version__
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.records import kernels
-from tests.support.klog import klog, klog_command, klog_refusal
-from tests.support.topics import make_topic
+from tests.support.clients.klog import klog, klog_command, klog_refusal
+from tests.support.clients.topics import make_topic
 
 
 def topics(servers: str) -> set[str]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from spark_klog.cli.clusters import ChosenCluster
-from tests.support.certificates import make_certificates
-from tests.support.klog import klog
-from tests.support.secure_broker import PASSWORDS, SecureBroker
+from tests.support.clients.klog import klog
+from tests.support.servers.certificates import make_certificates
+from tests.support.servers.secure_broker import PASSWORDS, SecureBroker
 
 
 @pytest.fixture(scope="module")

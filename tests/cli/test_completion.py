@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.klog import klog, klog_refusal
+from tests.support.clients.klog import klog, klog_refusal
 
 _LINE = """
 eval "$(klog completion bash)"

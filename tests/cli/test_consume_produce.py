@@ -28,12 +28,12 @@ from spark_klog.client.places import OffsetSpec
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.protocol.tables.records import LATEST
 from tests.cli.place import NO_DELAY
-from tests.support.broker import KlogBroker
-from tests.support.kafka import Kafka
-from tests.support.klog import klog_bytes, klog_command
-from tests.support.scripted_broker import ScriptedCluster
-from tests.support.tools import kcat
-from tests.support.topics import make_topic
+from tests.support.brokers.scripted_broker import ScriptedCluster
+from tests.support.clients.klog import klog_bytes, klog_command
+from tests.support.clients.tools import kcat
+from tests.support.clients.topics import make_topic
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.kafka import Kafka
 
 _FIELDS = r"%t %p %o %k|%K %s|%S %h %T\n"
 

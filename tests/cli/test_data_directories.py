@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import KlogBroker
-from tests.support.klog import klog, klog_command, klog_refusal
-from tests.support.tools import kcat
+from tests.support.clients.klog import klog, klog_command, klog_refusal
+from tests.support.clients.tools import kcat
+from tests.support.servers.broker import KlogBroker
 
 _SEGMENT = f"{0:020}"
 

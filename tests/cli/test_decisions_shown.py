@@ -22,8 +22,8 @@ from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decis
 from spark_klog.spark.write.exactly_once import DecidedButAborted, Decision, Ended, Transaction
 from spark_klog.spark.write.exactly_once_driver import Claimed, claim
 from tests.spark.support import create_topic, wait_for
-from tests.support.klog import klog, klog_lines, klog_refusal
-from tests.support.transactional.readers import by_confluent
+from tests.support.clients.klog import klog, klog_lines, klog_refusal
+from tests.support.clients.transactional.readers import by_confluent
 
 _STATE = "__transaction_state"
 

@@ -22,12 +22,12 @@ from spark_klog.cli import doctor
 from spark_klog.cli.main import main
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import ROOT
-from tests.support.broker import KlogBroker
-from tests.support.certificates import make_certificates
-from tests.support.kafka import HOST, free_port
-from tests.support.klog import klog
-from tests.support.secure_broker import PASSWORDS, SecureBroker
-from tests.support.wheel import copied_checkout
+from tests.support.clients.klog import klog
+from tests.support.packages.wheel import copied_checkout
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.certificates import make_certificates
+from tests.support.servers.kafka import HOST, free_port
+from tests.support.servers.secure_broker import PASSWORDS, SecureBroker
 
 pytestmark = pytest.mark.usefixtures("logging_kept")
 

@@ -19,8 +19,8 @@ from kazoo.client import KazooClient
 from spark_klog.client import Admin
 from tests.cli.place import Place, only_ours
 from tests.spark.support import Sent, create_topic, produce
-from tests.support.consumer_groups import seen_by_kafka
-from tests.support.klog import klog, klog_command, klog_lines, klog_refusal
+from tests.support.clients.consumer_groups import seen_by_kafka
+from tests.support.clients.klog import klog, klog_command, klog_lines, klog_refusal
 
 MINUTE = 60_000
 

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from spark_klog.cli.main import main
-from tests.support.klog import klog, klog_refusal
+from tests.support.clients.klog import klog, klog_refusal
 
 #: The end of a command within a line: an operator of the shell, or the gap before a description.
 _END = re.compile(r"\s[|>&;<]|\s{3,}")

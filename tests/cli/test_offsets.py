@@ -13,8 +13,8 @@ from kazoo.client import KazooClient
 
 from tests.cli.place import Place, only_ours
 from tests.spark.support import Group, Sent, create_topic, produce
-from tests.support.consumer_groups import seen_by_kafka
-from tests.support.klog import klog, klog_lines, klog_refusal
+from tests.support.clients.consumer_groups import seen_by_kafka
+from tests.support.clients.klog import klog, klog_lines, klog_refusal
 
 DAY = 86_400_000
 START = 1_700_000_000_000  # 2023-11-14T22:13:20Z

@@ -13,8 +13,8 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.registry.differences import Change, changes, in_words
 from spark_klog.schema_registry import SchemaRegistry
+from tests.support.clients.klog import klog_bytes
 from tests.support.clients.srfake import serving_srfake
-from tests.support.klog import klog_bytes
 
 _LINE = {"type": "record", "name": "Line", "fields": [{"name": "price", "type": "double"}]}
 _FIELDS: list[dict[str, Any]] = [

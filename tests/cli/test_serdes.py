@@ -24,8 +24,8 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.security.config import Settings
-from tests.support.klog import klog_bytes
-from tests.support.tools import kcat
+from tests.support.clients.klog import klog_bytes
+from tests.support.clients.tools import kcat
 
 _FIELDS = [
     {"name": "id", "type": "long"},

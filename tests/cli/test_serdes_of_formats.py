@@ -16,7 +16,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.schema_registry import SchemaRegistry
 from tests.schemas.protobuf.support import WIDE, message_class, order, schema
-from tests.support.klog import klog_bytes
+from tests.support.clients.klog import klog_bytes
 
 
 @pytest.fixture(scope="module")

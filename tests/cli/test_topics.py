@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.support.broker import KlogBroker
-from tests.support.java_tools import JavaTools
-from tests.support.kafka import Kafka
-from tests.support.klog import klog
+from tests.support.clients.klog import klog
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.java_tools import JavaTools
+from tests.support.servers.kafka import Kafka
 
 
 @pytest.fixture(

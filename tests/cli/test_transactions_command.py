@@ -22,12 +22,12 @@ from spark_klog.spark.write.decisions.decision_place import stream_key
 from spark_klog.spark.write.decisions.entries import Identity
 from spark_klog.spark.write.exactly_once import Claim, Decision, Entry, Transaction
 from tests.spark.support import create_topic, wait_for
-from tests.support.java_tools import JavaTools
-from tests.support.kafka import NEWEST, Kafka
-from tests.support.klog import klog, klog_command, klog_lines, klog_refusal
-from tests.support.servers import serving
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.transactional.readers import by_confluent
+from tests.support.clients.klog import klog, klog_command, klog_lines, klog_refusal
+from tests.support.clients.transactional.readers import by_confluent
+from tests.support.servers.any_broker import serving
+from tests.support.servers.java_tools import JavaTools
+from tests.support.servers.kafka import NEWEST, Kafka
+from tests.support.servers.shared_kafka import SharedKafkas
 
 _SECONDS = 60
 _STATE = "__transaction_state"

@@ -1,3 +1,3 @@
-from tests.support.admins import admin, server, theirs
+from tests.support.clients.admins import admin, server, theirs
 
 __all__ = ["admin", "server", "theirs"]

@@ -34,7 +34,7 @@ from spark_klog.errors import (
     UnsupportedVersionError,
 )
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
-from tests.support.faults import (
+from tests.support.brokers.faults import (
     Fault,
     cut,
     double,
@@ -51,8 +51,8 @@ from tests.support.faults import (
     throttled,
     top_error,
 )
-from tests.support.kafka_python_wire import Message, read_records
-from tests.support.scripted_broker import ScriptedCluster
+from tests.support.brokers.kafka_python_wire import Message, read_records
+from tests.support.brokers.scripted_broker import ScriptedCluster
 
 T0, T1 = ("t", 0), ("t", 1)
 VALUES = [b"a", b"b", b"c"]

@@ -14,7 +14,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ConfigError, ConnectionFailed, DecodeError, KlogError, UnsupportedVersionError
 from spark_klog.wire.http import HttpThread, Request, Response, refusal
-from tests.support.kafka import HOST, free_port
+from tests.support.servers.kafka import HOST, free_port
 
 #: Maps the bytes of a request's frame to those of the response; None closes the connection.
 Answer = Callable[[bytes], "bytes | None"]

@@ -23,11 +23,11 @@ from spark_klog.errors import ConfigError, ErrorCode, OffsetOutOfRange, Protocol
 from spark_klog.protocol.apis import LIST_OFFSETS
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import AbortedTransactions
-from tests.support.batches import read_records
-from tests.support.broker import KlogBroker
-from tests.support.kafka import NEWEST, OTHERS_OF_KRAFT, Kafka
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.topics import create_topic, delete_topic, list_topics
+from tests.support.brokers.batches import read_records
+from tests.support.clients.topics import create_topic, delete_topic, list_topics
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.kafka import NEWEST, OTHERS_OF_KRAFT, Kafka
+from tests.support.servers.shared_kafka import SharedKafkas
 from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -11,8 +11,8 @@ import pytest
 
 from spark_klog.client import Admin, Consumer, GroupMetadata, Producer
 from spark_klog.errors import CommitFailed, ConfigError, ErrorCode, ProtocolError
-from tests.support.broker import KlogBroker
-from tests.support.consumers import SECONDS, Server
+from tests.support.clients.consumers import SECONDS, Server
+from tests.support.servers.broker import KlogBroker
 
 _RULE = "1 to 249 of a-z A-Z 0-9 . _ - are allowed"
 _ILLEGAL = ("bad name!", "a/b", "..", "x" * 250)

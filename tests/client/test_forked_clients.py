@@ -20,9 +20,9 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import AdminClosed, ConsumerClosed, ForkedClient, KlogError, ProducerClosed
 from spark_klog.trees.opening import open_tree
-from tests.support.certificates import Certificates
-from tests.support.secure_broker import SecureBroker
-from tests.support.topics import create_topic
+from tests.support.clients.topics import create_topic
+from tests.support.servers.certificates import Certificates
+from tests.support.servers.secure_broker import SecureBroker
 
 SECONDS = 30.0
 #: What forking does in a process with threads is the test.

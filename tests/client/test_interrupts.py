@@ -24,7 +24,7 @@ from spark_klog.client import Admin, Consumer, Delivery, Producer
 from spark_klog.client.producer.transactions import State
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CallInterrupted, InvalidTransactionState, KlogError, ProducerClosed
-from tests.support.interrupts import Signal, signalled
+from tests.support.checker.interrupts import Signal, signalled
 
 _log = logging.getLogger(__name__)
 _SECONDS = float(os.environ.get("SPARK_KLOG_INTERRUPT_SECONDS", "0.7"))

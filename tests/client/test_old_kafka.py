@@ -23,10 +23,10 @@ from spark_klog.errors import ErrorCode, OffsetOutOfRange, ProtocolError, Unsupp
 from spark_klog.protocol.apis import FETCH, PRODUCE
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
-from tests.support.batches import read_records
-from tests.support.kafka import Kafka
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.topics import create_topic, delete_topic, list_topics
+from tests.support.brokers.batches import read_records
+from tests.support.clients.topics import create_topic, delete_topic, list_topics
+from tests.support.servers.kafka import Kafka
+from tests.support.servers.shared_kafka import SharedKafkas
 
 CODECS = ("none", "gzip", "snappy", "lz4")
 NOW = 1_700_000_000_000

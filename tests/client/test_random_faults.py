@@ -19,9 +19,9 @@ from spark_klog.client.offsets import GroupOffsets, list_offsets
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ErrorCode, KlogError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
-from tests.support import faults
-from tests.support.kafka_python_wire import read_records
-from tests.support.scripted_broker import ScriptedCluster
+from tests.support.brokers import faults
+from tests.support.brokers.kafka_python_wire import read_records
+from tests.support.brokers.scripted_broker import ScriptedCluster
 
 _APIS = (
     "ApiVersions",

@@ -16,10 +16,10 @@ from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import client_config, without_effect
 from spark_klog.errors import ConfigError, ErrorCode, RecordTooLargeToSend, RequestTimedOut
-from tests.support.faults import error
-from tests.support.kafka_python_wire import read_records
-from tests.support.model_cluster import Fate, ModelCluster
-from tests.support.scripted_broker import ScriptedCluster
+from tests.support.brokers.faults import error
+from tests.support.brokers.kafka_python_wire import read_records
+from tests.support.brokers.model_cluster import Fate, ModelCluster
+from tests.support.brokers.scripted_broker import ScriptedCluster
 
 #: Rejected, as the client would do something else than the setting asks for.
 REFUSED = {"config.providers"}

@@ -12,7 +12,7 @@ from spark_klog.trees.files import FileTree
 from spark_klog.trees.memory import MemoryTree
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.tree import Tree
-from tests.support.kafka import ZooKeeperServer
+from tests.support.servers.kafka import ZooKeeperServer
 from tests.support.trees import ARROW_KINDS, EPHEMERAL_KINDS, FastArrowFiles, Open, RigidFileSystem
 
 

@@ -18,8 +18,8 @@ import pytest
 from spark_klog.errors import DirectoryError
 from spark_klog.trees import zookeeper as zookeeper_module
 from spark_klog.trees.zookeeper import Operation, ZooKeeperTree
-from tests.support.kafka import HOST, ZooKeeperServer, free_port
-from tests.support.tcp_proxy import TcpProxy
+from tests.support.brokers.tcp_proxy import TcpProxy
+from tests.support.servers.kafka import HOST, ZooKeeperServer, free_port
 from tests.support.trees import SECONDS, expire
 from tests.support.waiting import wait_until
 

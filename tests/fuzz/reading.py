@@ -91,6 +91,6 @@ def _check_same(one: Read, other: Read) -> None:
     """Compare buffers; if they differ, the columns must still be equal for Arrow."""
     assert (one.is_refused, one.bad) == (other.is_refused, other.bad)
     if [buffers(columns) for columns in one.columns] != [buffers(columns) for columns in other.columns]:
-        from tests.support.record_model import to_lists
+        from tests.support.checker.record_model import to_lists
 
         assert [to_lists(columns) for columns in one.columns] == [to_lists(columns) for columns in other.columns]

@@ -13,7 +13,7 @@ from spark_klog.records.formats.batch_v2 import BatchHeader, body, build_batch
 from spark_klog.records.formats.message_set import build_message, build_message_set, inner_set, key_and_value
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.codecs import CODECS, codec_by_id
-from tests.support import log_07
+from tests.support.brokers import log_07
 
 from .avro_rows import avro_seeds
 from .envelope import Mode, varint

@@ -26,7 +26,7 @@ from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.formats.message_07 import check_crc_07, iter_messages_07, records_07
 from spark_klog.records.reading.reader import AbortedTransactions, records_of, visible_batches
 from spark_klog.wire.codecs import codec_by_id
-from tests.support.batches import read_records
+from tests.support.brokers.batches import read_records
 
 from .avro_rows import check
 from .codec_data import MAX_INFLATED, MEND, ORACLES

@@ -52,10 +52,10 @@ from tests.jobs.support import (
 from tests.jobs.truth import Truth, check_each_once, reported, zookeeper_offsets
 from tests.load.support import Killed, die, failing, run
 from tests.spark.support import Sent, create_topic, produce, values
-from tests.support.certificates import make_certificates
-from tests.support.kafka import free_port
 from tests.support.processes import kill, named
-from tests.support.secure_broker import PASSWORDS, SecureBroker
+from tests.support.servers.certificates import make_certificates
+from tests.support.servers.kafka import free_port
+from tests.support.servers.secure_broker import PASSWORDS, SecureBroker
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(900)

@@ -17,9 +17,9 @@ import pytest
 
 from spark_klog.base.extras import EXTRAS, NEWEST_TESTED, is_untested
 from tests.jobs.support import ROOT
-from tests.support import conda
-from tests.support.registries import download
-from tests.support.wheel import fresh_environment, pip_of, site_packages
+from tests.support.packages import conda
+from tests.support.packages.registries import download
+from tests.support.packages.wheel import fresh_environment, pip_of, site_packages
 
 _SECONDS = 300
 #: As `du -m` counts, with pip's .pyc files.

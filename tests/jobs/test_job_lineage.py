@@ -13,7 +13,7 @@ from spark_klog.lineage.datasets import kafka_namespace
 from spark_klog.lineage.events import job_name
 from tests.jobs.support import DONE, NOTHING_NEW, Driver, Load
 from tests.spark.support import create_topic, produce, values
-from tests.support.openlineage import check_event
+from tests.support.servers.openlineage import check_event
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.registries import download
-from tests.support.wheel import build_wheel
+from tests.support.packages.registries import download
+from tests.support.packages.wheel import build_wheel
 
 #: zig is a C compiler with the libraries of its targets, in a wheel; macholib reads what it makes.
 _TOOLS = ("ziglang==0.17.*", "macholib==1.16.*")

@@ -19,9 +19,9 @@ from spark_klog.errors import ConfigError
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.settings import MirrorSettings
 from tests.jobs.support import ROOT, environment, spark_submit
-from tests.support.klog import klog_refusal
-from tests.support.mirrors import read_topic
-from tests.support.topics import make_topic
+from tests.support.clients.klog import klog_refusal
+from tests.support.clients.mirrors import read_topic
+from tests.support.clients.topics import make_topic
 
 _PARTITIONS = 5
 _SECONDS = 300.0

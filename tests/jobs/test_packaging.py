@@ -16,7 +16,7 @@ import pytest
 
 import spark_klog
 from tests.jobs.support import ROOT
-from tests.support.wheel import build_wheel
+from tests.support.packages.wheel import build_wheel
 
 _KERNELS = (
     "spark_klog/records/kernels/_kernel.",

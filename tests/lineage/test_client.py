@@ -14,7 +14,7 @@ from openlineage.client.transport import CompositeTransport, FileTransport, Http
 from spark_klog.errors import ConfigError, MissingPackage
 from spark_klog.lineage.client import open_client
 from spark_klog.lineage.emitter import Emitter
-from tests.support.openlineage import lineage_server
+from tests.support.servers.openlineage import lineage_server
 
 SPARK = "spark.openlineage.transport."
 

@@ -19,7 +19,7 @@ from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.lineage.emitter import Emitter
-from tests.support.openlineage import lineage_server
+from tests.support.servers.openlineage import lineage_server
 from tests.support.waiting import wait_until
 
 

@@ -14,7 +14,7 @@ from openlineage.client.naming.dataset import Kafka
 from spark_klog.lineage.datasets import DatasetUse, DatasetUses, folder_use, kafka_namespace, topic_uses
 from spark_klog.lineage.emitter import Emitter
 from spark_klog.lineage.events import JobSettings, RunEvents, RunState, ending, job_name, shown
-from tests.support.openlineage import check_event
+from tests.support.servers.openlineage import check_event
 
 RUN, PARENT, ROOT = (str(uuid4()) for _ in range(3))
 

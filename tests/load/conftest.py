@@ -10,8 +10,8 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load.journal import lease
 from tests.load.support import send_batch
 from tests.spark.support import create_topic, produce, values
-from tests.support.batches import walk
-from tests.support.s3_server import serving_s3
+from tests.support.brokers.batches import walk
+from tests.support.servers.s3_server import serving_s3
 
 #: Records per batch, number of batches, index of the corrupt batch.
 EACH, COUNT, CORRUPT = 20, 6, 2

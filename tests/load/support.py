@@ -23,8 +23,8 @@ from spark_klog.load.run import Loaded, LoadOptions, load
 from spark_klog.load.tasks import task
 from spark_klog.load.tasks.task import Job, run_task
 from spark_klog.spark.read import tasks as tasks_module
-from tests.support.batches import make_batch
-from tests.support.raw_client import RawClient
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.raw_client import RawClient
 
 #: The methods of a store that change it.
 CHANGES = ("write", "create", "put", "settle", "move", "remove")

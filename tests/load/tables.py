@@ -20,7 +20,7 @@ from pyiceberg.utils.config import Config
 
 from tests.load.buckets import bucket
 from tests.load.support import Place, expected
-from tests.support.spark_tables import Kind, SparkTables
+from tests.support.spark.spark_tables import Kind, SparkTables
 
 CATALOG = "tests"
 NAME = "db.clicks"

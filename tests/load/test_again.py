@@ -21,7 +21,7 @@ from spark_klog.load.planning import Limits
 from spark_klog.load.settings import WriteSettings
 from tests.load.support import Killed, by_duckdb, by_pyarrow, die, expected, failing, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce
-from tests.support.klog import klog
+from tests.support.clients.klog import klog
 
 _TIME = 1_700_002_800_000
 _EACH = 40

@@ -25,7 +25,7 @@ from spark_klog.load.journal.store import Store, open_store
 from spark_klog.load.journal.summary import Summary
 from tests.load.long_history import EACH, write_runs
 from tests.load.support import Killed, die, failing
-from tests.support.klog import klog
+from tests.support.clients.klog import klog
 
 
 def _names(output: Path) -> list[str]:

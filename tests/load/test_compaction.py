@@ -31,7 +31,7 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.load.verify import verify
 from tests.load.support import Killed, by_duckdb, by_pyarrow, die, expected, failing, kills, run
 from tests.spark.support import Sent, create_topic, delete_topic, produce, values
-from tests.support.klog import klog
+from tests.support.clients.klog import klog
 
 _TIME = 1_700_002_800_000
 _HOUR_MS = 3_600_000

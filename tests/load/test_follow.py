@@ -31,7 +31,7 @@ from spark_klog.load.journal.model import PartitionAudit
 from spark_klog.load.run import Loaded
 from tests.load.support import InProcess, by_duckdb, expected, run
 from tests.spark.support import create_topic, delete_records, produce, values
-from tests.support.kafka import free_port
+from tests.support.servers.kafka import free_port
 
 _SECONDS = 60
 

@@ -18,7 +18,7 @@ from spark_klog.load.lineage import with_lineage
 from spark_klog.load.run import Loaded, LoadOptions, load
 from tests.load.support import InProcess, by_pyarrow
 from tests.spark.support import create_topic, produce, values
-from tests.support.openlineage import LineageServer, check_event, lineage_server
+from tests.support.servers.openlineage import LineageServer, check_event, lineage_server
 
 Event = dict[str, Any]
 CONF = {"spark.app.name": "klog batch load"}

@@ -43,8 +43,8 @@ from tests.load.support import InProcess, Killed, by_duckdb, by_pyarrow, die, ex
 from tests.load.test_upserts import address_of, content, environment
 from tests.schemas.registry.asking import ask
 from tests.spark.support import Sent, create_topic, produce
-from tests.support.klog import klog
-from tests.support.mirrors import read_topic
+from tests.support.clients.klog import klog
+from tests.support.clients.mirrors import read_topic
 
 __all__ = ["environment"]
 

@@ -30,9 +30,9 @@ from spark_klog.load.tasks import task, time_limit
 from tests.load.conftest import CORRUPT, COUNT, EACH
 from tests.load.support import InProcess, by_duckdb, by_pyarrow, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, produce, values, wait_for
-from tests.support.kafka import NEWEST
-from tests.support.klog import klog
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.clients.klog import klog
+from tests.support.servers.kafka import NEWEST
+from tests.support.servers.shared_kafka import SharedKafkas
 
 _HOUR_MS = 3_600_000
 _TIME = 1_700_002_800_000  # 2023-11-14T23:00Z

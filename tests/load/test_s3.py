@@ -46,7 +46,7 @@ from tests.load.support import (
 )
 from tests.schemas.registry.asking import ask
 from tests.spark.support import Sent, create_topic, delete_records, produce, values
-from tests.support.kafka import free_port
+from tests.support.servers.kafka import free_port
 
 _HOST = "127.0.0.1"
 pytestmark = pytest.mark.usefixtures("short_leases")

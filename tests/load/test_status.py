@@ -15,7 +15,7 @@ from spark_klog.files.folder import LocalFolder
 from spark_klog.load.planning import Limits
 from tests.load.support import Killed, failing, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce
-from tests.support.klog import klog
+from tests.support.clients.klog import klog
 
 _HOUR_MS = 3_600_000
 _PNG = b"\x89PNG\r\n\x1a\n"

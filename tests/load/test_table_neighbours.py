@@ -28,7 +28,7 @@ from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
 from tests.load.support import InProcess, expected, run
 from tests.load.tables import CATALOG, NAME, Kind, Lake, check_each_once, make_lake, places
 from tests.spark.support import Sent, consume, create_topic, delete_records, delete_topic, produce, set_topic, values
-from tests.support.spark_tables import SparkTables
+from tests.support.spark.spark_tables import SparkTables
 
 _KINDS = pytest.mark.parametrize("kind", ["delta", "iceberg"])
 _SECONDS = 60

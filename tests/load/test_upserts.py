@@ -44,7 +44,7 @@ from tests.load.buckets import bucket
 from tests.load.change_source import KEYED, ROW, ChangeSource, offsets_of, rows_of
 from tests.load.support import Killed, die, failing, kills, run
 from tests.spark.support import Sent, consume, create_topic, produce, wait_for
-from tests.support.klog import klog
+from tests.support.clients.klog import klog
 
 FORMATS = ("delta", "iceberg")
 BY_ID = WriteSettings(schema=ROW, upsert_key="id")

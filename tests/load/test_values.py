@@ -34,10 +34,10 @@ from spark_klog.load.values import JsonParser, field_times, parse_schema, read_s
 from spark_klog.restore.restore import replay
 from tests.load.support import by_duckdb, run
 from tests.spark.support import Sent, create_topic, produce
-from tests.support.batches import make_batch
-from tests.support.klog import klog
-from tests.support.mirrors import read_topic
-from tests.support.raw_client import RawClient
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.raw_client import RawClient
+from tests.support.clients.klog import klog
+from tests.support.clients.mirrors import read_topic
 
 _TIME = 1_700_002_800_000  # 2023-11-14T23:00Z
 _HOUR_MS = 3_600_000

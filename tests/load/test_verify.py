@@ -23,7 +23,7 @@ from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.load.verify import OffsetSet, verify
 from tests.load.support import run
 from tests.spark.support import Sent, create_topic, delete_records, produce
-from tests.support.klog import klog
+from tests.support.clients.klog import klog
 from tests.tables.delta_vectors import delete_by_vector
 from tests.tables.iceberg_tables import Warehouse, delete_by_file
 

@@ -10,7 +10,7 @@ from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.records.formats.batch import read_header
 from tests.log.faulty_logs import NOW
-from tests.support.batches import make_batch, read_records
+from tests.support.brokers.batches import make_batch, read_records
 
 CONFIG = LogConfig(
     segment_bytes=1500,

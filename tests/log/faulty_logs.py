@@ -10,7 +10,7 @@ from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.records.formats.batch import read_header
 from tests.log.faulty_files import FaultyFiles
-from tests.support.batches import make_batch, walk
+from tests.support.brokers.batches import make_batch, walk
 
 FOLDER = Path("/data/t-0")
 NOW = 1_700_000_000_000

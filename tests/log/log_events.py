@@ -20,7 +20,8 @@ from spark_klog.log.partition_log import PartitionLog
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.faulty_logs import Clock
 from tests.log.model_checks import are_known
-from tests.support.log_model import (
+from tests.support.brokers.logs import add_log, append_of_client
+from tests.support.checker.log_model import (
     CONTROL,
     TRANSACTIONAL,
     Batch,
@@ -30,7 +31,6 @@ from tests.support.log_model import (
     marker_pair,
     stored,
 )
-from tests.support.logs import add_log, append_of_client
 
 DELETED, COMPACTED = ("deleted", 0), ("compacted", 0)
 #: Producer ids: none, idempotent ones, transactional ones.

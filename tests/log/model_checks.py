@@ -13,9 +13,9 @@ from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.partition_log import PartitionLog
 from tests.log.faulty_files import FaultyFiles
 from tests.log.faulty_logs import NOW
-from tests.support.batches import read_records, walk
-from tests.support.log_model import CONTROL, Batch, Derived, Model, committed_in, derive
-from tests.support.logs import searched
+from tests.support.brokers.batches import read_records, walk
+from tests.support.brokers.logs import searched
+from tests.support.checker.log_model import CONTROL, Batch, Derived, Model, committed_in, derive
 
 
 def served(log: PartitionLog) -> list[bytes]:

@@ -21,10 +21,10 @@ from spark_klog.log.segments.index import IndexMemory
 from tests.log.compacted_logs import CONFIG, Survivors, clean, fill, records
 from tests.log.faulty_files import Faults, FaultyFile, FaultyFiles, Killed
 from tests.log.faulty_logs import FOLDER, NOW, Clock, check_indexes, content
-from tests.support.batches import make_batch
-from tests.support.compaction_logs import dumped_with_holes
-from tests.support.kafka import NEWEST
-from tests.support.log_model import ABORT, COMMIT, CONTROL, TRANSACTIONAL, encoded, marker_pair
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.compaction_logs import dumped_with_holes
+from tests.support.checker.log_model import ABORT, COMMIT, CONTROL, TRANSACTIONAL, encoded, marker_pair
+from tests.support.servers.kafka import NEWEST
 
 BATCH = 130
 

@@ -15,8 +15,8 @@ from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.wire.codecs import codec_by_name
-from tests.support.batches import read_records
-from tests.support.compaction_logs import (
+from tests.support.brokers.batches import read_records
+from tests.support.brokers.compaction_logs import (
     ABORT,
     COMMIT,
     CONTROL,
@@ -33,8 +33,8 @@ from tests.support.compaction_logs import (
     marker,
     survivors,
 )
-from tests.support.kafka import NEWEST, Version
-from tests.support.record_model import Row
+from tests.support.checker.record_model import Row
+from tests.support.servers.kafka import NEWEST, Version
 
 FORMATS = [
     *((0, codec) for codec in ("none", "gzip", "snappy", "lz4")),

@@ -26,11 +26,11 @@ from spark_klog.records.formats.batch import Header, iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader, body
 from spark_klog.records.formats.message_set import inner_set
 from spark_klog.records.reading.reader import records_of
-from tests.support.compaction_logs import any_magic, survivors
-from tests.support.kafka import NEWEST, Kafka, Version
-from tests.support.logs import searched
-from tests.support.record_model import Row
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.brokers.compaction_logs import any_magic, survivors
+from tests.support.brokers.logs import searched
+from tests.support.checker.record_model import Row
+from tests.support.servers.kafka import NEWEST, Kafka, Version
+from tests.support.servers.shared_kafka import SharedKafkas
 
 pytestmark = [pytest.mark.peer]
 

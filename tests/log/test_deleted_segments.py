@@ -13,7 +13,7 @@ from spark_klog.log.partition_log import PartitionLog
 from tests.log.compacted_logs import CONFIG, clean, fill, records
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.faulty_logs import FOLDER, SMALL, Clock, batch_of, content, open_log
-from tests.support.producer_batches import batch, marker
+from tests.support.brokers.producer_batches import batch, marker
 
 DELAY_MS = 50
 

@@ -19,8 +19,8 @@ from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from spark_klog.log.tools.dump import Damage, Dumped, dump
-from tests.support.klog import klog
-from tests.support.log_07 import message as message_07
+from tests.support.brokers.log_07 import message as message_07
+from tests.support.clients.klog import klog
 
 DATA = Path(__file__).parent.parent / "data"
 NEW = DATA / "kafka-3.9.1"

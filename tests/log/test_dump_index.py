@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from spark_klog.log.partition_log import LogConfig, PartitionLog
-from tests.support.batches import make_batch
-from tests.support.dump import dump_files
-from tests.support.kafka import NEWEST
-from tests.support.klog import klog
+from tests.support.brokers.batches import make_batch
+from tests.support.clients.dump import dump_files
+from tests.support.clients.klog import klog
+from tests.support.servers.kafka import NEWEST
 
 TRANSACTIONS = Path(__file__).parent.parent / "data" / "kafka-3.9.1" / "logs" / "v2-transactions-0"
 _FIELD = re.compile(r"(\w+): (-?\d+)")

@@ -20,9 +20,9 @@ from spark_klog.log.segments.segment import segment_name
 from spark_klog.records.formats.batch import read_header
 from tests.log.faulty_files import Faults, FaultyFiles, Killed
 from tests.log.faulty_logs import FOLDER, NOW, SMALL, Clock, batch_of, check_indexes, content, open_log
-from tests.support.batches import make_batch
-from tests.support.log_model import stored
-from tests.support.logs import searched
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.logs import searched
+from tests.support.checker.log_model import stored
 
 #: With SPARK_KLOG_KILLS kill at every byte, in CI at every ninth.
 _STEP = 1 if "SPARK_KLOG_KILLS" in os.environ else 9

@@ -14,11 +14,11 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.tools.verify import verify
-from tests.support.batches import make_batch, read_records
-from tests.support.dump import DumpComplaint, dump_files, dump_log, dumped_batches, dumped_records
-from tests.support.kafka import NEWEST, Version
-from tests.support.logs import searched
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.brokers.batches import make_batch, read_records
+from tests.support.brokers.logs import searched
+from tests.support.clients.dump import DumpComplaint, dump_files, dump_log, dumped_batches, dumped_records
+from tests.support.servers.kafka import NEWEST, Version
+from tests.support.servers.shared_kafka import SharedKafkas
 
 pytestmark = pytest.mark.peer
 

@@ -33,8 +33,8 @@ from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records.contract import Record
 from tests.log.faulty_files import FaultyFiles
 from tests.log.faulty_logs import FOLDER
-from tests.support.batches import make_batch, read_records, walk
-from tests.support.logs import add_log, searched
+from tests.support.brokers.batches import make_batch, read_records, walk
+from tests.support.brokers.logs import add_log, searched
 
 GOLDEN = Path(__file__).parent.parent / "data" / "kafka-3.9.1"
 SMALL = LogConfig(segment_bytes=2000, index_interval_bytes=300)
@@ -356,7 +356,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
-from tests.support.batches import make_batch
+from tests.support.brokers.batches import make_batch
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
 log = PartitionLog(Path(sys.argv[1]), LogConfig(index_interval_bytes=100))
 for number in range(100):

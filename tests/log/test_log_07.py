@@ -14,8 +14,8 @@ from spark_klog.files.folder import LocalFolder
 from spark_klog.log.stored import partition_07
 from spark_klog.log.stored.partition_07 import NoMessageAtOffset, StoredPartition07
 from spark_klog.log.tools.upgrade import _old_log
-from tests.support.batches import read_records
-from tests.support.log_07 import GZIP, SNAPPY, compressed, message, write_log
+from tests.support.brokers.batches import read_records
+from tests.support.brokers.log_07 import GZIP, SNAPPY, compressed, message, write_log
 
 SETS = [
     [message(b"a", magic=0), message(b""), compressed([b"b", b"", b"c" * 1000], GZIP)],

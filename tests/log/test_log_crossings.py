@@ -24,8 +24,8 @@ from spark_klog.log.tools.verify import repair
 from spark_klog.records.reading.reader import ABORT
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.faulty_logs import FOLDER, SMALL, Clock, batch_of, content, open_log
-from tests.support.log_model import stored
-from tests.support.producer_batches import batch, marker
+from tests.support.brokers.producer_batches import batch, marker
+from tests.support.checker.log_model import stored
 
 
 @pytest.mark.parametrize("seed", range(6))

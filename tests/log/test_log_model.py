@@ -36,13 +36,13 @@ from tests.log.faulty_files import Faults
 from tests.log.faulty_logs import NOW, check_indexes
 from tests.log.log_events import COMPACTED, DELETED, IDEMPOTENT, NONE, TRANSACTIONS, LogEvents
 from tests.log.model_checks import check_after_damage, check_served, check_state, check_times
-from tests.support.log_model import (
+from tests.support.brokers.logs import append_of_client
+from tests.support.checker.log_model import (
     ABORT,
     COMMIT,
     TRANSACTIONAL,
     encoded,
 )
-from tests.support.logs import append_of_client
 
 SECONDS = float(os.environ.get("SPARK_KLOG_MODEL_SECONDS", "0"))
 #: One process searches this long, since its output is kept in memory.

@@ -17,8 +17,8 @@ from spark_klog.log.producer_state import ProducerBatch, ProducerEntry, Producer
 from spark_klog.wire.checksums import crc32c
 from tests.log.faulty_files import FaultyFiles
 from tests.log.faulty_logs import FOLDER, Clock
-from tests.support.log_model import ABORT, COMMIT
-from tests.support.producer_batches import TIME, batch, marker
+from tests.support.brokers.producer_batches import TIME, batch, marker
+from tests.support.checker.log_model import ABORT, COMMIT
 
 GOLDEN = Path(__file__).parent.parent / "data" / "kafka-3.9.1" / "logs" / "v2-transactions-0"
 

@@ -11,8 +11,8 @@ from kafka.record.default_records import DefaultRecordBatch
 from spark_klog.errors import DecodeError
 from spark_klog.log.compaction.passes import empty_batch, retain_records
 from spark_klog.records.formats.batch_v2 import HEADER_SIZE, BatchHeader, read_batch_header
-from tests.support.compaction_logs import batch_of_rows
-from tests.support.record_model import Row, encode_rows
+from tests.support.brokers.compaction_logs import batch_of_rows
+from tests.support.checker.record_model import Row, encode_rows
 
 NOW = 1_700_000_000_000
 ROWS = [Row(5, NOW, b"a", b"1"), Row(6, NOW - 7, b"b", None, (("h", None),)), Row(9, NOW + 7, None, b"")]

@@ -16,9 +16,9 @@ from spark_klog.log.producer_state import ProducerRefused
 from spark_klog.records.formats.batch_v2 import read_batch_header
 from tests.log.faulty_files import FaultyFiles
 from tests.log.faulty_logs import FOLDER, Clock
-from tests.support.log_model import COMMIT, TRANSACTIONAL
-from tests.support.logs import append_of_client
-from tests.support.producer_batches import TIME, batch, marker
+from tests.support.brokers.logs import append_of_client
+from tests.support.brokers.producer_batches import TIME, batch, marker
+from tests.support.checker.log_model import COMMIT, TRANSACTIONAL
 
 OUT_OF_ORDER, OLD_EPOCH = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH
 LAST = 0x7FFFFFFF

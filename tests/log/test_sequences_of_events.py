@@ -25,9 +25,9 @@ from spark_klog.records.reading.reader import ABORT, COMMIT
 from tests.log.compacted_logs import CONFIG, fill, records
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.faulty_logs import FOLDER, NOW, SMALL, Clock, batch_of, content, open_log
-from tests.support.batches import make_batch
-from tests.support.logs import add_log, searched
-from tests.support.producer_batches import batch, marker
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.logs import add_log, searched
+from tests.support.brokers.producer_batches import batch, marker
 
 COMPACTED = replace(CONFIG, segment_bytes=1000)
 

@@ -26,8 +26,8 @@ from spark_klog.records.reading.reader import AbortedTransactions, BadBatch
 from spark_klog.wire.checksums import crc32c
 from spark_klog.wire.codecs import codec_by_name
 from tests.log.memory_files import MemoryFiles
-from tests.support.batches import make_batch, read_records, walk
-from tests.support.log_07 import GZIP, message as message_07
+from tests.support.brokers.batches import make_batch, read_records, walk
+from tests.support.brokers.log_07 import GZIP, message as message_07
 
 GOLDEN = Path(__file__).parent.parent / "data"
 NOW = 1_700_000_000_000

@@ -20,8 +20,8 @@ from spark_klog.records.reading.reader import AbortedTransactions
 from tests.log.compacted_logs import CONFIG, Survivors, fill
 from tests.log.faulty_logs import NOW
 from tests.log.memory_files import MemoryFiles
-from tests.support.batches import read_records
-from tests.support.log_model import ABORT, CONTROL, TRANSACTIONAL, encoded, marker_pair
+from tests.support.brokers.batches import read_records
+from tests.support.checker.log_model import ABORT, CONTROL, TRANSACTIONAL, encoded, marker_pair
 
 
 class _Recording(FileSystem):

@@ -19,7 +19,7 @@ from spark_klog.log.file_system import FileSystem, Folder
 from spark_klog.log.partition_log import PartitionLog
 from tests.log.compacted_logs import CONFIG, fill, records
 from tests.log.faulty_logs import NOW
-from tests.support.log_model import ABORT, CONTROL, TRANSACTIONAL, encoded, marker_pair
+from tests.support.checker.log_model import ABORT, CONTROL, TRANSACTIONAL, encoded, marker_pair
 
 _Result = TypeVar("_Result")
 

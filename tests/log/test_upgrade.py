@@ -17,12 +17,12 @@ from confluent_kafka import Consumer, TopicPartition
 
 from spark_klog.errors import ConfigError, DecodeError, LogDirLocked
 from spark_klog.log.tools.upgrade import NotUpgraded, Upgraded, upgrade
-from tests.support.batches import read_records
-from tests.support.broker import KlogBroker
-from tests.support.dump import DumpedRecord, dump_files, dump_log, dumped_batches, dumped_records
-from tests.support.kafka import NEWEST, Kafka
-from tests.support.klog import klog
-from tests.support.log_07 import GZIP, SNAPPY, compressed, message, write_log
+from tests.support.brokers.batches import read_records
+from tests.support.brokers.log_07 import GZIP, SNAPPY, compressed, message, write_log
+from tests.support.clients.dump import DumpedRecord, dump_files, dump_log, dumped_batches, dumped_records
+from tests.support.clients.klog import klog
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.kafka import NEWEST, Kafka
 
 COMMAND = (sys.executable, "-m", "spark_klog.cli", "--log-level", "WARNING", "log", "upgrade")
 #: (payloads of a message, its codec).

@@ -24,11 +24,11 @@ from spark_klog.log.tools.upgrade import upgrade
 from spark_klog.log.tools.verify import Finding, log_files, verify
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
-from tests.support.batches import make_batch, walk
-from tests.support.kafka import Kafka, Version
-from tests.support.klog import klog
-from tests.support.log_07 import GZIP, SNAPPY, compressed, message, write_log
-from tests.support.logs import add_log
+from tests.support.brokers.batches import make_batch, walk
+from tests.support.brokers.log_07 import GZIP, SNAPPY, compressed, message, write_log
+from tests.support.brokers.logs import add_log
+from tests.support.clients.klog import klog
+from tests.support.servers.kafka import Kafka, Version
 
 DATA = Path(__file__).parent.parent / "data"
 TRANSACTIONS = DATA / "kafka-3.9.1" / "logs" / "v2-transactions-0"

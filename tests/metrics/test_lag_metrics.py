@@ -21,11 +21,11 @@ from spark_klog.groups.lag import LagMetrics
 from spark_klog.metrics.exposition import metrics_page
 from spark_klog.spark.listener import QueryMetrics, SourceProgress
 from spark_klog.wire.http import HttpThread
-from tests.support.batches import make_batch
-from tests.support.klog import klog, klog_command, klog_lines, klog_refusal
-from tests.support.raw_client import RawClient
-from tests.support.samples import Samples, parsed, scrape
-from tests.support.topics import make_topic
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.raw_client import RawClient
+from tests.support.clients.klog import klog, klog_command, klog_lines, klog_refusal
+from tests.support.clients.topics import make_topic
+from tests.support.servers.samples import Samples, parsed, scrape
 from tests.support.waiting import wait_until
 
 HOUR_MS = 3_600_000

@@ -15,11 +15,11 @@ from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.mirror.mirror import Mirror, Session
 from spark_klog.mirror.settings import MirrorSettings
-from tests.support.certificates import make_certificates
-from tests.support.klog import klog, klog_refusal
-from tests.support.mirrors import SECONDS, mirror_once, read_topic, start_mirror, wait_for
-from tests.support.secure_broker import PASSWORDS, SecureBroker
-from tests.support.topics import make_topic
+from tests.support.clients.klog import klog, klog_refusal
+from tests.support.clients.mirrors import SECONDS, mirror_once, read_topic, start_mirror, wait_for
+from tests.support.clients.topics import make_topic
+from tests.support.servers.certificates import make_certificates
+from tests.support.servers.secure_broker import PASSWORDS, SecureBroker
 
 _AGAIN = pytest.mark.test_all("again")
 

@@ -14,8 +14,8 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.settings import MirrorSettings
-from tests.support.mirrors import SECONDS, read_topic
-from tests.support.topics import make_topic
+from tests.support.clients.mirrors import SECONDS, read_topic
+from tests.support.clients.topics import make_topic
 from tests.support.waiting import wait_until
 
 _MODES = pytest.mark.parametrize(

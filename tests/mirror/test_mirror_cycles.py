@@ -12,7 +12,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.topics import Origins
-from tests.support.topics import make_topic
+from tests.support.clients.topics import make_topic
 
 
 def _topics(servers: str, name: str) -> set[str]:

@@ -11,10 +11,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from tests.mirror.records import PARTITIONS, produce_all_shapes
-from tests.support.batches import walk
-from tests.support.kafka import NEWEST
-from tests.support.mirrors import mirror_once, read_partition, read_topic
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.brokers.batches import walk
+from tests.support.clients.mirrors import mirror_once, read_partition, read_topic
+from tests.support.servers.kafka import NEWEST
+from tests.support.servers.shared_kafka import SharedKafkas
 
 pytestmark = pytest.mark.peer
 _TIME = 1_700_000_000_000

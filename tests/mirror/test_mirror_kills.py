@@ -18,11 +18,11 @@ from typing import Literal
 import pytest
 from confluent_kafka import Producer
 
-from tests.support.consumers import running
-from tests.support.kafka import NEWEST, Version
-from tests.support.mirrors import SECONDS, mirror_once, read_topic, start_mirror, wait_for
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.topics import make_topic
+from tests.support.clients.consumers import running
+from tests.support.clients.mirrors import SECONDS, mirror_once, read_topic, start_mirror, wait_for
+from tests.support.clients.topics import make_topic
+from tests.support.servers.kafka import NEWEST, Version
+from tests.support.servers.shared_kafka import SharedKafkas
 
 _KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "1"))
 _SEED = int(os.environ.get("SPARK_KLOG_SEED", random.randrange(1 << 30)))

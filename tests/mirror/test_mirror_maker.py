@@ -14,10 +14,10 @@ import pytest
 
 from spark_klog.client import Admin
 from tests.mirror.records import PARTITIONS, produce_all_shapes
-from tests.support.kafka import NEWEST
-from tests.support.mirror_maker import mirror_maker, mirror_maker_libs
-from tests.support.mirrors import Seen, mirror_once, read_topic
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.clients.mirrors import Seen, mirror_once, read_topic
+from tests.support.servers.kafka import NEWEST
+from tests.support.servers.mirror_maker import mirror_maker, mirror_maker_libs
+from tests.support.servers.shared_kafka import SharedKafkas
 
 pytestmark = [
     pytest.mark.peer,

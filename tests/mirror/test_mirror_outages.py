@@ -18,8 +18,8 @@ from spark_klog.mirror import mirror as mirror_module
 from spark_klog.mirror.mirror import Mirror, Session
 from spark_klog.mirror.progress import progress_topic
 from spark_klog.mirror.settings import MirrorSettings
-from tests.support.mirrors import SECONDS, read_topic
-from tests.support.topics import make_topic
+from tests.support.clients.mirrors import SECONDS, read_topic
+from tests.support.clients.topics import make_topic
 from tests.support.waiting import wait_until
 
 _PARTITIONS = 2

@@ -16,8 +16,8 @@ from spark_klog.mirror import target as target_module
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.progress import OWNER
 from spark_klog.mirror.settings import MirrorSettings
-from tests.support.mirrors import SECONDS, read_topic
-from tests.support.topics import make_topic
+from tests.support.clients.mirrors import SECONDS, read_topic
+from tests.support.clients.topics import make_topic
 from tests.support.waiting import wait_until
 
 _AGAIN = pytest.mark.test_all("again")

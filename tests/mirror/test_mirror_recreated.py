@@ -20,10 +20,10 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError, ErrorCode, KlogError, ProtocolError
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.settings import MirrorSettings
-from tests.support.kafka import Version
-from tests.support.mirrors import SECONDS, read_topic
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.topics import make_topic
+from tests.support.clients.mirrors import SECONDS, read_topic
+from tests.support.clients.topics import make_topic
+from tests.support.servers.kafka import Version
+from tests.support.servers.shared_kafka import SharedKafkas
 
 _SOURCES: list[Version | None] = [None, *(["3.9.1"] if os.environ.get("SPARK_KLOG_KAFKAS") == "all" else [])]
 _PARTITIONS = 2

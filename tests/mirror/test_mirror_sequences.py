@@ -13,8 +13,8 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.topics import MirroredTopics
-from tests.support.mirrors import read_topic
-from tests.support.topics import make_topic
+from tests.support.clients.mirrors import read_topic
+from tests.support.clients.topics import make_topic
 
 
 def _fill(servers: str, count: int) -> str:

@@ -74,7 +74,7 @@ FAULTS = (
         "spark_klog/wire/primitives.py",
         "    if not 0 <= size <= limit:",
         "    if size > limit:",
-        ("tests/wire", "tests/client/test_frame_stream.py", "tests/broker/test_bad_input.py"),
+        ("tests/wire", "tests/client/net/test_frame_stream.py", "tests/broker/handlers/test_bad_input.py"),
     ),
     Fault(
         "wire-bytes-beyond-the-end",
@@ -89,7 +89,7 @@ FAULTS = (
         "spark_klog/protocol/tables/records.py",
         'F("current_leader_epoch", INT32, "9+", default=-1),',
         'F("current_leader_epoch", INT32, "9+"),',
-        ("tests/protocol", "tests/broker/test_data_plane.py", "tests/broker/test_wire_oracle.py"),
+        ("tests/protocol", "tests/broker/handlers/test_data_plane.py", "tests/broker/handlers/test_wire_oracle.py"),
     ),
     Fault(
         "protocol-field-a-version-early",
@@ -103,14 +103,14 @@ FAULTS = (
         "spark_klog/protocol/codec.py",
         "            reader.allowance = field.allowance\n",
         "",
-        ("tests/protocol", "tests/broker/test_hostile_requests.py"),
+        ("tests/protocol", "tests/broker/handlers/test_hostile_requests.py"),
     ),
     Fault(
         "protocol-all-topics-become-none",
         "spark_klog/protocol/targets.py",
         "        if message.get(field.name) is not None:\n            result[field.name] = kept",
         "        result[field.name] = kept",
-        ("tests/protocol/test_targets.py", "tests/broker/test_faults_on_demand.py"),
+        ("tests/protocol/test_targets.py", "tests/broker/faults/test_faults_on_demand.py"),
     ),
     # ----- records
     Fault(
@@ -125,14 +125,14 @@ FAULTS = (
         "spark_klog/records/reading/reader.py",
         "while self._waiting and self._waiting[0][0] <= header.last_offset:",
         "while self._waiting and self._waiting[0][0] < header.last_offset:",
-        ("tests/records", "tests/columns/test_decode.py", "tests/client/test_consumer_transactions.py"),
+        ("tests/records", "tests/columns/test_decode.py", "tests/client/consumer/test_consumer_transactions.py"),
     ),
     Fault(
         "records-end-of-range",  # a corrupt batch right behind the range fails its read
         "spark_klog/records/reading/reader.py",
         "if header.base_offset >= end:",
         "if header.base_offset > end:",
-        ("tests/columns/test_decode.py", "tests/records", "tests/client/test_fetch_corrupt.py"),
+        ("tests/columns/test_decode.py", "tests/records", "tests/client/fetch/test_fetch_corrupt.py"),
     ),
     Fault(
         "records-control-bit-dropped",  # a marker becomes a record when its segment is compacted
@@ -147,28 +147,32 @@ FAULTS = (
         "spark_klog/columns/encode.py",
         "    if null_count:\n        array = _from_start(array)\n    validity, offsets, data",
         "    validity, offsets, data",
-        ("tests/columns", "tests/client/test_producer_arrow.py"),
+        ("tests/columns", "tests/client/producer/test_producer_arrow.py"),
     ),
     Fault(
         "columns-null-partition",  # the value under a null is any: most often 0
         "spark_klog/columns/encode.py",
         "result = np.where(is_set, own, _FREE if result is None else result)",
         "result = np.where(is_set | (own >= 0), own, _FREE if result is None else result)",
-        ("tests/columns", "tests/client/test_producer_arrow.py"),
+        ("tests/columns", "tests/client/producer/test_producer_arrow.py"),
     ),
     Fault(
         "columns-partition-of-a-bad-record",
         "spark_klog/columns/decode.py",
         "next(part for part in parts if row < part[-1])",
         "next(part for part in parts if row <= part[-1])",
-        ("tests/columns", "tests/spark/test_bad_records.py"),
+        ("tests/columns", "tests/spark/read/test_bad_records.py"),
     ),
     Fault(
         "columns-largest-record-refused",
         "spark_klog/columns/rows.py",
         "    too_large = np.flatnonzero(sizes > limit)",
         "    too_large = np.flatnonzero(sizes >= limit)",
-        ("tests/columns", "tests/client/test_producer_record_sizes.py", "tests/client/test_producer_arrow.py"),
+        (
+            "tests/columns",
+            "tests/client/producer/test_producer_record_sizes.py",
+            "tests/client/producer/test_producer_arrow.py",
+        ),
     ),
     # ----- log
     Fault(
@@ -199,7 +203,7 @@ FAULTS = (
         "        self._overrides, self.config = dict(overrides), config\n",
         "        self._overrides, self.config = dict(overrides), config\n"
         "        write_overrides(self.files, self.directory, overrides)\n",
-        (*_LOG_TESTS, "tests/broker/test_topic_changes.py"),
+        (*_LOG_TESTS, "tests/broker/metadata/test_topic_changes.py"),
     ),
     # ----- broker
     Fault(
@@ -207,35 +211,39 @@ FAULTS = (
         "spark_klog/broker/transactions/transaction.py",
         "    return replace(transaction, producer=raised, last=now, version=TRANSACTIONS_2, next_id=next_id)",
         "    return replace(transaction, last=now, version=TRANSACTIONS_2, next_id=next_id)",
-        ("tests/broker/test_transaction_machine.py", "tests/broker/test_transactions_2.py"),
+        ("tests/broker/transactions/test_transaction_machine.py", "tests/broker/transactions/test_transactions_2.py"),
     ),
     Fault(
         "broker-repeated-end",  # EndTxn whose answer was lost, after the epochs are used up
         "spark_klog/broker/transactions/transaction.py",
         "    has_rotated = not transaction.is_prepared and now.epoch == 0",
         "    has_rotated = False",
-        ("tests/broker/test_transaction_machine.py", "tests/broker/test_transactions_2.py"),
+        ("tests/broker/transactions/test_transaction_machine.py", "tests/broker/transactions/test_transactions_2.py"),
     ),
     Fault(
         "broker-marker-during-verification",  # the answer is of the transaction before
         "spark_klog/broker/transactions/verification.py",
         "        if self._ended != _ended_transactions(log, self._producer):",
         "        if self._ended > _ended_transactions(log, self._producer):",
-        ("tests/broker/test_verification.py", "tests/broker/test_transactions_2.py"),
+        ("tests/broker/transactions/test_verification.py", "tests/broker/transactions/test_transactions_2.py"),
     ),
     Fault(
         "broker-marker-wakes-nobody",  # a fetch of committed records waits to its end
         "spark_klog/broker/transactions/markers.py",
         "    broker.purgatory.wake(key)\n",
         "",
-        ("tests/broker/test_transactions.py", "tests/broker/test_data_plane.py"),
+        ("tests/broker/transactions/test_transactions.py", "tests/broker/handlers/test_data_plane.py"),
     ),
     Fault(
         "broker-offsets-of-hidden-topics",
         "spark_klog/broker/handlers/offsets.py",
         "            if broker.authorizer.allows(request.session, SEE, topic):\n                found.setdefault",
         "            if topic:\n                found.setdefault",
-        ("tests/broker/test_refused_users.py", "tests/broker/test_security_rules.py", "tests/broker/test_security.py"),
+        (
+            "tests/broker/security/test_refused_users.py",
+            "tests/broker/security/test_security_rules.py",
+            "tests/broker/security/test_security.py",
+        ),
     ),
     Fault(
         "broker-fenced-producer-ends-another",
@@ -244,14 +252,14 @@ FAULTS = (
         "# a producer that was fenced must not end its successor's\n"
         "            return _FENCED\n",
         "",
-        ("tests/broker/test_transaction_machine.py", "tests/broker/test_transactions.py"),
+        ("tests/broker/transactions/test_transaction_machine.py", "tests/broker/transactions/test_transactions.py"),
     ),
     Fault(
         "broker-code-of-an-early-commit",  # REBALANCE_IN_PROGRESS, which is fatal to a transactional producer
         "spark_klog/broker/groups/group.py",
         "is_early = self.state is State.COMPLETING and not in_transaction",
         "is_early = self.state is State.COMPLETING",
-        ("tests/broker/test_group_machine.py", "tests/broker/test_groups.py"),
+        ("tests/broker/groups/test_group_machine.py", "tests/broker/groups/test_groups.py"),
     ),
     # ----- client
     Fault(
@@ -259,28 +267,28 @@ FAULTS = (
         "spark_klog/client/producer/sender.py",
         "        if request.deadline > self._clock.now():\n            return False",
         "        if request.deadline > self._clock.now() or not request.connection.closed:\n            return False",
-        ("tests/client/test_silent_brokers.py", "tests/client/test_producer_scripts.py"),
+        ("tests/client/net/test_silent_brokers.py", "tests/client/producer/test_producer_scripts.py"),
     ),
     Fault(
         "client-heartbeats-asleep",  # after the first rebalance
         "spark_klog/client/consumer/classic_group.py",
         "            self.polled_at = time.monotonic()\n            self._changed.notify_all()\n",
         "            self.polled_at = time.monotonic()\n",
-        ("tests/client/test_consumer_rebalances.py", "tests/client/test_consumer.py"),
+        ("tests/client/consumer/test_consumer_rebalances.py", "tests/client/consumer/test_consumer.py"),
     ),
     Fault(
         "client-sequence-wraps-late",
         "spark_klog/client/producer/numbering.py",
         "self.next_sequence = (sequence + count) & INT32_MAX",
         "self.next_sequence = (sequence + count) % INT32_MAX",
-        ("tests/client/test_producer.py", "tests/client/test_producer_scripts.py"),
+        ("tests/client/producer/test_producer.py", "tests/client/producer/test_producer_scripts.py"),
     ),
     Fault(
         "client-epoch-unchecked",  # a committed offset beyond a truncated log
         "spark_klog/client/consumer/assignment.py",
         "        self.is_unchecked = epoch >= 0\n",
         "        self.is_unchecked = False\n",
-        ("tests/client/test_consumer_truncation.py", "tests/client/test_consumer_positions.py"),
+        ("tests/client/consumer/test_consumer_truncation.py", "tests/client/consumer/test_consumer_positions.py"),
     ),
     # ----- spark
     Fault(
@@ -288,7 +296,7 @@ FAULTS = (
         "spark_klog/spark/read/pushdown.py",
         "        return value + 1, INT64_MAX",
         "        return value, INT64_MAX",
-        ("tests/spark/test_ranges.py", "tests/spark/test_starts.py", "tests/spark/test_source_batch.py"),
+        ("tests/spark/read/test_ranges.py", "tests/spark/read/test_starts.py", "tests/spark/read/test_source_batch.py"),
     ),
     Fault(
         "spark-sweep-of-a-later-claim",  # a driver that was overtaken aborts its successor's transactions
@@ -365,35 +373,39 @@ FAULTS = (
         "spark_klog/spark/available_now.py",
         "        if reached == before:",
         "        if any(before.get(number) == ends for number, ends in reached.items()):",
-        ("tests/spark/test_available_now.py",),
+        ("tests/spark/read/test_available_now.py",),
     ),
     Fault(
         "spark-available-now-repeat-alone",  # the note of a run that failed counts as what was there at the start
         "spark_klog/spark/available_now.py",
         ' and ends and "latestOffset" not in progress["durationMs"]:',
         " and False:",
-        ("tests/spark/test_available_now.py",),
+        ("tests/spark/read/test_available_now.py",),
     ),
     Fault(
         "spark-available-now-leaderless",  # a run ends without the partitions that have no leader at its start
         "spark_klog/spark/read/stream.py",
         "if self._target is not None or self._may_be_last:",
         "if self._target is not None:",
-        ("tests/spark/test_available_now.py",),
+        ("tests/spark/read/test_available_now.py",),
     ),
     Fault(
         "spark-held-up-forgets",  # an end that stands still is new each second: no warning ever
         "spark_klog/spark/read/open_transactions.py",
         "            since = (now, time.time()) if known is None or known.offset != offset else known[2:]",
         "            since = (now, time.time())",
-        ("tests/spark/test_open_transactions.py",),
+        ("tests/spark/read/test_open_transactions.py",),
     ),
     Fault(
         "spark-skips-what-is-left",  # if retention has deleted the beginning of a range meanwhile
         "spark_klog/spark/read/tasks.py",
         "lost_end = min(low, end) if start < low else end",
         "lost_end = end",
-        ("tests/spark/test_refused_fetches.py", "tests/spark/test_loss.py", "tests/spark/test_scripted_brokers.py"),
+        (
+            "tests/spark/read/test_refused_fetches.py",
+            "tests/spark/read/test_loss.py",
+            "tests/spark/test_scripted_brokers.py",
+        ),
     ),
     # ----- load
     Fault(

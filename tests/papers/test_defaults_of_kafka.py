@@ -1,6 +1,6 @@
 """The client knows every setting of Kafka's clients; defaults are those of Kafka 3.9.1, except those in `OTHERS`.
 
-`tests/support/kafka_defaults.py` makes the file with Kafka's defaults.
+`tests/support/servers/kafka_defaults.py` makes the file with Kafka's defaults.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from spark_klog.client.admin.calls import admin_config
 from spark_klog.client.consumer.settings import RESET, ConsumerConfig, consumer_config
 from spark_klog.client.settings import LIBRDKAFKAS, ClientConfig, client_config
 from spark_klog.errors import ConfigError
-from tests.support import kafka_defaults
-from tests.support.kafka import NEWEST, Version
-from tests.support.tools import kcat_path
+from tests.support.clients.tools import kcat_path
+from tests.support.servers import kafka_defaults
+from tests.support.servers.kafka import NEWEST, Version
 
 SERVERS = {"bootstrap.servers": "h:1"}
 THEIRS: dict[str, dict[str, list[str]]] = json.loads(

@@ -27,8 +27,8 @@ from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.settings import is_known
 from spark_klog.spark.option_table import Use, names_for
 from spark_klog.spark.options import PREFIX
-from tests.support import papers
-from tests.support.papers import ROOT, Snippet
+from tests.support.papers import pages as papers
+from tests.support.papers.pages import ROOT, Snippet
 
 sys.path.insert(0, str(ROOT / "docs"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from benchmarks.house import walks
-from tests.support.papers import ROOT
+from tests.support.papers.pages import ROOT
 
 _FUNCTION = re.compile(r"^\| `([\w/]+\.py)` `(\w+)` \|", re.MULTILINE)
 #: The sections, and the walk of `benchmarks.house` that each is.

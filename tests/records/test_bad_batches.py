@@ -16,8 +16,8 @@ from spark_klog.records.kernels.reference import append_record
 from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, RecordReader
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.available_kernels import KERNELS
-from tests.support.bad_batches import TIME, Batch, batch, damaged, read, with_field
-from tests.support.record_model import Row, encode_rows, to_lists
+from tests.support.brokers.bad_batches import TIME, Batch, batch, damaged, read, with_field
+from tests.support.checker.record_model import Row, encode_rows, to_lists
 
 #: By magic: start of the bytes that a checksum covers, its position. Then fields of magic 2 that tests damage.
 COVERED = {0: 16, 1: 16, 2: 21}

@@ -17,8 +17,8 @@ from spark_klog.records.formats.batch_v2 import HEADER_SIZE, BatchHeader, build_
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.records.reading.reader import AbortedTransactions, visible_batches
 from spark_klog.wire.codecs import CODECS, Codec, codec_by_name
-from tests.support.batches import read_records
-from tests.support.record_model import Row, encode_rows
+from tests.support.brokers.batches import read_records
+from tests.support.checker.record_model import Row, encode_rows
 
 _CRC32C = crcmod.predefined.mkCrcFun("crc-32c")
 TIME = 1_700_000_000_000

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from spark_klog.records import kernels
 from spark_klog.records.contract import IndexState, Kernel
 from spark_klog.wire.checksums import crc32c
-from tests.support.batches import make_batch, walk
+from tests.support.brokers.batches import make_batch, walk
 
 NATIVE, REFERENCE = kernels.load("native"), kernels.load("reference")
 START = IndexState()

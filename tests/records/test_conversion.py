@@ -21,7 +21,7 @@ from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, Protoco
 from spark_klog.records.building import conversion
 from spark_klog.records.building.conversion import Converted, batch_of, down_convert, up_convert
 from spark_klog.wire.codecs import CODECS
-from tests.support.batches import read_records
+from tests.support.brokers.batches import read_records
 
 TIME, APPEND_TIME = 1_700_000_000_000, 1_800_000_000_000
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)

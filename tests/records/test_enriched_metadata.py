@@ -27,8 +27,8 @@ from spark_klog.records.building.conversion import down_convert
 from spark_klog.records.formats.batch import iter_batches, read_header
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import visible_batches
-from tests.support.batches import read_records
-from tests.support.logs import searched
+from tests.support.brokers.batches import read_records
+from tests.support.brokers.logs import searched
 
 TIME, APPEND_TIME = 1_700_000_000_000, 1_800_000_000_000
 DATA = Path(__file__).parent.parent / "data"

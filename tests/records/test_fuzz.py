@@ -15,8 +15,8 @@ from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.reading.reader import AbortedTransactions, append_batch, visible_batches
 from spark_klog.wire.codecs import CODECS
 from tests.support.available_kernels import KERNELS
-from tests.support.batches import read_records
-from tests.support.record_model import Row, encode_rows, to_lists, varint
+from tests.support.brokers.batches import read_records
+from tests.support.checker.record_model import Row, encode_rows, to_lists, varint
 
 _CRC32C = crcmod.predefined.mkCrcFun("crc-32c")
 TIME = 1_700_000_000_000

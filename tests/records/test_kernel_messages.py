@@ -15,7 +15,7 @@ from kafka.record.legacy_records import LegacyRecordBatch, LegacyRecordBatchBuil
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import COLUMNS, Kernel
 from tests.support.available_kernels import KERNELS
-from tests.support.record_model import to_lists
+from tests.support.checker.record_model import to_lists
 
 ALL = frozenset(COLUMNS)
 EVERYTHING = (-(1 << 62), 1 << 62)

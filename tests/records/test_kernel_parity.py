@@ -18,7 +18,7 @@ from spark_klog.records import kernels
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, Kernel, RecordColumns
 from spark_klog.records.formats.batch_v2 import build_batch
 from tests.support.available_kernels import KERNELS
-from tests.support.record_model import (
+from tests.support.checker.record_model import (
     Row,
     binary_column,
     encode_row,

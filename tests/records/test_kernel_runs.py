@@ -13,7 +13,7 @@ from spark_klog.records.formats.message_set import build_message
 from spark_klog.records.reading.reader import BadBatch, RecordReader
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.available_kernels import KERNELS
-from tests.support.record_model import Row, encode_rows, expected_lists, to_lists
+from tests.support.checker.record_model import Row, encode_rows, expected_lists, to_lists
 
 ALL = frozenset(COLUMNS)
 TIME = 1_700_000_000_000

@@ -36,7 +36,7 @@ from spark_klog.records.formats.message_set import (
     set_message_offset,
 )
 from spark_klog.wire.codecs import CODECS
-from tests.support.batches import read_records
+from tests.support.brokers.batches import read_records
 
 TIME = 1_700_000_000_000
 NO_TIMESTAMP_TYPE, CREATE_TIME, APPEND_TIME = -1, 0, 1

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from spark_klog.errors import CorruptBatchError
 from spark_klog.records.reading.offset_order import NO_END, End, OffsetOrder
 from tests.support.available_kernels import KERNELS
-from tests.support.bad_batches import Batch, batch, damaged, read, with_field
+from tests.support.brokers.bad_batches import Batch, batch, damaged, read, with_field
 
 START, EACH, COUNT = 100, 10, 5
 END = START + EACH * COUNT

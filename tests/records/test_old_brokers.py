@@ -21,9 +21,9 @@ from spark_klog.records.building.conversion import batch_of, down_convert, up_co
 from spark_klog.records.contract import Headers, Record
 from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.wire.codecs import Codec, codec_by_name
-from tests.support.batches import read_records
-from tests.support.dump import DumpedRecord, dump_log, dumped_batches, dumped_records
-from tests.support.kafka import NEWEST, Kafka, Version
+from tests.support.brokers.batches import read_records
+from tests.support.clients.dump import DumpedRecord, dump_log, dumped_batches, dumped_records
+from tests.support.servers.kafka import NEWEST, Kafka, Version
 
 pytestmark = pytest.mark.peer
 OTHER = pytest.mark.test_all("version")

@@ -15,7 +15,7 @@ from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records import kernels
 from spark_klog.records.reading.produced import check_produced
 from tests.support.available_kernels import KERNELS
-from tests.support.batches import make_batch
+from tests.support.brokers.batches import make_batch
 
 NOW = 1_700_000_000_000
 #: Positions and formats of a batch's header fields, from the protocol guide.

@@ -14,7 +14,7 @@ import pytest
 import spark_klog
 from spark_klog.errors import ConfigError
 from spark_klog.records import kernels
-from tests.support.wheel import copied_checkout
+from tests.support.packages.wheel import copied_checkout
 
 _PROGRAM = """
 import os

@@ -24,7 +24,7 @@ from spark_klog.records import kernels
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch import iter_batches, next_offset_after, whole_batches
 from spark_klog.records.reading.reader import AbortedTransactions
-from tests.support.batches import read_records
+from tests.support.brokers.batches import read_records
 
 DATA = Path(__file__).parent.parent / "data"
 OLD, NEW = DATA / "kafka-0.10.2.2", DATA / "kafka-3.9.1"

@@ -39,10 +39,10 @@ from spark_klog.restore.restore import (
 from tests.jobs.support import ROOT, environment, spark_submit
 from tests.load.support import Killed, kills, run
 from tests.spark.support import Sent, create_topic, delete_topic, produce
-from tests.support.batches import make_batch
-from tests.support.klog import klog
-from tests.support.mirrors import read_topic
-from tests.support.raw_client import RawClient
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.raw_client import RawClient
+from tests.support.clients.klog import klog
+from tests.support.clients.mirrors import read_topic
 
 _TIME = 1_700_002_800_000
 _HOUR_MS = 3_600_000

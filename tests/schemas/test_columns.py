@@ -25,7 +25,7 @@ from spark_klog.schemas.avro.from_arrow import schema_of
 from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema, RegistrySettings
 from spark_klog.schemas.column_writing import WriteFormat
 from spark_klog.security.config import Settings
-from tests.support.batches import make_batch
+from tests.support.brokers.batches import make_batch
 
 _SCHEMA = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
 _TIME = 1_700_000_000_000

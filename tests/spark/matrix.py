@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.support import pyspark_versions
-from tests.support.wheel import build_wheel
+from tests.support.packages.wheel import build_wheel
+from tests.support.spark import pyspark_versions
 
 _ROOT = Path(__file__).parent.parent.parent
 _SUITES = (
-    *("test_source_batch", "test_source_stream", "test_sink", "test_first_batch", "test_options", "test_offsets"),
-    *("test_limits", "test_loss", "test_round_trip", "test_sql", "test_available_now"),
+    *("read/test_source_batch", "read/test_source_stream", "read/test_first_batch", "read/test_offsets"),
+    *("read/test_limits", "read/test_loss", "read/test_available_now", "write/test_sink"),
+    *("test_options", "test_round_trip", "test_sql"),
     *("exactly_once/test_streams", "exactly_once/test_write_updates", "exactly_once/test_decision_place"),
     *("exactly_once/test_micro_batches", "exactly_once/test_batch_steps", "exactly_once/test_moves"),
 )
@@ -63,7 +64,7 @@ def _run(python: Path) -> int:
         environment = pyspark_versions.child_environment(python)
         environment |= {"PYTHONPATH": str(installed), "SPARK_KLOG_KERNEL": "native"}
         files = [f"tests/spark/{suite}.py" for suite in _SUITES]
-        beside = "tests/spark/test_available_now.py::test_beside_the_connector"  # it takes a pyspark of its own
+        beside = "tests/spark/read/test_available_now.py::test_beside_the_connector"  # it takes a pyspark of its own
         command = [python, "-m", "pytest", "-p", "no:cacheprovider", *files, "--deselect", beside, *sys.argv[1:]]
         return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
 

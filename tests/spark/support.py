@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 )
 
 from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
-from tests.support.topics import learn_topic
+from tests.support.clients.topics import learn_topic
 
 from .impatient import ImpatientDataSource
 

@@ -19,8 +19,8 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from tests.support.jvm_connector import JvmReader
-from tests.support.kafka import Kafka, Version
+from tests.support.servers.kafka import Kafka, Version
+from tests.support.spark.jvm_connector import JvmReader
 
 from .support import Job, Sent, consume, create_topic, delete_records, mixed_values, produce, read, wait_for
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.certificates import make_certificates
-from tests.support.kafka import ALL_VERSIONS, HOST, NEWEST, Version, versions
-from tests.support.kerberos import LISTENERS, Realm, gssapi_path, kerberos_kafka
+from tests.support.servers.certificates import make_certificates
+from tests.support.servers.kafka import ALL_VERSIONS, HOST, NEWEST, Version, versions
+from tests.support.servers.kerberos import LISTENERS, Realm, gssapi_path, kerberos_kafka
 
 from .security_program import VALUES, run
 

@@ -24,7 +24,7 @@ from spark_klog.spark.lineage import LineageListener
 from spark_klog.spark.listener import observed
 from spark_klog.spark.plans import qualified
 from tests.jobs.support import environment
-from tests.support.openlineage import LineageServer, check_event, lineage_server
+from tests.support.servers.openlineage import LineageServer, check_event, lineage_server
 
 from .support import consume, create_topic, error_of, produce, read, values, wait_for
 

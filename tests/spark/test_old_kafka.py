@@ -10,7 +10,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.servers.shared_kafka import SharedKafkas
 
 from .support import (
     KAFKA_SCHEMA_WITH_HEADERS,

@@ -16,7 +16,8 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import ROOT
-from tests.support import pyspark_versions, pythons
+from tests.support.packages import pythons
+from tests.support.spark import pyspark_versions
 
 from .support import consume, create_topic, produce, values
 

@@ -15,7 +15,7 @@ from .conftest import SparkLog
 from .support import Job, create_topic, error_of, produce, values
 
 
-@pytest.mark.test_all("again")  # tests/client/test_connection.py has both texts
+@pytest.mark.test_all("again")  # tests/client/net/test_connection.py has both texts
 def test_the_log_names_the_time_waited_and_the_setting(
     spark: SparkSession,
     spark_log: SparkLog,

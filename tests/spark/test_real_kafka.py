@@ -23,8 +23,8 @@ from spark_klog.spark.options import source_options
 from spark_klog.spark.read.source import FilteringBatchQueryReader
 from spark_klog.spark.read.stream import RangePartition
 from spark_klog.spark.versions import LessThan
-from tests.support.kafka import NEWEST, OTHERS_OF_KRAFT
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.servers.kafka import NEWEST, OTHERS_OF_KRAFT
+from tests.support.servers.shared_kafka import SharedKafkas
 
 from .conftest import SparkLog
 from .support import (

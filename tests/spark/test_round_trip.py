@@ -13,8 +13,8 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.support.kafka import NEWEST
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.servers.kafka import NEWEST
+from tests.support.servers.shared_kafka import SharedKafkas
 
 from .support import create_topic, needs_admission_control, read
 

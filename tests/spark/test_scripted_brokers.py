@@ -18,7 +18,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.support.faults import (
+from tests.support.brokers.faults import (
     Fault,
     cut,
     double,
@@ -34,7 +34,7 @@ from tests.support.faults import (
     slowed,
     throttled,
 )
-from tests.support.scripted_broker import ScriptedCluster
+from tests.support.brokers.scripted_broker import ScriptedCluster
 
 from .support import Job, error_of
 

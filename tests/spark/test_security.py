@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession, functions as f
 
-from tests.support.certificates import Certificates
-from tests.support.kafka import HOST, free_port
-from tests.support.secure_broker import PASSWORDS, SecureBroker
-from tests.support.tcp_proxy import TcpProxy
+from tests.support.brokers.tcp_proxy import TcpProxy
+from tests.support.servers.certificates import Certificates
+from tests.support.servers.kafka import HOST, free_port
+from tests.support.servers.secure_broker import PASSWORDS, SecureBroker
 
 from .conftest import SparkLog
 from .support import Job, create_topic, error_of

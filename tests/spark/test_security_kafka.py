@@ -14,7 +14,7 @@ The tests of each protocol and mechanism (s: make soak only):
                            SASL_PLAINTEXT, SASL_SSL   SASL_SSL; the other: s
     Kafka 0.10.2.2         test_sasl_of_old_kafka.py: PLAIN, SCRAM by SASL_PLAINTEXT; test_kerberos.py, s: GSSAPI
 
-Our broker has no OAUTHBEARER and no GSSAPI. tests/client/test_security_kafka.py tests each refusal.
+Our broker has no OAUTHBEARER and no GSSAPI. tests/client/security/test_security_kafka.py tests each refusal.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession, functions as f
 
-from tests.support.certificates import make_certificates
-from tests.support.kafka import ALL_VERSIONS, HOST, NEWEST, free_port, versions
-from tests.support.secure_broker import SecureBroker
-from tests.support.secure_kafka import MECHANISMS, PASSWORD, SecureKafka, secure_kafka
-from tests.support.tcp_proxy import TcpProxy
+from tests.support.brokers.tcp_proxy import TcpProxy
+from tests.support.servers.certificates import make_certificates
+from tests.support.servers.kafka import ALL_VERSIONS, HOST, NEWEST, free_port, versions
+from tests.support.servers.secure_broker import SecureBroker
+from tests.support.servers.secure_kafka import MECHANISMS, PASSWORD, SecureKafka, secure_kafka
 
 from .security_program import VALUES, run, topics, write_read_and_stream
 from .support import Job, error_of

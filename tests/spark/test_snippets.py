@@ -26,11 +26,11 @@ from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.spark.write.decisions.decision_place import decision_place
 from spark_klog.spark.write.exactly_once_driver import claim
-from tests.support import papers
+from tests.support.clients.klog import klog, klog_command
 from tests.support.clients.srfake import serving_srfake
-from tests.support.klog import klog, klog_command
-from tests.support.papers import ROOT, Snippet
-from tests.support.topics import make_topic
+from tests.support.clients.topics import make_topic
+from tests.support.papers import pages as papers
+from tests.support.papers.pages import ROOT, Snippet
 
 #: Tests of the commands that do not run here, by the beginning of a command line.
 _ELSEWHERE = {
@@ -38,7 +38,7 @@ _ELSEWHERE = {
     "PYTHONPATH": "tests/jobs/test_packaging.py",
     "cd": "tests/records/test_slow_kernel.py",
     "cp": "tests/jobs/test_packaging.py",
-    "curl": "tests/broker/test_fault_control.py",
+    "curl": "tests/broker/faults/test_fault_control.py",
     "klog broker --schema-registry": "tests/schemas/registry/test_running.py",
     "klog cluster --schema-registry": "tests/schemas/registry/test_running.py",
     "klog doctor": "tests/cli/test_doctor.py",
@@ -51,7 +51,7 @@ _ELSEWHERE = {
     "python -m spark_klog.cli.jobs.batch_load": "tests/load/test_follow.py",
     "python3": "tests/jobs/test_packaging.py",
     "spark-submit": "tests/jobs/test_batch_load.py",
-    "sudo": "tests/client/test_kerberos.py",
+    "sudo": "tests/client/security/test_kerberos.py",
 }
 #: Pages whose Python needs jars, or extensions of DuckDB, and tests of what they say.
 _OF_TABLES = {

@@ -12,7 +12,7 @@ from spark_klog.spark import worker_process
 from spark_klog.spark.options import source_options
 from spark_klog.spark.read.ranges import OffsetRange
 from spark_klog.spark.read.tasks import read_ranges
-from tests.support.scripted_broker import ScriptedCluster
+from tests.support.brokers.scripted_broker import ScriptedCluster
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from spark_klog.spark import worker_process
 from spark_klog.spark.worker_process import prepare_worker, set_on_connections
-from tests.support.kafka import HOST
+from tests.support.servers.kafka import HOST
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pyarrow import fs
 from spark_klog.trees.arrow_files import ArrowFiles
 from spark_klog.trees.tree import Tree
 from spark_klog.trees.zookeeper import ZooKeeperTree
-from tests.support.kafka import ZooKeeperServer
+from tests.support.servers.kafka import ZooKeeperServer
 from tests.support.waiting import wait_until
 
 SECONDS = 30.0

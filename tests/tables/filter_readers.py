@@ -15,7 +15,7 @@ import pyiceberg.expressions as ice
 from deltalake import DeltaTable, QueryBuilder
 from pyiceberg.table import Table as Iceberg
 
-from tests.support.spark_tables import SparkTables
+from tests.support.spark.spark_tables import SparkTables
 from tests.tables.filter_model import ID, Column, Filter, Value, day, scalar, sql
 
 Reader = Callable[[Filter], set[int]]

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from spark_klog.errors import LoadError
 from spark_klog.tables.delta import DeltaLakeTable
-from tests.support.spark_tables import SparkTables
+from tests.support.spark.spark_tables import SparkTables
 from tests.tables.change_support import Change, change_batch, written
 from tests.tables.test_delta import _COLUMNS, _file, _offsets, _run
 from tests.tables.test_upserts import Source

@@ -27,7 +27,7 @@ from spark_klog.tables.change_files import ChangeFiles, ChangeWriter
 from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.delta import DeltaLakeTable
 from spark_klog.tables.table import DataFile, Layout, Run, Table
-from tests.support.spark_tables import SparkTables
+from tests.support.spark.spark_tables import SparkTables
 from tests.tables.filter_model import (
     ID,
     Column,

@@ -21,8 +21,8 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import RunConflict
-from tests.support.klog import klog
-from tests.support.registries import RegistryUnreachable, cache_root
+from tests.support.clients.klog import klog
+from tests.support.packages.registries import RegistryUnreachable, cache_root
 from tests.tables.iceberg_tables import LOAD, TOPIC, Warehouse, before_commit, lose_answer, rows, run_of, write
 
 

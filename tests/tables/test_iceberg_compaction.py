@@ -29,7 +29,7 @@ from spark_klog.tables.iceberg_files import Footers
 from spark_klog.tables.table import RunConflict
 from tests.load.buckets import bucket
 from tests.load.support import in_child
-from tests.support.kafka import free_port
+from tests.support.servers.kafka import free_port
 from tests.tables.iceberg_tables import LOAD, TOPIC, Warehouse, before_commit, delete_by_file, rows, run_of, write
 
 _HOST = "127.0.0.1"

@@ -11,7 +11,7 @@ import pytest
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
 from spark_klog.files import open_folder
-from tests.support.spark_tables import SparkTables
+from tests.support.spark.spark_tables import SparkTables
 from tests.tables.iceberg_tables import LOAD, Warehouse, rows, run_of, write
 
 pytestmark = pytest.mark.test_all("client")

@@ -24,7 +24,7 @@ from spark_klog.security.config import Settings
 from tests.load.support import run
 from tests.load.tables import CATALOG, NAME, Kind, Lake, make_lake
 from tests.spark.support import Sent, create_topic, produce
-from tests.support.spark_tables import SparkTables
+from tests.support.spark.spark_tables import SparkTables
 
 _KINDS = pytest.mark.parametrize("kind", ["delta", "iceberg"])
 _TIME = 1_700_000_000_123

@@ -21,7 +21,7 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from tests.load.support import Place, expected, kills
 from tests.spark.support import create_topic, produce, values
-from tests.support.spark_tables import Kind, SparkTables
+from tests.support.spark.spark_tables import Kind, SparkTables
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.peer, pytest.mark.test_all("version")]

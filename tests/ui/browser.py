@@ -12,7 +12,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
-from tests.support.registries import program
+from tests.support.packages.registries import program
 from tests.ui.support import Page
 
 

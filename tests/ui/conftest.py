@@ -9,7 +9,7 @@ import pytest
 from selenium import webdriver
 
 from tests.support.clients.build import built, copy_into
-from tests.support.registries import download, program
+from tests.support.packages.registries import download, program
 from tests.ui.browser import chromium
 
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from email.message import Message
 from typing import Any
 
-from tests.support.kafka import free_port
-from tests.support.klog import klog_command
+from tests.support.clients.klog import klog_command
+from tests.support.servers.kafka import free_port
 
 
 class Page:

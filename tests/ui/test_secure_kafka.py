@@ -15,10 +15,10 @@ from selenium.webdriver.common.keys import Keys
 
 from spark_klog.client import Admin
 from spark_klog.client.admin.users import Acl
-from tests.support.certificates import Certificates, make_certificates
-from tests.support.kafka import HOST, NEWEST, Kafka, versions
-from tests.support.klog import klog, klog_lines, klog_refusal
-from tests.support.secure_kafka import JAAS, add_scram_users, tls_properties
+from tests.support.clients.klog import klog, klog_lines, klog_refusal
+from tests.support.servers.certificates import Certificates, make_certificates
+from tests.support.servers.kafka import HOST, NEWEST, Kafka, versions
+from tests.support.servers.secure_kafka import JAAS, add_scram_users, tls_properties
 from tests.ui.browser import Browser
 from tests.ui.support import Page, serving
 

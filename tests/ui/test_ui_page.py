@@ -24,8 +24,8 @@ from spark_klog.client import Admin, Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load.journal.history import claim_output, new_identity
 from spark_klog.load.journal.store import open_store
-from tests.support.klog import klog_command
-from tests.support.topics import make_topic
+from tests.support.clients.klog import klog_command
+from tests.support.clients.topics import make_topic
 from tests.ui.browser import Browser
 from tests.ui.support import Page, serving
 

@@ -28,11 +28,11 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import RequestTimedOut
 from spark_klog.ui import messages
 from spark_klog.ui.messages import View, export
-from tests.support.batches import make_batch
-from tests.support.kafka import free_port
-from tests.support.klog import klog_command, klog_lines, klog_refusal
-from tests.support.raw_client import RawClient
-from tests.support.topics import make_topic
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.raw_client import RawClient
+from tests.support.clients.klog import klog_command, klog_lines, klog_refusal
+from tests.support.clients.topics import make_topic
+from tests.support.servers.kafka import free_port
 from tests.ui.support import Page, serving
 
 

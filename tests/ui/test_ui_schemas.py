@@ -33,8 +33,8 @@ from spark_klog.security.config import Settings
 from spark_klog.spark.option_table import Use
 from spark_klog.spark.options import split
 from spark_klog.ui.schemas import MessageSchemas, Raw
-from tests.support.klog import klog, klog_lines, klog_refusal
-from tests.support.topics import make_topic
+from tests.support.clients.klog import klog, klog_lines, klog_refusal
+from tests.support.clients.topics import make_topic
 from tests.ui.browser import Browser
 from tests.ui.support import Page, serving
 

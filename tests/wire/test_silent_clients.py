@@ -28,9 +28,9 @@ from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.ui import guard
 from spark_klog.wire import http as wire_http
 from spark_klog.wire.http import TEXT, HttpThread, Request, Response
-from tests.support.broker import KlogBroker
-from tests.support.kafka import HOST, free_port
-from tests.support.raw_client import RawClient
+from tests.support.brokers.raw_client import RawClient
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.kafka import HOST, free_port
 from tests.support.waiting import wait_until
 from tests.ui.support import serving
 

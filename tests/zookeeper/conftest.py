@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from tests.support.broker import KlogBroker
-from tests.support.kafka import ZooKeeperServer
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.kafka import ZooKeeperServer
 
 
 @pytest.fixture(scope="module")

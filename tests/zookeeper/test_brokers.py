@@ -18,11 +18,11 @@ from spark_klog.client.net.connection import Connection
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import DELETE_TOPICS, FETCH, METADATA, PRODUCE
-from tests.support.batches import make_batch
-from tests.support.broker import KlogBroker, broker_command, refusal
-from tests.support.kafka import HOST, free_port
-from tests.support.raw_client import RawClient
-from tests.support.shared_tree import admin, create_topic, delete_topic, known_brokers, leaders, node
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.raw_client import RawClient
+from tests.support.servers.broker import KlogBroker, broker_command, refusal
+from tests.support.servers.kafka import HOST, free_port
+from tests.support.servers.shared_tree import admin, create_topic, delete_topic, known_brokers, leaders, node
 from tests.support.waiting import wait_until
 
 # kazoo warns if the chroot does not exist yet; the broker creates it

@@ -35,9 +35,9 @@ from spark_klog.errors import (
     NoOffsetForPartition,
     ProtocolError,
 )
-from tests.support.broker import KlogBroker
-from tests.support.kafka import HOST, ZooKeeperServer, free_port
-from tests.support.shared_tree import create_topic, expire_session, leaders, node
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.kafka import HOST, ZooKeeperServer, free_port
+from tests.support.servers.shared_tree import create_topic, expire_session, leaders, node
 from tests.support.waiting import wait_until
 
 # kazoo warns if the chroot does not exist yet; the broker creates it

@@ -15,10 +15,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from spark_klog.classic import ConsumerConnector, KafkaStream
-from tests.support.broker import KlogBroker
-from tests.support.kafka import ZooKeeperServer, kafka_libs, versions
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.shared_tree import create_topic, leaders, old_tool
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.kafka import ZooKeeperServer, kafka_libs, versions
+from tests.support.servers.shared_kafka import SharedKafkas
+from tests.support.servers.shared_tree import create_topic, leaders, old_tool
 from tests.support.waiting import wait_until
 
 pytestmark = [

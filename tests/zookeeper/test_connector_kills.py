@@ -16,9 +16,9 @@ from confluent_kafka import Producer
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-from tests.support.broker import KlogBroker
-from tests.support.kafka import ZooKeeperServer
-from tests.support.shared_tree import create_topic, leaders
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.kafka import ZooKeeperServer
+from tests.support.servers.shared_tree import create_topic, leaders
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import Producer
 from kazoo.client import KazooClient
 
-from tests.support.broker import KlogBroker
-from tests.support.klog import klog, klog_lines, klog_refusal
-from tests.support.raw_client import RawClient
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.shared_tree import create_topic, known_brokers, old_tool
+from tests.support.brokers.raw_client import RawClient
+from tests.support.clients.klog import klog, klog_lines, klog_refusal
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.shared_kafka import SharedKafkas
+from tests.support.servers.shared_tree import create_topic, known_brokers, old_tool
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:No chroot path exists")]

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kazoo.client import KazooClient
 
-from tests.support.broker import KlogBroker
-from tests.support.shared_tree import (
+from tests.support.servers.broker import KlogBroker
+from tests.support.servers.shared_tree import (
     admin,
     create_topic,
     known_brokers,

@@ -20,11 +20,11 @@ from spark_klog.broker.metadata.registry import Registry
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 from spark_klog.trees.opening import open_tree
-from tests.support.batches import make_batch
-from tests.support.broker import KlogBroker, broker_command, refusal
-from tests.support.kafka import HOST, ZooKeeperServer, free_port
-from tests.support.raw_client import RawClient, error_codes
-from tests.support.shared_tree import (
+from tests.support.brokers.batches import make_batch
+from tests.support.brokers.raw_client import RawClient, error_codes
+from tests.support.servers.broker import KlogBroker, broker_command, refusal
+from tests.support.servers.kafka import HOST, ZooKeeperServer, free_port
+from tests.support.servers.shared_tree import (
     admin,
     controller_of,
     create_topic,

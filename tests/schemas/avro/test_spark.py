@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.avro.schema import parse_schema
-from tests.support.jvm_connector import spark_artifact
-from tests.support.pyspark_versions import child_environment, with_connector
+from tests.support.spark.jvm_connector import spark_artifact
+from tests.support.spark.pyspark_versions import child_environment, with_connector
 
 from .model import evolutions, records, values
 from .spark_types import case_of, every_type, plain, spark_type
@@ -32,7 +32,7 @@ _EXAMPLES = 50
 def _by_spark(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     jar = spark_artifact("spark-avro")
     python = with_connector()
-    script = Path(__file__).parents[2] / "support" / "spark_avro.py"
+    script = Path(__file__).parents[2] / "support" / "spark" / "spark_avro.py"
     done = subprocess.run(
         [str(python), str(script), str(jar)],
         input=json.dumps(cases),

@@ -21,10 +21,10 @@ from spark_klog.schemas.avro.schema import parse_schema
 from spark_klog.schemas.registry.client import RegistryClient, registry_of
 from spark_klog.schemas.registry.schemas import Reference, Schema
 from spark_klog.schemas.registry.settings import registry_config
-from tests.support.certificates import KEY_PASSWORD, make_certificates
 from tests.support.clients.srfake import SrFake, serving_srfake
-from tests.support.kafka import HOST
-from tests.support.token_server import TokenServer
+from tests.support.servers.certificates import KEY_PASSWORD, make_certificates
+from tests.support.servers.kafka import HOST
+from tests.support.servers.token_server import TokenServer
 
 pytestmark = pytest.mark.peer
 _CITY = json.dumps({"type": "record", "name": "a.City", "fields": [{"name": "name", "type": "string"}]})

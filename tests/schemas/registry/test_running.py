@@ -19,9 +19,9 @@ from spark_klog.embedded import ClusterStartError, EmbeddedCluster
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.schema_registry import SchemaRegistry
 from tests.schemas.registry.asking import ask, register
-from tests.support.certificates import Certificates
-from tests.support.klog import klog_command, klog_refusal
-from tests.support.secure_broker import SecureBroker
+from tests.support.clients.klog import klog_command, klog_refusal
+from tests.support.servers.certificates import Certificates
+from tests.support.servers.secure_broker import SecureBroker
 from tests.test_pytest_plugin import run, users
 
 __all__ = ["users"]

@@ -18,8 +18,8 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import Running
-from tests.support.kafka import NEWEST, Kafka
 from tests.support.processes import kill, named, workers
+from tests.support.servers.kafka import NEWEST, Kafka
 from tests.support.waiting import wait_until
 
 KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))

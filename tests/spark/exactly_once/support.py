@@ -11,9 +11,9 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from tests.spark.support import Sent, consume, produce
-from tests.support.kafka import NEWEST, Version
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.transactional.java import JavaClient
+from tests.support.clients.transactional.java import JavaClient
+from tests.support.servers.kafka import NEWEST, Version
+from tests.support.servers.shared_kafka import SharedKafkas
 
 PARTITIONS = 3
 OURS = "ours"

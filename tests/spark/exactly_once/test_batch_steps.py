@@ -29,8 +29,8 @@ from spark_klog.spark.write.exactly_once_batch import (
 from spark_klog.spark.write.exactly_once_driver import NotDecided
 from spark_klog.spark.write.producers import PRODUCERS
 from spark_klog.spark.write.sink_options import sink_options
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.transactional.readers import by_confluent
+from tests.support.clients.transactional.readers import by_confluent
+from tests.support.servers.shared_kafka import SharedKafkas
 from tests.support.waiting import wait_until
 
 from .support import OURS_AND_KAFKA, brokers_of

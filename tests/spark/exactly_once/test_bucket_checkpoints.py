@@ -14,8 +14,8 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.spark.decisions import continue_at
 from tests.jobs.support import Ran, Running
 from tests.spark.support import create_topic
-from tests.support.s3_server import serving_s3
-from tests.support.s3a import s3a_settings
+from tests.support.servers.s3_server import serving_s3
+from tests.support.spark.s3a import s3a_settings
 
 from .support import PARTITIONS, fill, once, read
 

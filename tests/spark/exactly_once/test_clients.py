@@ -10,7 +10,7 @@ import pytest
 from spark_klog.errors import ConnectionFailed, ProtocolError
 from spark_klog.spark import worker_process
 from spark_klog.spark.write.exactly_once_driver import step_admin
-from tests.support.scripted_broker import ScriptedCluster
+from tests.support.brokers.scripted_broker import ScriptedCluster
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from spark_klog.spark.write import exactly_once_driver
 from spark_klog.spark.write.decisions.decision_place import decision_place
 from spark_klog.spark.write.exactly_once import Decision, Superseded
 from spark_klog.spark.write.exactly_once_driver import last_time_to_decide
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.servers.shared_kafka import SharedKafkas
 
 from .support import OURS_AND_KAFKA, brokers_of
 from .test_driver import Query, place_of

@@ -27,8 +27,8 @@ from spark_klog.spark.write.decisions.decision_log import DecisionLog
 from spark_klog.spark.write.decisions.entries import Identity, encode_entry
 from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
-from tests.support.kafka import NEWEST
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.servers.kafka import NEWEST
+from tests.support.servers.shared_kafka import SharedKafkas
 from tests.support.waiting import wait_until
 
 from .support import OURS_AND_KAFKA, brokers_of

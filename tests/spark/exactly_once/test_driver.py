@@ -31,10 +31,10 @@ from spark_klog.spark.write.decisions.decision_place import DecisionPlace, decis
 from spark_klog.spark.write.exactly_once import DecidedButAborted, Decision, Superseded, Transaction
 from spark_klog.spark.write.exactly_once_driver import Claimed, NotDecided, claim, continue_at, decide, settle
 from spark_klog.spark.write.producers import SinkProducer
-from tests.support.kafka import NEWEST
-from tests.support.raw_client import RawClient
-from tests.support.shared_kafka import SharedKafkas
-from tests.support.transactional.readers import by_confluent
+from tests.support.brokers.raw_client import RawClient
+from tests.support.clients.transactional.readers import by_confluent
+from tests.support.servers.kafka import NEWEST
+from tests.support.servers.shared_kafka import SharedKafkas
 from tests.support.waiting import wait_until
 
 from .support import brokers_of

@@ -21,8 +21,8 @@ from tests.jobs.support import Running
 from tests.spark.exactly_once.kills import KILLS, SECONDS, SEED, Brokers, Program, brokers
 from tests.spark.exactly_once.support import PARTITIONS, fill, once, read, read_by_java
 from tests.spark.support import create_topic
-from tests.support.s3_server import serving_s3
-from tests.support.s3a import s3a_settings
+from tests.support.servers.s3_server import serving_s3
+from tests.support.spark.s3a import s3a_settings
 
 from . import copy_program
 

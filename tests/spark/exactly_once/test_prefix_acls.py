@@ -13,8 +13,8 @@ from spark_klog.errors import ProtocolError
 from spark_klog.spark.write.decisions.decision_place import decision_place
 from spark_klog.spark.write.exactly_once import Transaction
 from spark_klog.spark.write.exactly_once_driver import Claimed, claim, decide
-from tests.support.kafka import HOST, NEWEST, Kafka
-from tests.support.transactional.readers import by_confluent
+from tests.support.clients.transactional.readers import by_confluent
+from tests.support.servers.kafka import HOST, NEWEST, Kafka
 from tests.support.waiting import wait_until
 
 TOPIC = "t"

@@ -12,7 +12,7 @@ from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.spark.write import producers
 from spark_klog.spark.write.producers import ProducerCache
-from tests.support.transactional.readers import by_confluent
+from tests.support.clients.transactional.readers import by_confluent
 
 PREFIX = "klog-test-"
 TASKS = producers._MOST_IDLE + 3

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.registries import cache_root, run
+from tests.support.packages.registries import cache_root, run
 
 
 class BuildFailed(Exception):

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
 
 from tests.support.clients.client import NO_TIMESTAMP, SECONDS, SESSION_MS, Client, Member, Record, Seen
-from tests.support.topics import learn_topic
+from tests.support.clients.topics import learn_topic
 
 
 class Confluent(Client):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.clients.build import built, compile_program, copy_into
 from tests.support.clients.process import ProcessClient, sources
-from tests.support.registries import download, program
+from tests.support.packages.registries import download, program
 
 
 class FranzGo(ProcessClient):

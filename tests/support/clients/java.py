@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from tests.support.clients.build import built, compile_program
 from tests.support.clients.process import ProcessClient, sources
-from tests.support.kafka import Version, kafka_libs
+from tests.support.servers.kafka import Version, kafka_libs
 
 
 class _Java(ProcessClient):

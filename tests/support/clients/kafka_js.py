@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support.clients.build import built, copy_into
 from tests.support.clients.process import ProcessClient, sources
-from tests.support.registries import download, program
+from tests.support.packages.registries import download, program
 
 
 class KafkaJs(ProcessClient):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from tests.support.clients.client import SECONDS, SESSION_MS, Client, Member, Record, Seen
-from tests.support.tools import kcat, kcat_path
+from tests.support.clients.tools import kcat, kcat_path
 
 _KEY, _END = b"|key|", b"|end|"
 _REBALANCED = re.compile(rb"rebalanced .*?: (assigned|revoked):?(.*)")

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 from tests.support.clients.build import built, compile_program, copy_into
 from tests.support.clients.process import sources
-from tests.support.kafka import HOST
-from tests.support.registries import download, program
+from tests.support.packages.registries import download, program
+from tests.support.servers.kafka import HOST
 
 
 class SrFake:

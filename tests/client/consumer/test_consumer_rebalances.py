@@ -1,0 +1,310 @@
+"""Listeners and commits during rebalances and close, and their effect on the group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_klog.base.names import TopicPartition
+from spark_klog.broker.faults import Delay, Drop, Fault
+from spark_klog.client import Consumer, RebalanceListener
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer import classic_group as group_module
+from spark_klog.client.consumer.classic_group import Heartbeats
+from spark_klog.client.consumer.settings import consumer_config
+from spark_klog.client.net.connection import Connection, Handle
+from spark_klog.client.offsets import GroupMetadata
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import CommitFailed, ConsumerClosed, ErrorCode, KlogError
+from spark_klog.protocol.apis import CREATE_PARTITIONS, JOIN_GROUP
+from tests.support.clients.consumers import SECONDS, Ours, Server, is_shared, poll_until, short
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(faults=[]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def server(cluster: EmbeddedCluster) -> Server:
+    return Server(cluster.bootstrap_servers, None)
+
+
+class _OnRevoked(RebalanceListener):
+    """Call a function when partitions are revoked or lost."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def on_revoked(self, partitions: list[TopicPartition]) -> None:
+        self._act()
+
+
+def _fail() -> None:
+    raise RuntimeError("the program's flush failed")
+
+
+def test_a_throttled_join_keeps_no_poll_waiting(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = server.topic()
+    server.send(topic, short(3))
+    receive = Connection.receive
+
+    def throttled(self: Connection, handle: Handle, *rest: Any) -> Any:
+        answer = receive(self, handle, *rest)
+        if handle.api is JOIN_GROUP:
+            self.throttled_until = time.monotonic() + 3
+        return answer
+
+    monkeypatch.setattr(Connection, "receive", throttled)
+    member = Ours(server, topic, "range")
+    member.consumer.subscribe([topic])
+    begin, longest = time.monotonic(), 0.0
+    while len(member.values) < 3:
+        assert time.monotonic() - begin < SECONDS
+        polled = time.monotonic()
+        member.poll()
+        longest = max(longest, time.monotonic() - polled)
+    assert time.monotonic() - begin > 3
+    assert longest < 2
+    member.close()
+
+
+def test_a_listener_commits_while_the_consumer_closes(server: Server) -> None:
+    topic = server.topic()
+    server.send(topic, short(10))
+    first = Ours(server, topic, "range", enable_auto_commit=False)
+    first.consumer.subscribe([topic], _OnRevoked(first.consumer.commit))
+    poll_until([first], lambda: len(first.values) == 10)
+    first.close()
+    with pytest.raises(ConsumerClosed):
+        first.consumer.commit()
+    second = Ours(server, topic, "range")
+    try:
+        poll_until([second], lambda: second.owned() == {0})
+        assert second.consumer.position(topic, 0) == 10
+    finally:
+        second.close()
+
+
+@pytest.mark.parametrize("how", ["close", "unsubscribe"])
+def test_a_member_leaves_although_its_listener_fails(server: Server, how: str) -> None:
+    topic = server.topic()
+    server.send(topic, short(10))
+    first = Ours(server, topic, "range")
+    first.consumer.subscribe([topic], _OnRevoked(_fail))
+    poll_until([first], lambda: len(first.values) == 10)
+    with pytest.raises(RuntimeError, match="flush failed"):
+        getattr(first.consumer, how)()
+    second = Ours(server, topic, "range")
+    try:
+        poll_until([second], lambda: second.owned() == {0})
+        assert second.consumer.position(topic, 0) == 10
+        if how == "unsubscribe":
+            assert first.owned() == set()
+    finally:
+        second.close()
+        first.close()
+
+
+def test_partitions_are_handed_over_although_the_listener_fails(server: Server) -> None:
+    topic = server.topic(2)
+    for partition in range(2):
+        server.send(topic, short(10, 10 * partition), partition)
+    failures: list[RuntimeError] = []
+
+    class Polling(Ours):
+        def poll(self) -> None:
+            try:
+                super().poll()
+            except RuntimeError as error:
+                failures.append(error)
+
+    first = Polling(server, topic, "cooperative-sticky")
+    first.consumer.subscribe([topic], _OnRevoked(_fail))
+    second = Ours(server, topic, "cooperative-sticky")
+    try:
+        poll_until([first], lambda: len(first.values) == 20)
+        poll_until([first, second], lambda: is_shared([first, second], 2))
+        assert [str(failure) for failure in failures] == ["the program's flush failed"]
+        second.poll()
+        assert second.values == []
+    finally:
+        second.close()
+        with pytest.raises(RuntimeError):
+            first.close()
+
+
+def test_a_member_that_was_lost_cannot_commit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = 0.0
+    monkeypatch.setattr(group_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited))
+    topic = server.topic()
+    server.send(topic, short(10))
+    first = Ours(server, topic, "range", enable_auto_commit=False, max_poll_interval_ms=300_000, max_poll_records=3)
+    told: list[KlogError | None] = []
+
+    def commit() -> None:
+        offsets = {(topic, 0): 3}
+        first.consumer.commit_async(offsets, lambda _, error: told.append(error))
+        first.consumer.commit(offsets)
+
+    first.consumer.subscribe([topic], _OnRevoked(commit))
+    with pytest.raises(CommitFailed, match="not a member of group"):
+        commit()
+    with Ours(server, topic, "range").consumer as second, first.consumer:
+        poll_until([first], lambda: len(first.values) == 3)
+        waited = 1000.0
+        second.subscribe([topic])
+        read = 0
+        deadline = time.monotonic() + SECONDS
+        while read < 10 and time.monotonic() < deadline:  # until `first` has left and `second` has read all
+            read += len(second.poll(0.1))
+        second.unsubscribe()
+        assert second.committed([(topic, 0)])[topic, 0].offset == 10
+        with pytest.raises(CommitFailed, match="not a member of group"):
+            poll_until([first], lambda: False)
+        assert [type(error) for error in told] == [CommitFailed] * 2
+        assert second.committed([(topic, 0)])[topic, 0].offset == 10
+        first.consumer.subscribe([topic])  # without the listener that commits
+
+
+class _Reported(threading.Condition):
+    """A condition that tells when a thread waits on it without a limit."""
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__(lock)
+        self.is_reached = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is None:
+            self.is_reached.set()
+        return super().wait(timeout)
+
+
+def test_heartbeats_of_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the one before have ended, and the thread sleeps."""
+    beats: Queue[int] = Queue()
+
+    def beat(_: object, __: object, node: int, member: GroupMetadata) -> ErrorCode:
+        beats.put(member.generation)
+        return ErrorCode.NONE
+
+    monkeypatch.setattr(Heartbeats, "_beat", beat)
+    monkeypatch.setattr(group_module, "find_coordinator", lambda *_: 0)
+    settings = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "heartbeat.interval.ms": 1}
+    heartbeats = Heartbeats(consumer_config(settings), lambda: None)
+    changed = heartbeats._changed = _Reported(heartbeats._lock)
+    try:
+        for generation in (1, 2):
+            heartbeats.begin(GroupMetadata("g", generation, "m"))
+            while beats.get(timeout=SECONDS) != generation:
+                pass
+            changed.is_reached.clear()
+            heartbeats.pause()
+            assert changed.is_reached.wait(SECONDS)
+    finally:
+        heartbeats.stop(time.monotonic() + SECONDS)
+
+
+def test_a_static_leader_that_came_back_finds_new_partitions(server: Server) -> None:
+    topic = server.topic()
+    settings = {"group_instance_id": "a", "metadata_max_age_ms": 300}
+    first = Ours(server, topic, "range", **settings)
+    poll_until([first], lambda: first.owned() == {0})
+    first.close()
+    first = Ours(server, topic, "range", **settings)
+    try:
+        poll_until([first], lambda: first.owned() == {0})
+        with Cluster.connect({"bootstrap.servers": server.servers}) as cluster:
+            request = {"name": topic, "count": 3, "assignments": None}
+            answer = cluster.request(
+                cluster.controller(),
+                CREATE_PARTITIONS,
+                {"topics": [request], "timeout_ms": 10_000, "validate_only": False},
+            )
+            assert [entry["error_code"] for entry in answer["results"]] == [0]
+        poll_until([first], lambda: first.owned() == {0, 1, 2})
+    finally:
+        first.close()
+
+
+@pytest.mark.parametrize("is_pattern", [True, False])
+def test_another_subscription_while_brokers_are_away(
+    cluster: EmbeddedCluster, server: Server, is_pattern: bool
+) -> None:
+    """If the look-up of topics fails, the consumer soon repeats it, and reads no topic of the previous subscription."""
+    before, after = server.topic(), server.topic()
+    for topic in (before, after):
+        server.send(topic, short(1))
+    settings = {"bootstrap.servers": server.servers, "group.id": before, "auto.offset.reset": "earliest"}
+    with Consumer({**settings, "enable.auto.commit": "false"}) as consumer:
+        found: list[str] = []
+
+        def poll_once() -> None:
+            found.extend(record.topic for record in consumer.poll(0.5))
+
+        deadline = time.monotonic() + SECONDS
+        consumer.subscribe(f"^{before}" if is_pattern else [before])
+        while not found:
+            assert time.monotonic() < deadline
+            poll_once()
+        try:
+            cluster.inject(Fault(Drop(), api="Metadata", count=1_000_000))
+            consumer.subscribe(f"^{after}" if is_pattern else [after])
+            for _ in range(2):
+                poll_once()
+        finally:
+            cluster.clear_faults()
+        while len(found) < 2:
+            assert time.monotonic() < deadline
+            poll_once()
+        assert found == [before, after]
+
+
+def test_the_commit_before_a_revocation_may_take_longer_than_a_poll(
+    cluster: EmbeddedCluster, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = server.topic(2)
+    for partition in range(2):
+        server.send(topic, short(10, 10 * partition), partition)
+    first = Ours(server, topic, "range", auto_commit_interval_ms=600_000)
+    listened: list[int] = []
+
+    def ask() -> None:
+        listened.append(len(first.consumer.committed([(topic, 0), (topic, 1)])))
+
+    first.consumer.subscribe([topic], _OnRevoked(ask))
+    second = Ours(server, topic, "range")
+    try:
+        poll_until([first], lambda: len(first.values) == 20)
+        cluster.inject(Fault(Delay(2500), api="OffsetCommit", topic=topic, count=1))
+        poll_until([first, second], lambda: is_shared([first, second], 2))
+        assert listened == [2]
+        server.send(topic, short(1, 20))
+        poll_until([first, second], lambda: len(first.values + second.values) > 20)
+        assert sorted(first.values + second.values) == sorted(line.value for line in short(21))
+        assert "were not committed" not in caplog.text
+    finally:
+        second.close()
+        first.close()
+        cluster.clear_faults()
+
+
+def test_close_waits_for_a_commit_under_way(cluster: EmbeddedCluster, server: Server) -> None:
+    topic = server.topic()
+    told: list[KlogError | None] = []
+    try:
+        with server.consumer(group_id=topic, enable_auto_commit=False) as consumer:
+            cluster.inject(Fault(Delay(1500), api="OffsetCommit", topic=topic, count=1))
+            consumer.commit_async({(topic, 0): 7}, lambda _, error: told.append(error))
+        assert told == [None]
+        with server.consumer(group_id=topic) as consumer:
+            assert consumer.committed([(topic, 0)])[topic, 0].offset == 7
+    finally:
+        cluster.clear_faults()

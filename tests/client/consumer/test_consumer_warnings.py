@@ -1,0 +1,193 @@
+"""Warnings and errors of a consumer that gets no records because something is wrong."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.client import Consumer
+from spark_klog.errors import ConnectionFailed, ErrorCode, ProtocolError
+from tests.support.brokers import faults
+from tests.support.brokers.scripted_broker import ScriptedCluster
+from tests.support.clients.consumers import SECONDS, Server, short
+from tests.support.servers.broker import KlogBroker
+
+
+@pytest.fixture(scope="module")
+def server(module_server_dir: Path) -> Iterator[Server]:
+    with KlogBroker(module_server_dir / "klog") as broker:
+        yield Server(broker.bootstrap_servers, None)
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def _poll_until(consumer: Consumer, condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition() and time.monotonic() < deadline:
+        consumer.poll(0.1)
+    assert condition()
+
+
+@pytest.mark.parametrize("has_group", [False, pytest.param(True, marks=pytest.mark.test_all("again"))])
+def test_a_wrong_port_is_a_warning_with_the_address(caplog: pytest.LogCaptureFixture, has_group: bool) -> None:
+    settings = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "enable.auto.commit": False}
+    with Consumer(settings) as consumer:
+        if has_group:
+            consumer.subscribe(["t"])
+        else:
+            consumer.assign([("t", 0, 0)])
+        deadline = time.monotonic() + SECONDS
+        while not (found := _warnings(caplog)) and time.monotonic() < deadline:
+            assert consumer.poll_arrow(1.0) is None  # as in a user's loop
+        assert found
+        assert re.search(r"no records from .*127\.0\.0\.1:1.*[Rr]efused", found[0])
+        assert "request.timeout.ms" not in found[0]
+        consumer.poll(0.1)
+        assert len(_warnings(caplog)) == len(found)  # not at each poll
+        consumer.poll(2.5)
+        assert not any("giving up" in warning for warning in _warnings(caplog))
+
+
+def test_a_topic_that_does_not_exist_is_an_error(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    topic = server.topic()
+    server.send(topic, short(3))
+    with server.consumer(auto_offset_reset="earliest") as consumer:
+        for wrong, name in ((f"{topic}-wrong", f"topic {topic}-wrong"), (topic, f"{topic}-7")):
+            consumer.assign([(topic, 0), (wrong, 7)])
+            deadline = time.monotonic() + SECONDS
+            raised: list[ProtocolError] = []
+            while (consumer.position(topic, 0) != 3 or not raised) and time.monotonic() < deadline:
+                try:
+                    consumer.poll(0.1)
+                except ProtocolError as error:
+                    raised.append(error)
+            assert consumer.position(topic, 0) == 3, "the existing partition is read"
+            assert raised[0].code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert name in str(raised[0])
+            assert any(name in text for text in _warnings(caplog))
+            consumer.assign([])
+
+
+def test_one_late_answer_makes_no_topic_unknown() -> None:
+    """Brokers must still say so in a look-up after some time."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.append("t", 0, [b"a"])
+        brokers.on("Metadata", faults.no_topics(delay=1.0))
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers}) as consumer:
+            consumer.assign([("t", 0, 0)])
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"a"]
+            assert brokers.count("Metadata") > 1
+
+
+def test_a_partition_without_a_leader_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.leaders["t", 0] = -1
+        brokers.append("t", 0, [b"a"])
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers}) as consumer:
+            consumer.assign([("t", 0, 0)])
+            told = ("LEADER_NOT_AVAILABLE", "t-0")
+            _poll_until(consumer, lambda: any(all(name in text for name in told) for text in _warnings(caplog)))
+            brokers.leaders["t", 0] = 0
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"a"]
+
+
+def test_a_broker_that_restarts_is_no_unknown_topic(caplog: pytest.LogCaptureFixture) -> None:
+    """The consumer waits for a partition that it has known before."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.append("t", 0, [b"a"])
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers, "metadata.max.age.ms": 50}) as consumer:
+            consumer.assign([("t", 0, 0)])
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"a"]
+            brokers.always("Fetch", faults.error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            brokers.always("Metadata", faults.error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            begin, is_told = time.monotonic(), False
+            while time.monotonic() < begin + 1.5 or not is_told:
+                assert time.monotonic() < begin + SECONDS
+                assert consumer.poll(0.1) == []
+                is_told = any("UNKNOWN_TOPIC_OR_PARTITION" in text for text in _warnings(caplog))
+            brokers.clear()
+            brokers.append("t", 0, [b"b"])
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"b"]
+
+
+@pytest.mark.parametrize("wanted", ["names", "^", "[^]", "pattern"])
+def test_subscribed_topics_that_do_not_exist(server: Server, caplog: pytest.LogCaptureFixture, wanted: str) -> None:
+    topic = server.topic()
+    missing = f"{topic}-missing"
+    forms: dict[str, Any] = {
+        "names": [topic, missing],
+        "^": f"^{missing}",
+        "[^]": [topic, f"^{missing}"],
+        "pattern": re.compile(f"{missing}.*"),
+    }
+    with server.consumer(group_id=topic + wanted) as consumer:
+        consumer.subscribe(forms[wanted])
+        _poll_until(consumer, lambda: any(missing in text for text in _warnings(caplog)))
+        if wanted in ("names", "[^]"):
+            _poll_until(consumer, lambda: consumer.assignment() == [(topic, 0)])
+        assert len([text for text in _warnings(caplog) if missing in text]) == 1
+
+
+def test_text_that_begins_with_a_caret_is_a_pattern(server: Server) -> None:
+    first, second, third = (server.topic() for _ in range(3))
+    for topic in (first, second, third):
+        server.send(topic, short(2))
+    with server.consumer(group_id=first, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe([f"^{first[:-2]}", second])  # matches prefixes, as in librdkafka
+        _poll_until(consumer, lambda: consumer.assignment() == sorted([(first, 0), (second, 0)]))
+        consumer.subscribe(f"^{third}$")
+        _poll_until(consumer, lambda: consumer.assignment() == [(third, 0)])
+
+
+def test_a_partition_with_open_offsets_holds_up_no_other() -> None:
+    with ScriptedCluster({"t": 2}) as brokers:
+        for partition in range(2):
+            brokers.append("t", partition, [b"%d" % partition])
+        brokers.always("OffsetFetch", faults.error(ErrorCode.UNSTABLE_OFFSET_COMMIT, 0))
+        given = {"bootstrap.servers": brokers.bootstrap_servers, "group.id": "g", "enable.auto.commit": False}
+        with Consumer({**given, "auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign([("t", 0), ("t", 1)])
+            begin = time.monotonic()
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"1"]
+            assert time.monotonic() < begin + SECONDS / 2
+            brokers.clear()
+            assert [record.value for record in consumer.poll(SECONDS)] == [b"0"]
+
+
+def test_a_coordinator_that_can_not_be_reached(caplog: pytest.LogCaptureFixture) -> None:
+    """The error comes after default.api.timeout.ms, names who advertised the address, and comes again."""
+    with ScriptedCluster({"t": 1}, nodes=2) as brokers:
+        bootstrap = f"127.0.0.1:{brokers.ports[0]}"
+        brokers.ports[1] = 1  # of the coordinator
+        settings = {"bootstrap.servers": bootstrap, "group.id": "g", "default.api.timeout.ms": 1000}
+        with Consumer({**settings, "enable.auto.commit": False}) as consumer:
+            consumer.subscribe(["t"])
+            source = f"the address of broker 1 as {bootstrap} advertises it, check advertised.listeners"
+            advertised = f"127.0.0.1:1 ({source})"
+            for _ in range(2):
+                with pytest.raises(ConnectionFailed, match=re.escape(f"no broker answers at {advertised}: ")):
+                    _poll_until(consumer, lambda: False)
+        assert advertised in _warnings(caplog)[0]
+
+
+def test_a_broker_that_was_reached_and_is_down_is_no_matter_of_its_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with KlogBroker(tmp_path) as broker:
+        server = Server(f"localhost:{broker.port}", None)  # the broker advertises 127.0.0.1
+        topic = server.topic()
+        server.send(topic, short(1))
+        with server.consumer(auto_offset_reset="earliest") as consumer:
+            consumer.assign([(topic, 0)])
+            assert len(consumer.poll(SECONDS)) == 1
+            broker.kill()
+            _poll_until(consumer, lambda: any(broker.bootstrap_servers in text for text in _warnings(caplog)))
+        assert not any("advertise" in text for text in _warnings(caplog))

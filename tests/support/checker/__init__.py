@@ -1,0 +1,1 @@
+"""Histories and models: what a correct log, or a correct client of it, may do."""

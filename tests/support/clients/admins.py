@@ -1,0 +1,40 @@
+"""Fixtures for tests of the admin client: brokers of all kinds, our client and confluent-kafka's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from spark_klog.client import Admin
+from spark_klog.errors import ErrorCode, ProtocolError
+from tests.support.clients.consumers import Server, running
+from tests.support.servers.kafka import NEWEST, versions
+from tests.support.servers.shared_kafka import SharedKafkas
+
+_VERSIONS = versions(NEWEST, "0.10.2.2", "3.9.1")
+
+
+@pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])
+def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
+    with running(request.param, module_server_dir / request.param, shared_kafkas) as there:
+        yield there
+
+
+@pytest.fixture
+def admin(server: Server) -> Iterator[Admin]:
+    with Admin({"bootstrap.servers": server.servers}) as there:
+        yield there
+
+
+def error_code(result: object) -> ErrorCode:
+    """The code of an item's error; fails if the item has another outcome."""
+    assert isinstance(result, ProtocolError)
+    return result.code
+
+
+@pytest.fixture
+def theirs(server: Server) -> AdminClient:
+    return AdminClient({"bootstrap.servers": server.servers, "log_level": 0})

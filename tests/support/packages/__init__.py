@@ -1,0 +1,1 @@
+"""What tests fetch from registries and build: programs, jars, Pythons, wheels."""
