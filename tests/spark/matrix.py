@@ -21,7 +21,7 @@ _SUITES = (
     *("read/test_limits", "read/test_loss", "read/test_available_now", "write/test_sink"),
     *("test_options", "test_round_trip", "test_sql"),
     *("exactly_once/test_streams", "exactly_once/test_write_updates", "exactly_once/test_decision_place"),
-    *("exactly_once/test_micro_batches", "exactly_once/test_batch_steps", "exactly_once/test_moves"),
+    *("exactly_once/test_micro_batches", "exactly_once/test_batch_steps"),
 )
 #: Packages that the suites need in addition to the project's dependencies.
 _TOOLS = (

@@ -23,8 +23,8 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.spark.support import consume, create_topic
 from tests.spark.read.test_stream_kills import PARTITIONS, TARGETS, Stream, Writer
+from tests.spark.support import consume, create_topic
 from tests.support.processes import kill
 
 # Each step has its own deadline.
