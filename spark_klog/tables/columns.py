@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set as AbstractSet
+from collections.abc import Mapping, Set as AbstractSet
 
 import pyarrow as pa
 
@@ -15,63 +15,65 @@ def differences(table: pa.Schema, columns: pa.Schema, others: AbstractSet[str]) 
     What does not fit: a column of another type, unless the table's holds all its values, and a column that the table
     requires. `others` are columns of the table that files do not have.
     """
+    known = {column.name: column.type for column in table}
     missing: list[pa.Field] = []
-    wrong: list[str] = []
-    known = {one.name: one for one in table}
-    for one in columns:
-        if one.name not in known:
-            if not _differs_by_case(one.name, known, "", wrong):
-                missing.append(pa.field(one.name, one.type))
-            continue
-        mine = known[one.name]
-        kind = _merged(mine.type, one.type, one.name, wrong)
-        if kind != mine.type:
-            missing.append(pa.field(one.name, kind))
-    for name in sorted(known.keys() - others):
-        if not known[name].nullable:
-            wrong.append(f"{name} is required, and the load may have nulls")
-    return missing, wrong
+    complaints: list[str] = []
+    for column in columns:
+        merged, misfits = _merged_column(column, known, "")
+        complaints += misfits
+        if merged is not None and merged != known.get(column.name):
+            missing.append(pa.field(column.name, merged))
+    required = sorted(column.name for column in table if not column.nullable and column.name not in others)
+    complaints += [f"{name} is required, and the load may have nulls" for name in required]
+    return missing, complaints
 
 
-def _differs_by_case(name: str, names: Iterable[str], path: str, wrong: list[str]) -> bool:
-    """Whether a new name is one of the table's but for its case; appends to `wrong` if so."""
-    other = next((one for one in names if one.lower() == name.lower()), None)
-    if other is not None:
-        wrong.append(f"{path}{name} differs from {path}{other} by case only, which Spark takes for one")
-    return other is not None
+def _merged_column(
+    column: pa.Field, known: Mapping[str, pa.DataType], path: str
+) -> tuple[pa.DataType | None, list[str]]:
+    """The type that a load's column gets beside the table's `known` ones, and what does not fit.
+
+    None if a known name differs from the column's by case only.
+    """
+    if column.name in known:
+        return _merged(known[column.name], column.type, f"{path}{column.name}")
+    other = next((name for name in known if name.lower() == column.name.lower()), None)
+    if other is None:
+        return column.type, []
+    return None, [f"{path}{column.name} differs from {path}{other} by case only, which Spark takes for one"]
 
 
-def _merged(mine: pa.DataType, theirs: pa.DataType, path: str, wrong: list[str]) -> pa.DataType:
-    """The table's type with the fields that are new in `theirs`; appends to `wrong` what does not fit."""
+def _merged(mine: pa.DataType, theirs: pa.DataType, path: str) -> tuple[pa.DataType, list[str]]:
+    """The table's type with the fields that are new in `theirs`, and what does not fit."""
     if pa.types.is_struct(mine) and pa.types.is_struct(theirs):
-        fields = list(mine)
-        names = {one.name: number for number, one in enumerate(fields)}
-        for one in theirs:
-            number = names.get(one.name)
-            if number is None:
-                if not _differs_by_case(one.name, names, f"{path}.", wrong):
-                    fields.append(pa.field(one.name, one.type))
-            else:
-                kind = _merged(fields[number].type, one.type, f"{path}.{one.name}", wrong)
-                fields[number] = fields[number].with_type(kind)
-        absent = names.keys() - {one.name for one in theirs}
-        for one in mine:
-            if not one.nullable:
-                what = "which the load has not" if one.name in absent else "and the load may have nulls"
-                wrong.append(f"{path}.{one.name} is required, {what}")
-        return pa.struct(fields)
+        return _merged_struct(mine, theirs, path)
     if pa.types.is_map(mine) and pa.types.is_map(theirs):
-        keys = _merged(mine.key_type, theirs.key_type, f"{path}{{key}}", wrong)
-        items = _merged(mine.item_type, theirs.item_type, f"{path}{{}}", wrong)
-        if (keys, items) == (mine.key_type, mine.item_type):
-            return mine
-        return pa.map_(mine.key_field.with_type(keys), mine.item_field.with_type(items))
+        keys, misfits = _merged(mine.key_type, theirs.key_type, f"{path}{{key}}")
+        values, misfits_of_values = _merged(mine.item_type, theirs.item_type, f"{path}{{}}")
+        is_same = (keys, values) == (mine.key_type, mine.item_type)
+        merged = mine if is_same else pa.map_(mine.key_field.with_type(keys), mine.item_field.with_type(values))
+        return merged, misfits + misfits_of_values
     if pa.types.is_list(mine) and pa.types.is_list(theirs):
-        item = _merged(mine.value_type, theirs.value_type, f"{path}[]", wrong)
-        return mine if item == mine.value_type else pa.list_(mine.value_field.with_type(item))
-    if not holds(mine, theirs):
-        wrong.append(f"{path} is {mine} in the table and {theirs} in the load")
-    return mine
+        element, misfits = _merged(mine.value_type, theirs.value_type, f"{path}[]")
+        return mine if element == mine.value_type else pa.list_(mine.value_field.with_type(element)), misfits
+    return mine, [] if holds(mine, theirs) else [f"{path} is {mine} in the table and {theirs} in the load"]
+
+
+def _merged_struct(mine: pa.StructType, theirs: pa.StructType, path: str) -> tuple[pa.DataType, list[str]]:
+    known = {field.name: field.type for field in mine}
+    fields = {field.name: field for field in mine}
+    complaints: list[str] = []
+    for field in theirs:
+        merged, misfits = _merged_column(field, known, f"{path}.")
+        complaints += misfits
+        if merged is not None:
+            fields[field.name] = fields.get(field.name, pa.field(field.name, merged)).with_type(merged)
+    given = {field.name for field in theirs}
+    for field in mine:
+        if not field.nullable:
+            what = "and the load may have nulls" if field.name in given else "which the load has not"
+            complaints.append(f"{path}.{field.name} is required, {what}")
+    return pa.struct(fields.values()), complaints
 
 
 def holds(mine: pa.DataType, theirs: pa.DataType) -> bool:

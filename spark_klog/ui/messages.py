@@ -175,55 +175,79 @@ def page(
     more; `note` says that what was asked for does not exist, None if it does.
     """
     first, end, edge, note = _place_of(admin, view)
-    is_newest_first = not view.is_oldest_first
-    limit = first if is_newest_first else end
-    each = max(10, -(-2 * count // max(1, len(edge))))
-    window = min(each, count)
-    messages: list[dict[str, Any]] = []
-    is_too_large = False
-    for _ in range(_ROUNDS):
-        if is_newest_first:
-            far = {key: max(first[key], edge[key] - window) for key in edge}
-        else:
-            far = {key: min(end[key], edge[key] + window) for key in edge}
-        ranges = {key: (min(far[key], edge[key]), max(far[key], edge[key])) for key in edge if far[key] != edge[key]}
-        messages, is_whole = _read(new_consumer, ranges)
-        if not is_whole and window > 1:
-            window, is_too_large = max(1, window // _GROWTH), True
-            continue
-        if len(messages) >= count or far == limit or is_too_large:
-            break
-        window *= _GROWTH
-    messages.sort(key=lambda row: (row["timestamp"] or 0, row["offset"], row["partition"]), reverse=is_newest_first)
-    # A partition whose window ends early may have unread messages as far as its last one here: stop there.
-    last = {row["partition"]: row["timestamp"] or 0 for row in messages}
-    bounds = [last[key[1]] for key in edge if key[1] in last and far[key] != limit[key]]
-    kept = messages[:count]
-    if bounds and is_newest_first:
-        kept = [row for row in kept if (row["timestamp"] or 0) >= max(bounds)]
-    elif bounds:
-        kept = [row for row in kept if (row["timestamp"] or 0) <= min(bounds)]
-    # Cut by partition: a partition's messages of one page are consecutive, so that the next page goes on there.
-    reached = {key[1]: edge[key] for key in edge}
-    for row in kept:
-        number, offset = row["partition"], row["offset"]
-        reached[number] = min(reached[number], offset) if is_newest_first else max(reached[number], offset + 1)
-    kept = [row for row in messages if (row["offset"] >= reached[row["partition"]]) == is_newest_first]
-    read = {row["partition"] for row in messages}
-    for key in edge:  # a window without any record: go on beyond it
-        if key[1] not in read:
-            reached[key[1]] = far[key]
-    is_more = any(reached[number] != limit[view.topic, number] for _, number in edge)
-    onward = {str(number): place for number, place in reached.items()} if is_more else None
+    limit = end if view.is_oldest_first else first
+    messages, far = _read_onward(new_consumer, edge, limit, count)
+    direction = 1 if view.is_oldest_first else -1
+    messages.sort(key=lambda row: (row["timestamp"] or 0, row["offset"], row["partition"]), reverse=direction < 0)
+    reached = _reached(messages, edge, far, limit, count, direction)
+    # A partition's messages of one page are consecutive, so that the next page goes on behind them.
+    shown = [row for row in messages if (row["offset"] < reached[view.topic, row["partition"]]) == (direction > 0)]
+    onward = None if reached == limit else _by_number(reached)
     return {
         "topic": view.topic,
         "note": note,
-        "messages": _finished(view.topic, kept, schemas),
-        "before": onward if is_newest_first else None,
-        "after": None if is_newest_first else onward,
-        "first": {str(key[1]): place for key, place in first.items()},
-        "end": {str(key[1]): place for key, place in end.items()},
+        "messages": _finished(view.topic, shown, schemas),
+        "before": None if view.is_oldest_first else onward,
+        "after": onward if view.is_oldest_first else None,
+        "first": _by_number(first),
+        "end": _by_number(end),
     }
+
+
+def _by_number(offsets: _Offsets) -> dict[str, int]:
+    return {str(number): offset for (_, number), offset in offsets.items()}
+
+
+def _read_onward(
+    new_consumer: NewConsumer, edge: _Offsets, limit: _Offsets, count: int
+) -> tuple[list[dict[str, Any]], _Offsets]:
+    """Read from the edge toward the limit, which is before or behind it, until there are `count` messages.
+
+    Messages in no order, and how far each partition is read: windows grow while they hold too few messages, and shrink
+    if the first has too many bytes.
+    """
+    window = min(count, max(10, -(-2 * count // max(1, len(edge)))))
+    messages: list[dict[str, Any]] = []
+    far, has_shrunk = edge, False
+    for _ in range(_ROUNDS):
+        wider = {key: edge[key] + max(-window, min(window, limit[key] - edge[key])) for key in edge}
+        ranges = {
+            key: (min(edge[key], wider[key]), max(edge[key], wider[key])) for key in edge if edge[key] != wider[key]
+        }
+        rows, is_whole = _read(new_consumer, ranges)
+        if is_whole:
+            messages, far = rows, wider
+            if len(messages) >= count or far == limit or has_shrunk:
+                break
+            window *= _GROWTH
+        elif far != edge:  # the window before, which was smaller, was read to its end
+            break
+        elif window == 1:  # partitions without a message may be unread: the next page begins there
+            read = {row["partition"] for row in rows}
+            return rows, {key: wider[key] if key[1] in read else edge[key] for key in edge}
+        else:
+            window, has_shrunk = max(1, window // _GROWTH), True
+    return messages, far
+
+
+def _reached(
+    messages: list[dict[str, Any]], edge: _Offsets, far: _Offsets, limit: _Offsets, count: int, direction: int
+) -> _Offsets:
+    """Where a page of about `count` of the messages ends in each partition; `direction` is 1 if the oldest are first.
+
+    Partitions are mixed by time. One that is not read as far as its limit may have unread messages that belong right
+    behind its last one here, so the page ends there at the latest.
+    """
+    last = {row["partition"]: row["timestamp"] or 0 for row in messages}
+    stops = [direction * last[key[1]] for key in edge if key[1] in last and far[key] != limit[key]]
+    shown = [row for row in messages[:count] if not stops or direction * (row["timestamp"] or 0) <= min(stops)]
+    # A window without any message is passed by; one with messages as far as they are shown.
+    reached = {key: edge[key] if key[1] in last else far[key] for key in edge}
+    for row in shown:
+        key = row["topic"], row["partition"]
+        after = row["offset"] + 1 if direction > 0 else row["offset"]
+        reached[key] = max(reached[key], after) if direction > 0 else min(reached[key], after)
+    return reached
 
 
 def _no_offset(
@@ -265,14 +289,14 @@ def _read(
     new_consumer: NewConsumer, ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> tuple[list[dict[str, Any]], bool]:
     """The records of ranges [start, stop); and False if they were more bytes than the limit, where it stopped."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     size = 0
     for batch in batches_of(new_consumer, ranges, _PAGE_SECONDS):
         size += batch.nbytes
-        found += _rows(batch)
+        rows += _rows(batch)
         if size > _MAX_BYTES:
-            return found, False
-    return found, True
+            return rows, False
+    return rows, True
 
 
 def batches_of(

@@ -117,7 +117,7 @@ def _lines(count: int = 40) -> list[Line]:
 
 
 def _send(cluster: Cluster, topic: str, lines: list[Line], partition: int | None = 0) -> None:
-    producer = Producer(cluster)
+    producer = Producer.of_cluster(cluster)
     for _, timestamp, key, value, headers in lines:
         producer.send(topic, value, key, partition, timestamp, headers)
     producer.flush()
@@ -214,9 +214,9 @@ def test_unknown_topics_and_partitions_are_named(server: Server, cluster: Cluste
         with pytest.raises(ProtocolError, match=rf"{topic}-9.*UNKNOWN_TOPIC_OR_PARTITION"):
             list_offsets(hasty, {(topic, 9): LATEST})
         with pytest.raises(ProtocolError, match="topic bad name: INVALID_TOPIC_EXCEPTION"):
-            Producer(hasty).send("bad name", b"v")
+            Producer.of_cluster(hasty).send("bad name", b"v")
         with pytest.raises(ConfigError, match=f"{topic} has only partition 0, not 3"):
-            Producer(hasty).send(topic, b"v", partition=3)
+            Producer.of_cluster(hasty).send(topic, b"v", partition=3)
     assert "no-such-topic" not in list_topics(cluster)
 
 

@@ -89,7 +89,7 @@ def _connect(kafka: _Broker, **settings: str) -> Cluster:
 
 
 def _send(cluster: Cluster, topic: str, lines: Sequence[Line]) -> None:
-    producer = Producer(cluster)
+    producer = Producer.of_cluster(cluster)
     for line in lines:
         producer.send(topic, line.value, line.key, 0, line.timestamp)
     producer.flush()
@@ -200,7 +200,7 @@ def test_headers_are_refused_before_anything_is_sent(kafka: Kafka, codec: str) -
     topic = f"t-{uuid.uuid4().hex[:10]}"
     kafka.create_topic(topic)
     with _connect(kafka, compression_type=codec, linger_ms="60000") as cluster:  # all of them in one batch
-        producer = Producer(cluster)
+        producer = Producer.of_cluster(cluster)
         for number in range(10):
             producer.send(topic, b"v", partition=0, headers=(("h", b"x"),) if number == 7 else ())
         with pytest.raises(

@@ -70,7 +70,7 @@ def test_zero_is_taken_where_kafka_takes_it(name: str) -> None:
     with ScriptedCluster({"t": 1}) as brokers:
         brokers.on("Fetch", error(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, name: "0"}) as cluster:
-            producer = Producer(cluster)
+            producer = Producer.of_cluster(cluster)
             rows = pa.record_batch([pa.array([b"row"] * 5)], ["value"])
             is_refused = name in ("max.request.size", "buffer.memory")  # no record fits, as with Kafka
             with pytest.raises(RecordTooLargeToSend) if is_refused else nullcontext():
@@ -107,7 +107,7 @@ def test_settings_are_named_as_they_were_typed() -> None:
         client_config(SERVERS | {"aks": "1"}, "kafka.")
     with ModelCluster(1, {"t": 1}, lambda node, keys: Fate(drop_before=True)) as brokers:
         settings = {"bootstrap.servers": brokers.servers, "delivery.timeout.ms": "200"}
-        producer = Producer(settings, "kafka.")
+        producer = Producer.of_cluster(Cluster.connect(settings, "kafka."))
         producer.send("t", b"a")
         with pytest.raises(RequestTimedOut, match=r"within 0\.2 s \(kafka\.delivery\.timeout\.ms\)"):
             producer.flush()

@@ -12,7 +12,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from pathlib import Path
@@ -225,6 +225,48 @@ def test_what_is_not_read_in_time_is_an_error(cluster: EmbeddedCluster, topic: s
         assert f"the export ended early: {late}" in json.loads(pieces[-1])["error"]
         with mock.patch("spark_klog.ui.messages._PAGE_SECONDS", 0.0), pytest.raises(RequestTimedOut, match=late):
             messages.page(admin, new_consumer, View(topic), 10)
+
+
+@pytest.mark.parametrize("is_oldest_first", [False, True])
+def test_pages_of_messages_that_are_large(cluster: EmbeddedCluster, topic: str, is_oldest_first: bool) -> None:
+    """A page has what is read within its bytes, here of one partition, and the next ones have the rest."""
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 3)
+    produce(servers, topic, [{"value": b"%d" % number, "partition": number % 3} for number in range(9)])
+    seen: list[tuple[int, int]] = []
+    reached: dict[int, int] | None = None
+
+    def new_consumer() -> klog_client.Consumer:
+        return klog_client.Consumer({"bootstrap.servers": servers}, include_headers=True)
+
+    with klog_client.Admin({"bootstrap.servers": servers}) as admin, mock.patch("spark_klog.ui.messages._MAX_BYTES", 1):
+        while len(seen) < 9:
+            view = View(topic, is_oldest_first=is_oldest_first, reached=reached)
+            answer = messages.page(admin, new_consumer, view, 10)
+            seen += [(row["partition"], row["offset"]) for row in answer["messages"]]
+            onward = answer["after" if is_oldest_first else "before"]
+            reached = {int(number): offset for number, offset in onward.items()} if onward else None
+            assert answer["messages"]
+            assert reached is not None or len(seen) == 9
+    assert sorted(seen) == [(partition, offset) for partition in range(3) for offset in range(3)]
+    for partition in range(3):
+        assert [offset for number, offset in seen if number == partition] == (
+            [0, 1, 2] if is_oldest_first else [2, 1, 0]
+        )
+
+
+def test_a_window_that_has_grown_too_large() -> None:
+    """The page is that of the window before, which was read to its end; nothing that was not read is passed by."""
+    windows: list[int] = []
+
+    def read(_: object, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> tuple[list[dict[str, int]], bool]:
+        start, stop = ranges["t", 0]
+        windows.append(stop - start)
+        return [{"partition": 0, "offset": start}], stop - start <= 10
+
+    with mock.patch("spark_klog.ui.messages._read", read):
+        rows, far = messages._read_onward(mock.Mock(), {("t", 0): 1000}, {("t", 0): 0}, 10)
+    assert (windows, rows, far) == ([10, 80], [{"partition": 0, "offset": 990}], {("t", 0): 990})
 
 
 def test_groups_of_a_topic(page: Page, cluster: EmbeddedCluster, topic: str) -> None:

@@ -115,23 +115,30 @@ class Producer:
     waits up to max.block.ms.
     """
 
-    def __init__(self, settings: Mapping[str, Any] | Cluster, prefix: str = "", *, creates_topics: bool = True) -> None:
-        """`settings` by Kafka's names, see `Cluster.connect`; or a `Cluster`, which `close` closes.
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Connect with `settings` by Kafka's names; raises what `Cluster.connect` raises."""
+        of_client, serialization = split_settings(settings, "serializer")
+        serializers = None if serialization is None else Serializers(serialization)
+        if ignored := without_effect(of_client):
+            _log.warning("these settings have no effect on a producer: %s", ", ".join(ignored))
+        self._begin(Cluster.connect(of_client), serializers, has_thread=True, creates_topics=True)
 
-        A `Cluster` may be in use by the caller's thread, so no thread is started with one: records leave in calls, when
-        linger.ms is over or a batch is full, and callbacks are called in `flush` and `close`. Without `creates_topics`
-        a missing topic is an error also with brokers that would create it.
+    @classmethod
+    def of_cluster(cls, cluster: Cluster, *, creates_topics: bool = True) -> Producer:
+        """A producer of bytes on a connected cluster, which `close` closes. It starts no thread.
+
+        The caller's thread may use the cluster meanwhile: so records leave in calls, when linger.ms is over or a batch
+        is full, and callbacks are called in `flush` and `close`. Without `creates_topics` a missing topic is an error
+        also with brokers that would create it.
         """
-        self._has_thread = not isinstance(settings, Cluster)
-        self._serializers: Serializers | None = None
-        if not isinstance(settings, Cluster):
-            if not prefix:
-                settings, serialization = split_settings(settings, "serializer")
-                self._serializers = None if serialization is None else Serializers(serialization)
-            if not prefix and (ignored := without_effect(settings)):  # Spark has warned of those with its prefix
-                _log.warning("these settings have no effect on a producer: %s", ", ".join(ignored))
-            settings = Cluster.connect(settings, prefix)
-        self._cluster = cluster = settings
+        producer = cls.__new__(cls)
+        producer._begin(cluster, None, has_thread=False, creates_topics=creates_topics)
+        return producer
+
+    def _begin(
+        self, cluster: Cluster, serializers: Serializers | None, *, has_thread: bool, creates_topics: bool
+    ) -> None:
+        self._cluster, self._serializers, self._has_thread = cluster, serializers, has_thread
         #: Whether calls are refused, and whether nothing is left to close.
         self._is_closed = self._has_ended = False
         name = cluster.config.transactional_id

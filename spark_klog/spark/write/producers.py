@@ -48,7 +48,7 @@ class SinkProducer:
     def __init__(self, settings: Mapping[str, str]) -> None:
         """`settings` by Kafka's names; raises what `Cluster.connect` and `Producer` raise."""
         self._cluster = Cluster.connect(settings, PREFIX)
-        self._producer = Producer(self._cluster, creates_topics=False)
+        self._producer = Producer.of_cluster(self._cluster, creates_topics=False)
         #: Whether no transaction has used the producer's epoch.
         self._has_new_epoch = False
         #: The last transaction that was prepared.

@@ -203,7 +203,7 @@ def test_an_error_of_one_partition() -> None:
 def test_our_broker(cluster: EmbeddedCluster, topic: str) -> None:
     with Cluster.connect({"bootstrap.servers": cluster.bootstrap_servers}) as connected:
         create_topic(connected, topic, partitions=3)
-        producer = Producer(connected)
+        producer = Producer.of_cluster(connected)
         for partition, size in [(0, 100), (1, 1000)]:
             for _ in range(300):
                 producer.send(topic, b"v" * size, partition=partition)

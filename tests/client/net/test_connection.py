@@ -82,7 +82,7 @@ def test_reads_and_a_producer_that_share_a_cluster_do_not_mix(brokers: ScriptedC
         brokers.append("t", partition, [b"%d-%d" % (partition, number) for number in range(100)], size=10)
     settings = _settings(brokers, 20_000) | {"max.partition.fetch.bytes": "500", "max.request.size": "1000"}
     with Cluster.connect(settings) as cluster:
-        producer = Producer(cluster)
+        producer = Producer.of_cluster(cluster)
         found: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
         reads = {partition: fetch_range(cluster, "t", partition, 0, 100) for partition in range(3)}
         while reads:

@@ -94,7 +94,7 @@ def test_an_interrupt_at_each_line_that_queues_records() -> None:
         while not is_over:
             at += 1
             settings = {"bootstrap.servers": brokers.bootstrap_servers, "linger.ms": "600000"}
-            producer = Producer(Cluster.connect(settings))
+            producer = Producer.of_cluster(Cluster.connect(settings))
             values = [b"%d %d" % (at, number) for number in range(3)]
             for value in values:
                 producer.send("t", value)
@@ -125,7 +125,7 @@ def test_an_interrupt_at_each_line_that_processes_an_answer() -> None:
             at += 1
             settings = {"bootstrap.servers": brokers.bootstrap_servers, "linger.ms": "600000", "retry.backoff.ms": "1"}
             limits = {"request.timeout.ms": "100000", "delivery.timeout.ms": "200000"}
-            producer = Producer(Cluster.connect(settings | limits))
+            producer = Producer.of_cluster(Cluster.connect(settings | limits))
             values = [[b"%d %d %d" % (at, partition, number) for number in range(3)] for partition in range(2)]
             for partition in range(2):
                 for value in values[partition]:
@@ -159,7 +159,7 @@ def test_an_interrupt_at_each_line_that_waits_for_requests_of_an_aborted_transac
         while not is_over:
             at += 1
             settings = {"bootstrap.servers": brokers.bootstrap_servers, "transactional.id": "x", "linger.ms": "0"}
-            producer = Producer(Cluster.connect(settings))
+            producer = Producer.of_cluster(Cluster.connect(settings))
             producer.init_transactions()
             producer.begin_transaction()
             brokers.always("Produce", late(0.1))

@@ -119,7 +119,7 @@ VALUES = [b"%d" % number + bytes(3_000_000) for number in range(3)]
 def _write(cluster: Cluster, failures: list[BaseException]) -> None:
     """Write three batches to each broker, in turns, too large for the socket's buffers."""
     try:
-        with Producer(cluster) as producer:
+        with Producer.of_cluster(cluster) as producer:
             for value in VALUES:
                 for partition in (DEAD, SOUND):
                     producer.send("t", value, partition=partition)

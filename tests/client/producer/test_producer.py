@@ -377,7 +377,7 @@ def test_time_between_calls_is_not_held_against_a_batch(monkeypatch: pytest.Monk
     monkeypatch.setattr(sender, "time", later)
     with ModelCluster(1, {"t": 1}) as brokers:
         given = settings(brokers, batch_size="10", delivery_timeout_ms="60000")
-        with Cluster.connect(given) as cluster, Producer(cluster) as producer:
+        with Cluster.connect(given) as cluster, Producer.of_cluster(cluster) as producer:
             producer.send("t", b"a full batch")
             waited = 100.0
             producer.flush()

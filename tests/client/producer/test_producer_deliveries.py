@@ -295,7 +295,7 @@ def test_no_thread_uses_a_cluster_of_the_caller() -> None:
     """The caller may use the cluster at the same time. The producer's calls send records once linger.ms is over."""
     before = threads()
     with ModelCluster(1, {"t": 1}) as brokers:
-        producer = Producer(Cluster(client_config({"bootstrap.servers": brokers.servers, "linger.ms": "0"})))
+        producer = Producer.of_cluster(Cluster(client_config({"bootstrap.servers": brokers.servers, "linger.ms": "0"})))
         told: list[Told] = []
         delivery = producer.send("t", b"a", on_delivery=lambda *x: told.append(x))
         assert threads() <= before

@@ -94,6 +94,6 @@ def test_a_record_beyond_buffer_memory_is_refused_at_once() -> None:
 def test_the_setting_is_named_as_it_was_typed() -> None:
     with ModelCluster(1, {"t": 1}) as brokers:
         settings = {"bootstrap.servers": brokers.servers, "max.request.size": "100"}
-        with Producer(Cluster(client_config(settings, "kafka."))) as producer:
+        with Producer.of_cluster(Cluster(client_config(settings, "kafka."))) as producer:
             with pytest.raises(RecordTooLargeToSend, match=r"kafka\.max\.request\.size=100"):
                 producer.send("t", bytes(100))

@@ -43,7 +43,7 @@ def _round_trip(settings: dict[str, str], topic: str, count: int = 50) -> None:
     values = [os.urandom(10_000) for _ in range(count)]
     with Cluster.connect(settings) as cluster:
         create_topic(cluster, topic)
-        producer = Producer(cluster)
+        producer = Producer.of_cluster(cluster)
         for value in values:
             producer.send(topic, value)
         producer.flush()
@@ -223,7 +223,7 @@ def test_sessions_are_renewed_on_the_same_connection(kafka: SecureKafka) -> None
     topic = "renewed"
     with Cluster.connect(kafka.client("SASL_SSL", "SCRAM-SHA-256")) as cluster:
         create_topic(cluster, topic)
-        producer = Producer(cluster)
+        producer = Producer.of_cluster(cluster)
         node = cluster.leader(topic, 0)
         connection = cluster.connection(node)
         begin, sent = time.monotonic(), 0

@@ -74,7 +74,7 @@ def _round_trip(settings: dict[str, str], topic: str, count: int = 200) -> None:
     values = [os.urandom(10_000) for _ in range(count)]
     with Cluster.connect(settings) as cluster:
         create_topic(cluster, topic, 1)
-        producer = Producer(cluster)
+        producer = Producer.of_cluster(cluster)
         for value in values:
             producer.send(topic, value)
         producer.flush()

@@ -263,7 +263,7 @@ class _Session:
     def _append(self, topic: str, records: Sequence[_Record], confirmed_by: float) -> tuple[int, int]:
         """Write records; the offset of the first and that after the last."""
         if self._producer is None:
-            self._producer = Producer(self.cluster, creates_topics=False)
+            self._producer = Producer.of_cluster(self.cluster, creates_topics=False)
         left = confirmed_by - time.time()
         if left <= 0:
             raise RequestTimedOut(f"nothing was sent to topic {topic}: {_NO_TIME}")
