@@ -72,9 +72,8 @@ async def offset_delete(broker: Broker, request: Request, message: Message) -> M
             code = await _remove(broker, log, group_id, name, partitions)
         except (BatchTooLarge, OSError) as error:
             code = removal_error(group_id, error)
-        topics.append(
-            {"name": name, "partitions": [{"partition_index": index, "error_code": code} for index in partitions]}
-        )
+        answers = [{"partition_index": index, "error_code": code} async for index in broker.turns.each(partitions)]
+        topics.append({"name": name, "partitions": answers})
     return {"error_code": ErrorCode.NONE, "topics": topics}
 
 
@@ -99,7 +98,7 @@ async def offset_fetch(broker: Broker, request: Request, message: Message) -> Me
         return {"groups": groups}
     answer = await _group(broker, request, message["group_id"], message["topics"], message["require_stable"])
     if request.version <= 1 and answer["error_code"]:
-        answer["topics"] = [_refused(entry, answer["error_code"]) for entry in message["topics"]]
+        answer["topics"] = [await _refused(broker, entry, answer["error_code"]) for entry in message["topics"]]
     del answer["group_id"]
     return answer
 
@@ -122,7 +121,7 @@ async def _of_directories(broker: Broker, request: Request, group: str, topics: 
         name = topic["name"]
         refusal = broker.authorizer.refusal(request.session, SEE, name) or code
         partitions = []
-        for index in topic["partition_indexes"]:
+        async for index in broker.turns.each(topic["partition_indexes"]):
             offset = found.get((name, index))
             committed = None if offset is None else Committed(offset, -1, "", -1)
             missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if committed is None else ErrorCode.NONE
@@ -170,11 +169,11 @@ async def _group(
         for entry in topics:
             await broker.turns.take()
             if by_id and not await _resolve(broker, entry):
-                answer.append(_refused(entry, ErrorCode.UNKNOWN_TOPIC_ID))
+                answer.append(await _refused(broker, entry, ErrorCode.UNKNOWN_TOPIC_ID))
                 continue
             name = entry["name"]
             if code := broker.authorizer.refusal(request.session, SEE, name):
-                answer.append(_refused(entry, code))
+                answer.append(await _refused(broker, entry, code))
                 continue
             partitions = []
             for index in entry["partition_indexes"]:
@@ -200,8 +199,9 @@ def _named(entry: dict[str, Any], partitions: list[Message]) -> Message:
     return topic | {"partitions": partitions}
 
 
-def _refused(entry: dict[str, Any], code: ErrorCode) -> Message:
-    return _named(entry, [_entry(index, None, code) for index in entry["partition_indexes"]])
+async def _refused(broker: Broker, entry: dict[str, Any], code: ErrorCode) -> Message:
+    await broker.turns.take()
+    return _named(entry, [_entry(index, None, code) async for index in broker.turns.each(entry["partition_indexes"])])
 
 
 def _entry(partition: int, committed: Committed | None, code: ErrorCode) -> Message:
@@ -316,27 +316,17 @@ async def _commit_to_directories(broker: Broker, group: str, offsets: _Offsets) 
     return {}
 
 
-def _commit_response(message: Message, codes: _Codes) -> Message:
+async def _commit_response(broker: Broker, message: Message, codes: _Codes) -> Message:
     """The response: an error code for each partition of the request, UNKNOWN_TOPIC_ID where its topic has no name."""
-
-    def code(topic: str, partition: int) -> ErrorCode:
-        return codes[topic, partition] if topic else ErrorCode.UNKNOWN_TOPIC_ID
-
-    return {
-        "topics": [
-            _named(
-                topic,
-                [
-                    {
-                        "partition_index": entry["partition_index"],
-                        "error_code": code(topic["name"], entry["partition_index"]),
-                    }
-                    for entry in topic["partitions"]
-                ],
-            )
-            for topic in message["topics"]
-        ]
-    }
+    topics = []
+    async for topic in broker.turns.each(message["topics"]):
+        name, partitions = topic["name"], []
+        async for entry in broker.turns.each(topic["partitions"]):
+            index = entry["partition_index"]
+            code = codes[name, index] if name else ErrorCode.UNKNOWN_TOPIC_ID
+            partitions.append({"partition_index": index, "error_code": code})
+        topics.append(_named(topic, partitions))
+    return {"topics": topics}
 
 
 async def offset_commit(broker: Broker, request: Request, message: Message) -> Message:
@@ -366,7 +356,7 @@ async def offset_commit(broker: Broker, request: Request, message: Message) -> M
             codes |= await _commit_to_directories(broker, group, offsets)
         else:
             codes |= await _append(broker, log, commits)
-    return _commit_response(message, codes)
+    return await _commit_response(broker, message, codes)
 
 
 async def txn_offset_commit(broker: Broker, request: Request, message: Message) -> Message:
@@ -380,7 +370,7 @@ async def txn_offset_commit(broker: Broker, request: Request, message: Message) 
     checked = await _check_offsets(broker, request, message, by_id=request.version >= TXN_OFFSETS_WITH_TOPIC_IDS)
     codes, offsets = checked.codes, checked.offsets
     if adds and not offsets:  # nothing to begin a transaction for
-        return _commit_response(message, codes)
+        return await _commit_response(broker, message, codes)
     while True:
         commits = await _encode_commits(group, offsets, producer=(producer.producer_id, producer.epoch))
         log = await broker.coordinator.log_of(group)
@@ -403,7 +393,7 @@ async def txn_offset_commit(broker: Broker, request: Request, message: Message) 
         codes = dict.fromkeys(codes, as_known(TXN_OFFSET_COMMIT, request.version, failure))
     elif commits is not None and not isinstance(log, ErrorCode):
         codes |= await _append(broker, log, commits)
-    return _commit_response(message, codes)
+    return await _commit_response(broker, message, codes)
 
 
 def _membership(broker: Broker, message: Message, partitions: Callable[[], Partitions]) -> ErrorCode:

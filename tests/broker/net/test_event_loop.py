@@ -33,6 +33,7 @@ from spark_klog.log.config import LogConfig
 from spark_klog.log.segments.segment import Segment
 from spark_klog.protocol import apis
 from spark_klog.protocol.codec import decode_request, decode_request_header
+from spark_klog.protocol.schema import Api
 from spark_klog.wire.primitives import Reader
 from tests.support.brokers.batches import make_batch
 from tests.support.brokers.costly_requests import costly_frame
@@ -675,6 +676,35 @@ def test_each_element_of_a_request_is_a_step_of_its_own(tmp_path: Path, monkeypa
                 del taken[:]
                 await server.answer(bytearray(frame), session)
                 assert len(taken) >= len(request[path[-1]]) > 100, api.name
+            loading.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "steps"),
+    [(apis.OFFSET_COMMIT, 9, 2), (apis.TXN_OFFSET_COMMIT, 5, 2), (apis.OFFSET_FETCH, 10, 1)],
+)
+@pytest.mark.parametrize("is_many_topics", [True, False])
+def test_answers_about_offsets_are_made_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: Api, version: int, steps: int, *, is_many_topics: bool
+) -> None:
+    """One step for each element when it is checked, if it is, and one for its part of the answer."""
+    taken = noted_calls(monkeypatch, event_loop.Turns, "take", lambda *_: 1)
+    last = "partition_indexes" if api is apis.OFFSET_FETCH else "partitions"
+    path = ("groups",) * (api is apis.OFFSET_FETCH) + ("topics",) + (last,) * (not is_many_topics)
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.coordinator.load()
+            loading = asyncio.ensure_future(broker.transactions.run(asyncio.sleep(0)))
+            frame = costly_frame(api, version, path, 4000, "name", uuid.UUID(int=5), is_distinct=True)
+            _, request = decode_request(api, version, _behind_header(frame))
+            for step in path[:-1]:
+                request = request[step][0]
+            del taken[:]
+            await Server(broker).answer(bytearray(frame), client_request().session)
+            assert len(taken) >= steps * len(request[path[-1]]) > 100
             loading.cancel()
 
     asyncio.run(run())
