@@ -13,11 +13,9 @@ the run after the one that it would be: its files are removed when another run h
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ import pyarrow.compute as pc
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.errors import LoadError
-from spark_klog.load.commit import publish, write_manifest
+from spark_klog.load.commit import assembled
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import (
     COMPACTED,
@@ -42,13 +40,13 @@ from spark_klog.load.journal.history import (
 from spark_klog.load.journal.model import (
     FileEntry,
     Manifest,
-    PartitionAudit,
     Plan,
     Range,
     RangeResult,
     attempt_path,
     file_path,
     new_token,
+    now_text,
     plan_path,
     run_name,
     staged_path,
@@ -59,6 +57,7 @@ from spark_klog.load.journal.store import Store, arrow_file, locked, to_json
 from spark_klog.load.journal.summary import Summary
 from spark_klog.load.rows import fitted
 from spark_klog.load.settings import PARQUET, WriteSettings
+from spark_klog.load.target import FolderTarget, write_manifest
 from spark_klog.load.tasks.writers import MOST_OPEN, OpenFile
 
 _log = logging.getLogger(__name__)
@@ -101,19 +100,20 @@ def compact(output: str, target_bytes: int = TARGET_BYTES) -> Compacted:
         raise LoadError(f"{store.address} has the files of a table: name the table, delta:URI or iceberg:NAME")
     if identity.format != PARQUET:
         raise LoadError(f"{store.address} has {identity.format} files: only Parquet files are compacted")
-    done = Compacted()
+    target, done = FolderTarget(store, output), Compacted()
     after: dict[TopicPartition, int] = {}
     while True:
         with locked(store):
-            step = _next_step(store, target_bytes, after)
+            step = _next_step(target, target_bytes, after)
             if step is None:
                 return done
             done = done.plus(step.run())
         after |= {key: groups[-1][-1].until for key, groups in step.groups.items()}
 
 
-def _next_step(store: Store, target_bytes: int, after: Mapping[TopicPartition, int]) -> _Step | None:
+def _next_step(target: FolderTarget, target_bytes: int, after: Mapping[TopicPartition, int]) -> _Step | None:
     """What to compact next, of each partition the first ranges from `after` on; None if there is nothing."""
+    store = target.store
     number = settled_run(store)
     manifest = read_manifest(store, number) if number else None
     if manifest is None:
@@ -124,7 +124,7 @@ def _next_step(store: Store, target_bytes: int, after: Mapping[TopicPartition, i
             "finishes it"
         )
     if not is_pointed_to(store, number):
-        publish(store, manifest)
+        target.publish(manifest)
     if not store.shows_whole_files_only:
         discard_run(store, number + 1)  # files of a compaction that was killed
     summary = read_summary(store, with_ranges=True)
@@ -144,7 +144,7 @@ def _next_step(store: Store, target_bytes: int, after: Mapping[TopicPartition, i
             groups.setdefault(key, []).append(group)
             ranges += len(group)
             size += _size(group)
-    return _Step(store, summary, settings, target_bytes, groups) if groups else None
+    return _Step(target, summary, settings, target_bytes, groups) if groups else None
 
 
 def _settings(store: Store, number: int) -> WriteSettings:
@@ -209,15 +209,16 @@ class _Step:
 
     def __init__(
         self,
-        store: Store,
+        target: FolderTarget,
         summary: Summary,
         settings: WriteSettings,
         target_bytes: int,
         groups: dict[TopicPartition, list[list[RangeResult]]],
     ) -> None:
         self.groups = groups
-        self._store, self._summary, self._settings, self._target = store, summary, settings, target_bytes
-        self._started = _now()
+        self._target, self._store, self._summary, self._settings = target, target.store, summary, settings
+        self._bytes = target_bytes
+        self._started = now_text()
         self._paths: list[str] = []
 
     def run(self) -> Manifest:
@@ -238,7 +239,7 @@ class _Step:
                 store.remove(marker)
             raise
         manifest = self._commit(number, results)
-        publish(store, manifest, has_leftovers=False)
+        self._target.publish(manifest, has_leftovers=False)
         store.remove(marker)
         return manifest
 
@@ -259,7 +260,7 @@ class _Step:
         by_folder: dict[str, list[FileEntry]] = {}
         for file in sorted((file for each in group for file in each.files), key=lambda file: file.first):
             by_folder.setdefault(_folder(file.path), []).append(file)
-        writer = _Merger(self._store, item, self._settings, self._target, scratch, token)
+        writer = _Merger(self._store, item, self._settings, self._bytes, scratch, token)
         files = []
         for layout, old in sorted(by_folder.items()):
             for scratched, entry in writer.merged(layout, old):
@@ -267,7 +268,7 @@ class _Step:
                 self._paths.append(path)
                 self._store.put(scratched, path)
                 files.append(entry)
-        return _sum(group, files)
+        return replace(RangeResult.joined(group, files), error="")
 
     def _commit(self, number: int, results: Mapping[TopicPartition, Sequence[RangeResult]]) -> Manifest:
         """Commit the step. After an error the files stay until another run is there: only the answer may be lost."""
@@ -277,40 +278,14 @@ class _Step:
         plan = Plan(number, self._started, topics, [], self._settings.to_json(), asked=COMPACTED)
         if not store.create(plan_path(number), to_json(plan)):
             raise LoadError(f"{store.address}: another run has begun run {run_name(number)}: nothing is changed")
-        found = [item for each in results.values() for item in each]
-        store.write(task_path(number, 0), to_json({"ranges": found}))
-        replaced = [item for groups in self.groups.values() for group in groups for item in group]
-        manifest = Manifest(
-            number,
-            self._started,
-            _now(),
-            [self._audit(key, each) for key, each in results.items()],
-            _hours(found),
-            [file for item in found for file in item.files],
-            sorted({name for item in found for name in item.dead_letters}),
-            [],
-            last.offsets,
-            replaced,
-        )
+        ranges = [each for of_partition in results.values() for each in of_partition]
+        store.write(task_path(number, 0), to_json({"ranges": ranges}))
+        plan = replace(plan, replaces=[old for groups in self.groups.values() for group in groups for old in group])
+        lines = {key: self._summary.totals[key] for key in results}
+        log_end = {key: line["until"] + line["lag"] for key, line in lines.items()}
+        manifest = assembled(plan, results, {}, log_end, last.offsets)
         write_manifest(store, manifest)
         return manifest
-
-    def _audit(self, key: TopicPartition, results: Sequence[RangeResult]) -> PartitionAudit:
-        line, total = self._summary.totals[key], _sum(results, [])
-        log_end = line["until"] + line["lag"]
-        return PartitionAudit(
-            *key,
-            total.start,
-            total.until,
-            total.until,
-            total.records,
-            total.bytes,
-            total.min_time,
-            total.max_time,
-            total.gaps,
-            total.bad,
-            log_end,
-        )
 
 
 class _Merger:
@@ -391,46 +366,3 @@ class _Merger:
 
 def _times(batch: pa.RecordBatch) -> Any:
     return np.asarray(batch["timestamp"].cast(pa.int64()))
-
-
-def _sum(ranges: Sequence[RangeResult], files: list[FileEntry]) -> RangeResult:
-    """The ranges as one, with other files."""
-    gaps, hours = Counter[str](), Counter[str]()
-    for item in ranges:
-        gaps.update(item.gaps)
-        hours.update(item.hours)
-    first, last = ranges[0], ranges[-1]
-    return RangeResult(
-        first.topic,
-        first.partition,
-        first.start,
-        last.until,
-        sum(item.records for item in ranges),
-        sum(item.bytes for item in ranges),
-        min((item.min_time for item in ranges if item.min_time is not None), default=None),
-        max((item.max_time for item in ranges if item.max_time is not None), default=None),
-        dict(sorted(gaps.items())),
-        dict(sorted(hours.items())),
-        files,
-        sorted({name for item in ranges for name in item.dead_letters}),
-        "",
-        _bad_values(ranges),
-    )
-
-
-def _bad_values(ranges: Sequence[RangeResult]) -> int:
-    """The number by which the ranges' sum has as many bad batches and values as they have: see `RangeResult.bad`."""
-    bad, letters = sum(item.bad for item in ranges), len({name for item in ranges for name in item.dead_letters})
-    return bad - letters + 1 if bad > letters or any(item.bad_values for item in ranges) else 0
-
-
-def _hours(ranges: Sequence[RangeResult]) -> dict[str, dict[str, int]]:
-    found: dict[str, Counter[str]] = {}
-    for item in ranges:
-        if item.hours:
-            found.setdefault(item.topic, Counter()).update(item.hours)
-    return {topic: dict(sorted(each.items())) for topic, each in sorted(found.items())}
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

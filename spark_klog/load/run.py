@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,26 +20,14 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.files.arrow import ArrowFolder
-from spark_klog.load.commit import (
-    check_results,
-    has_files,
-    make_manifest,
-    publish,
-    remove_leftovers,
-    remove_orphans,
-    show_letters,
-    write_manifest,
-)
+from spark_klog.load.binding import BINDING, check_output, check_schema, event_time_now, open_target
+from spark_klog.load.commit import check_results, make_manifest
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import (
-    BINDING,
     Identity,
-    check_output,
-    check_schema,
     claim_output,
     complete_tasks,
     discard_run,
-    event_time_now,
     is_pointed_to,
     last_committed,
     new_identity,
@@ -60,6 +47,7 @@ from spark_klog.load.journal.model import (
     Progress,
     RangeResult,
     is_of_values,
+    now_text,
     offsets_json,
     plan_path,
     refused_path,
@@ -67,7 +55,7 @@ from spark_klog.load.journal.model import (
     staging_path,
     task_path,
 )
-from spark_klog.load.journal.store import Store, locked, open_store, to_json
+from spark_klog.load.journal.store import Store, locked, to_json
 from spark_klog.load.places import AtOffsets, AtRun, Place, resolve
 from spark_klog.load.planning import (
     Extent,
@@ -78,19 +66,16 @@ from spark_klog.load.planning import (
     make_tasks,
     partitions_of,
 )
-from spark_klog.load.rows import ANOTHER, Evolution, RowSchema, check_registry, has_place, run_schemas, with_names_of
+from spark_klog.load.rows import ANOTHER, Evolution, RowSchema, check_registry, run_schemas, with_names_of
 from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
-from spark_klog.load.table_columns import run_columns
-from spark_klog.load.table_commit import TableCommits, identity_of_lost_journal
+from spark_klog.load.target import Target, show_letters
 from spark_klog.load.tasks.task import Job, SparkRunner
 from spark_klog.load.tasks.time_limit import TimeLimit
-from spark_klog.load.values import UTC
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost
 from spark_klog.tables.changes import RECORD_KEY
-from spark_klog.tables.opening import DELTA, ICEBERG, format_of, is_table, open_table
-from spark_klog.tables.table import Table
+from spark_klog.tables.opening import is_table, open_table
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema
@@ -141,34 +126,39 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         settings, columns = self.settings, {one.column for one in self.formats}
-        if settings.table_columns == VALUES:
-            if not is_table(self.output):
-                raise ConfigError("--table-columns values is for --table")
-            if not settings.schema and "value" not in columns:
-                raise ConfigError("--table-columns values needs a --value-format with a schema")
+        has_fields = bool(settings.schema) or "value" in columns
         if is_table(self.output):
-            if settings.format != PARQUET:
-                raise ConfigError(f"a table has files of Parquet, not {settings.format}")
-            if format_of(self.output) == ICEBERG and settings.layout != "none" and settings.time_zone != UTC:
-                raise ConfigError(
-                    f"an Iceberg table is partitioned by hours and days of UTC, not of {settings.time_zone}: leave "
-                    "--time-zone out"
-                )
-            if isinstance(self.start, AtRun):
-                raise ConfigError("--from-run loads again what the load has: for files only, as a table keeps it")
+            self._check_table(settings, has_fields)
+        elif settings.table_columns == VALUES:
+            raise ConfigError("--table-columns values is for --table")
+        elif settings.upsert_key:
+            raise ConfigError("an upsert key is for a table, as is an envelope: give --table delta: or iceberg:")
+        if settings.schema and "value" in columns:
+            raise ConfigError("values are either JSON or of another format with a schema")
+        if settings.event_time and not has_fields:
+            raise ConfigError(f"event time {settings.event_time!r} needs a --value-format with a schema")
+
+    def _check_table(self, settings: WriteSettings, has_fields: bool) -> None:
+        table = open_table(self.output)
+        zone = table.partition_zone
+        if settings.format != PARQUET:
+            raise ConfigError(f"a table has files of Parquet, not {settings.format}")
+        if zone is not None and settings.layout != "none" and settings.time_zone != zone:
+            raise ConfigError(
+                f"{table.address} is partitioned by hours and days of {zone}, not of {settings.time_zone}: leave "
+                "--time-zone out"
+            )
+        if isinstance(self.start, AtRun):
+            raise ConfigError("--from-run loads again what the load has: for files only, as a table keeps it")
+        if settings.table_columns == VALUES and not has_fields:
+            raise ConfigError("--table-columns values needs a --value-format with a schema")
         if settings.upsert_key:
             if settings.table_columns == VALUES:
                 raise ConfigError("--table-columns values is for records: with an upsert key fields are columns anyway")
-            if not is_table(self.output):
-                raise ConfigError("an upsert key is for a table, as is an envelope: give --table delta: or iceberg:")
             if len(self.topics) > 1:
                 raise ConfigError("changes of several topics have no order: load one topic with an upsert key")
             if not settings.schema and not self.formats:
                 self._check_without_rows(settings)
-        if settings.schema and "value" in columns:
-            raise ConfigError("values are either JSON or of another format with a schema")
-        if settings.event_time and not settings.schema and "value" not in columns:
-            raise ConfigError(f"event time {settings.event_time!r} needs a --value-format with a schema")
 
     @staticmethod
     def _check_without_rows(settings: WriteSettings) -> None:
@@ -225,32 +215,32 @@ def load(
     the load can have later ones. `ConfigError`, `LoadError`, `DataLossError`, errors as of `Cluster.connect` and of
     `publish`.
     """
-    table = open_table(options.output) if is_table(options.output) else None
     with Cluster.connect(options.client) as cluster:
-        # Before anything is written: an Iceberg table's location may be in a namespace that is made then.
+        # Before anything is written: opening the target of a table may create the namespace of its location.
         partitions = partitions_of(cluster, options.topics)
-        store = open_store(options.output if table is None else table.location, of_table=table is not None)
-        check_names(store, partitions, options.settings.extension)
-        with locked(store):
-            event_time = event_time_now(store, options.settings.event_time)
+        target = open_target(options.output)
+        check_names(target.store, partitions, options.settings.extension)
+        with locked(target.store):
+            event_time = event_time_now(target.store, options.settings.event_time)
             options = replace(options, settings=replace(options.settings, event_time=event_time))
             settings, names = asdict(options.settings), options.format_names
-            kind = options.output if table is not None else ""
-            kind = DELTA if format_of(kind) == DELTA else kind  # its URI may have secrets
-            identity = check_output(store, cluster.cluster_id, settings, names, kind, table)
-            is_new = identity is None
-            if identity is not None and options.settings.schema:
-                takes_new = table is not None or options.evolution == "latest"
-                schema = check_schema(store, identity, options.settings.schema, table, takes_new=takes_new)
-                options = replace(options, settings=replace(options.settings, schema=schema))
+            identity = check_output(target, cluster.cluster_id, settings, names)
+            owner, is_new = None, identity is None
             if identity is None:
-                identity = new_identity(cluster.cluster_id, settings, names, kind)
-                if table is not None:
-                    identity = identity_of_lost_journal(table, identity)
-            loaded = _Run(options, store, cluster, runner, follow, identity, table).all(is_new)
+                owner = target.owner()
+                identity = new_identity(cluster.cluster_id, settings, names, target.journal_name)
+                identity = replace(identity, load=owner or identity.load)
+            elif options.settings.schema:
+                takes_new = target.widens or options.evolution == "latest"
+                schema = check_schema(target, identity, options.settings.schema, takes_new=takes_new)
+                options = replace(options, settings=replace(options.settings, schema=schema))
+            run = _Run(options, target, cluster, runner, follow, identity)
+            if owner is not None:  # its journal is lost
+                run.claim()
+            loaded = run.all(is_new and owner is None)
             if publish is not None:
-                if isinstance(store, ArrowFolder):
-                    store.guard()  # if this call stood still, another one may have taken over
+                if isinstance(target.store, ArrowFolder):
+                    target.store.guard()  # if this call stood still, another one may have taken over
                 publish(loaded.offsets)
             return loaded
 
@@ -259,15 +249,14 @@ class _Run:
     def __init__(
         self,
         options: LoadOptions,
-        store: Store,
+        target: Target,
         cluster: Cluster,
         runner: SparkRunner,
         follow: Follow,
         identity: Identity,
-        table: Table | None,
     ) -> None:
-        self._options, self._store, self._cluster, self._identity = options, store, cluster, identity
-        self._table = None if table is None else TableCommits(table, store, identity.load)
+        self._options, self._cluster, self._identity, self._load = options, cluster, identity, identity.load
+        self._target, self._store = target, target.store
         self._runner, self._follow = runner, follow
         # Here, so that a setting that is refused is refused before anything is written.
         self._source = source_options(
@@ -279,27 +268,21 @@ class _Run:
             },
             streaming=False,
         )
-        self._time = TimeLimit(store, options.max_seconds)
+        self._time = TimeLimit(target.store, options.max_seconds)
         self._loaded: list[Manifest] = []
         self._committed: list[Manifest] = []
 
     def all(self, is_new: bool) -> Loaded:
-        if is_new and self._table is not None and self._table.table.load_id() is not None:  # its journal is lost
-            is_new = False
-            self._claim()
         number = settled_run(self._store)
-        if self._table is not None and not is_new:
-            number = self._table.catch_up(number)
+        if not is_new:
+            number = self._target.catch_up(self._load, number)
         manifest = read_manifest(self._store, number) if number else None
         if manifest is not None:
             if not is_pointed_to(self._store, number):
-                self._publish(manifest)
+                self._target.publish(manifest)
             elif self._store.names(staging_path(number)):  # an attempt has gone on after the commit
                 self._store.remove(staging_path(number))
-            if self._table is not None:
-                self._table.remove_orphans(number, self._options.topics, is_last_time=True)
-            elif self._store.shows_whole_files_only:
-                remove_orphans(self._store, number, self._options.topics, is_last_time=True)
+            self._target.remove_orphans(number, self._options.topics, is_last_time=True)
         progress = manifest.progress() if manifest else {}
         killed = read_plan(self._store, number + 1)
         limits = self._options.limits
@@ -319,12 +302,12 @@ class _Run:
         if has_work and self._options.formats:
             settings = settings.with_rows(self._run_schemas(number, self._options.topics))
         if is_new:
-            self._claim()
+            self.claim()
         # Of columns that are known without a record there is a table after the first call.
-        if self._table is not None and (has_work or (number == 0 and not self._options.formats)):
+        if has_work or (number == 0 and not self._options.formats):
             try:
-                self._table.prepare(settings, self._options.topics, "plan")
-            except LoadError:  # it refuses the columns, before there is a plan
+                self._target.prepare(self._load, settings, self._options.topics, "plan")
+            except LoadError:  # the target refuses the columns, before there is a plan
                 if is_new:
                     self._store.remove(LOAD)
                 raise
@@ -333,27 +316,15 @@ class _Run:
             progress = self._execute(plan, progress, extent.log_end)
         summary = self._summary(extent, progress)
         if not self._committed:
-            idle = Idle(number, _now(), summary.partitions)
+            idle = Idle(number, now_text(), summary.partitions)
             self._store.write(IDLE, to_json(idle))
         return summary
 
-    def _claim(self) -> None:
+    def claim(self) -> None:
+        """Make the target this load's; `LoadError` if another run was quicker that is not of the same load."""
         claimed = claim_output(self._store, self._identity)
-        if self._table is not None and claimed.load != self._identity.load:
+        if not self._target.loads_again and claimed.load != self._load:
             raise self._begun_by_another(1)
-
-    def _publish(self, manifest: Manifest, *, has_leftovers: bool = True) -> None:
-        if self._table is not None:
-            self._table.publish(manifest, has_leftovers=has_leftovers)
-        else:
-            publish(self._store, manifest, has_leftovers=has_leftovers)
-
-    def _end_attempts(self, run: int, topics: Sequence[str]) -> None:
-        """Let attempts of a run that begins anew write nothing more; remove their files where readers see them."""
-        if self._table is not None:
-            self._table.end_attempts(run)
-        elif self._store.shows_whole_files_only:
-            remove_orphans(self._store, run, topics, is_last_time=True)
 
     def _extent(self, progress: Mapping[TopicPartition, Progress], limits: Limits, *, is_again: bool) -> Extent:
         """Find the offsets to load; with `is_again` also those that the load has already, from `options.start` on."""
@@ -361,7 +332,7 @@ class _Run:
         extent = find_extent(cluster, options.topics, progress, options.fail_on_loss)
         if options.start is not None and is_again:
             extent = _begin_at(extent, cluster, self._store, progress, options.start, options.fail_on_loss)
-            if self._table is not None and any(
+            if not self._target.loads_again and any(
                 key in progress and item.offset < progress[key].offset and item.incarnation == progress[key].incarnation
                 for key, item in extent.start.items()
             ):
@@ -380,9 +351,10 @@ class _Run:
         """The schemas of the run after run `last`; errors as of `rows.run_schemas`."""
         plan = read_plan(self._store, last) if last else None
         before = () if plan is None else self._settings(plan).rows
-        options, widens = self._options, self._table is not None
-        renames = format_of(options.output) == ICEBERG
-        return run_schemas(options.formats, topics, before, options.evolution, widens=widens, renames=renames)
+        options, target = self._options, self._target
+        return run_schemas(
+            options.formats, topics, before, options.evolution, widens=target.widens, renames=target.renames
+        )
 
     def _plan(
         self,
@@ -397,12 +369,12 @@ class _Run:
         starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
         lost = [item._asdict() for item in extent.lost]
         replaces = [item for each in extent.again.values() for item in each]
-        plan = Plan(number, _now(), self._options.topics, tasks, settings.to_json(), lost, starts, replaces, asked)
+        plan = Plan(number, now_text(), self._options.topics, tasks, settings.to_json(), lost, starts, replaces, asked)
         if read_plan(self._store, number) is not None:  # in an object store, before this one removes that run's files
             raise self._begun_by_another(number)
         # A run that could read nothing removes its folder: killed there, or with an attempt of a task that ends later,
         # it leaves results of ranges that this plan does not have.
-        self._end_attempts(number, self._options.topics)
+        self._target.end_attempts(number, self._options.topics)
         for task in complete_tasks(self._store, number):
             self._store.remove(task_path(number, task))
         if not self._store.create(plan_path(number), to_json(plan)):
@@ -429,7 +401,7 @@ class _Run:
         """Run what is left of a plan, and commit it; returns where the next run starts."""
         plan, results, is_renewed = self._newest(plan)
         found = [item for number in sorted(results) for item in results[number]]
-        manifest = make_manifest(plan, found, before, log_end, _now())
+        manifest = make_manifest(plan, found, before, log_end)
         bad, records = (sum(getattr(item, name) for item in manifest.partitions) for name in ("bad", "records"))
         if not self._options.max_bad.allows(bad, records):
             show_letters(self._store, manifest)
@@ -439,29 +411,24 @@ class _Run:
                 again = ", or with another schema and --schema-evolution latest"
                 if any(one.has_ids for one in rows):
                     again = f", or once the schema registry has what they need{again}"
-            elif self._table is not None and self._settings(plan).schema:
+            elif self._target.widens and self._settings(plan).schema:
                 again = ", or with a --schema that has room for them"
             raise LoadError(
                 f"run {run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "
                 f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{LETTERS}, then run "
                 f"again with a larger --max-bad to load the others{again}"
             )
-        has_failed = any(item.error for item in manifest.partitions)
-        is_cut = sum(len(item.files) for item in found) > len(manifest.files)
-        has_leftovers = is_resumed or is_renewed or has_failed or is_cut or self._time.is_set
         if not plan.lost and not any(item.until > item.start for item in manifest.partitions):
             # Nothing could be read: the next run makes a plan of its own.
             self._loaded.append(manifest)
-            if self._store.shows_whole_files_only and self._table is None and has_leftovers:
-                remove_leftovers(self._store, manifest)
-            self._end_attempts(plan.run, plan.topics)
+            self._target.end_attempts(plan.run, plan.topics)
             discard_run(self._store, plan.run)
             return dict(before)
-        if self._table is not None:
-            manifest = self._table.commit(manifest, self._settings(plan).change_format(plan.topics[0]))
-        else:
-            write_manifest(self._store, manifest)
-        self._publish(manifest, has_leftovers=has_leftovers)
+        has_failed = any(item.error for item in manifest.partitions)
+        is_cut = sum(len(item.files) for item in found) > len(manifest.files)
+        has_leftovers = is_resumed or is_renewed or has_failed or is_cut or self._time.is_set
+        manifest = self._target.commit(self._load, manifest, self._settings(plan).change_format(plan.topics[0]))
+        self._target.publish(manifest, has_leftovers=has_leftovers)
         self._loaded.append(manifest)
         self._committed.append(manifest)
         return manifest.progress()
@@ -485,7 +452,7 @@ class _Run:
     def _run_tasks(self, plan: Plan) -> dict[int, list[RangeResult]]:
         """Run the tasks that are not complete; returns the results of all. `LoadError` if one of them has ended."""
         settings = self._settings(plan)
-        columns = None if self._table is None else self._table.prepare(settings, plan.topics, "tasks")
+        columns = self._target.prepare(self._load, settings, plan.topics, "tasks")
         results = self._results(plan, columns)
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
         if not todo:
@@ -507,14 +474,14 @@ class _Run:
         whose records did not decode; all of them in files, as the newest one is to have all fields, of changes, as
         those of a key are to be of one type, and if their files have what the new columns have no place for. The
         tasks of a refused run whose records did not decode run again anyway: the registry may know more now. Errors as
-        of `_run_schemas` and `Table.prepare`, before any change.
+        of `_run_schemas` and `Target.prepare`, before any change.
         """
         store, options = self._store, self._options
         is_refused = store.size(refused_path(plan.run)) is not None
         new = old = self._settings(plan)
         if is_refused and options.evolution == "latest" and options.formats:
             rows = self._run_schemas(plan.run - 1, plan.topics)
-            new = new.with_rows(rows if self._table is None else with_names_of(rows, old.rows))
+            new = new.with_rows(with_names_of(rows, old.rows))
         if old.schema and options.settings.schema:
             new = replace(new, schema=options.settings.schema)
         given = {name: getattr(options.settings, name) for name in BINDING}
@@ -524,13 +491,9 @@ class _Run:
         new = replace(new, **given)
         if new == old and not is_refused:
             return plan
-        if new != old and self._table is not None:
-            self._table.prepare(new, plan.topics, "plan")
-        runs_all_again = new != old and (
-            self._table is None
-            or bool(new.upsert_key or given)
-            or not has_place(*(pa.struct(run_columns(one, plan.topics)) for one in (new, old)))
-        )
+        if new != old:
+            self._target.prepare(self._load, new, plan.topics, "plan")
+        runs_all_again = new != old and (bool(given) or not self._target.fits(new, old, plan.topics))
         for number, results in self._results(plan).items():
             if runs_all_again or any(item.bad_values for item in results):
                 # the letters first: killed in between, the next call still knows their names
@@ -541,23 +504,19 @@ class _Run:
             plan = replace(plan, settings=new.to_json())
             store.write(plan_path(plan.run), to_json(plan))
             # an attempt that goes on, by the old schema, can't write to its files any more
-            self._end_attempts(plan.run, plan.topics)
+            self._target.end_attempts(plan.run, plan.topics)
             if not store.shows_whole_files_only:
                 store.remove(staging_path(plan.run))
         store.remove(refused_path(plan.run))
         return plan
 
     def _results(self, plan: Plan, columns: pa.Schema | None = None) -> dict[int, list[RangeResult]]:
-        """The results of the tasks that are complete, checked, also whether their files fit a table's `columns`."""
+        """The results of the tasks that are complete, checked, also whether their files have the target's `columns`."""
         found = {}
         complete = set(complete_tasks(self._store, plan.run))
         for number, ranges in enumerate(plan.tasks):
             results = task_results(self._store, plan.run, number) if number in complete else None
-            if (
-                (table := self._table) is not None
-                and results is not None
-                and not (has_files(self._store, results) and (columns is None or table.fits(results, columns)))
-            ):  # others have vacuumed the table, or a column was replaced
+            if results is not None and not self._target.keeps(results, columns):
                 self._store.remove(task_path(plan.run, number))
             elif results is not None:
                 check_results(self._store, plan.run, number, ranges, results)
@@ -582,8 +541,9 @@ class _Run:
         planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)
-        where = self._options.output if self._table is None else self._table.table.location
-        return Job(where, plan.run, self._source, settings, self._time.is_set, recreated, readers, columns)
+        return Job(
+            self._target.location, plan.run, self._source, settings, self._time.is_set, recreated, readers, columns
+        )
 
     def _settings(self, plan: Plan) -> WriteSettings:
         try:
@@ -716,7 +676,3 @@ def _ranges_of_runs(
                 f"{ANOTHER}"
             )
     return {key: summary.known_ranges((*key, now.incarnation)) for key, now in wanted.items()}
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,11 +1,19 @@
-"""The columns of a load beside those of a table that exists: what the table lacks, and what does not fit."""
+"""The columns of a load beside those of a table that exists: what the table lacks, and what does not fit.
+
+Also the leaves of columns, as a Parquet file has them, and which of them have NaN.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set as AbstractSet
+from collections.abc import Iterator, Mapping, Set as AbstractSet
+from dataclasses import dataclass
+from itertools import count
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+#: In a file's metadata: `nan_columns` as JSON. A footer's bounds leave out NaN, to Spark the largest of all numbers.
+NAN_COLUMNS = "klog.nan"
 _NUMBERS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 
 
@@ -87,3 +95,56 @@ def holds(mine: pa.DataType, theirs: pa.DataType) -> bool:
     if pa.types.is_decimal(mine) and pa.types.is_decimal(theirs):
         return bool(mine.scale >= theirs.scale and mine.precision - mine.scale >= theirs.precision - theirs.scale)
     return False
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of the file's schema: its path and type, and how many columns with statistics are before it.
+
+    `path` is None for a leaf of lists and maps, which count as one column each, without bounds.
+    """
+
+    path: tuple[str, ...] | None
+    type: pa.DataType
+    before: int
+
+
+def nan_columns(table: pa.Table) -> dict[int, bool]:
+    """Of the columns of floating numbers that a file of these rows has, by their numbers: whether they have NaN."""
+    made = {}
+    for number, leaf in enumerate(leaves(table.schema)):
+        if leaf.path is not None and pa.types.is_floating(leaf.type):
+            column = table[leaf.path[0]]
+            if leaf.path[1:]:
+                column = pc.struct_field(column, list(leaf.path[1:]))
+            made[number] = bool(pc.any(pc.is_nan(column)).as_py())
+    return made
+
+
+def leaves(schema: pa.Schema) -> Iterator[Leaf]:
+    """The leaves in the order of a file's columns."""
+    places = count()
+    for field in schema:
+        yield from _leaves_of((field.name,), field.type, places)
+
+
+def _leaves_of(path: tuple[str, ...], kind: pa.DataType, places: Iterator[int]) -> Iterator[Leaf]:
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves_of((*path, field.name), field.type, places)
+    elif pa.types.is_nested(kind):
+        before = next(places)
+        yield from (Leaf(None, one, before) for one in _primitives(kind))
+    else:
+        yield Leaf(path, kind, next(places))
+
+
+def _primitives(kind: pa.DataType) -> Iterator[pa.DataType]:
+    if not pa.types.is_nested(kind):
+        yield kind
+    elif pa.types.is_map(kind):
+        yield from _primitives(kind.key_type)
+        yield from _primitives(kind.item_type)
+    else:
+        for field in kind if pa.types.is_struct(kind) else [kind.value_field]:
+            yield from _primitives(field.type)

@@ -16,7 +16,7 @@ from datetime import date, timedelta
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
@@ -89,6 +89,10 @@ _T = TypeVar("_T")
 
 class DeltaLakeTable:
     """The Delta table in the folder at `uri`, a path or a URI of pyarrow's; `Table` says what its methods do."""
+
+    renames: ClassVar[bool] = False
+    partition_zone: ClassVar[str | None] = None
+    journal_name = PREFIX.rstrip(":")
 
     def __init__(self, uri: str) -> None:
         local = local_path(uri) if uri else None

@@ -9,23 +9,20 @@ nothing can stand for it, the file has no minima (or no maxima) at all, which re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import date, datetime, timedelta
-from itertools import count
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from spark_klog.tables.columns import NAN_COLUMNS, leaves
 
 #: Properties of a table that say which columns have bounds: their names, or how many leading ones (-1: all).
 _STATS_COLUMNS, _INDEXED = "delta.dataSkippingStatsColumns", "delta.dataSkippingNumIndexedCols"
 _DEFAULT_INDEXED = 32
 #: Columns that have bounds wherever they are: where a record is from.
 PLACE = ("topic", "partition", "offset", "timestamp", "_topic", "_partition", "_offset", "_timestamp")
-#: In a file's metadata: `nan_columns` as JSON. A footer's bounds leave out NaN, to Spark the largest of all numbers.
-NAN_COLUMNS = "klog.nan"
 #: Characters of a bound of strings, as Delta's writers cut them.
 _PREFIX = 32
 _LARGEST_CHARACTER = "\U0010ffff"
@@ -36,24 +33,12 @@ _NOTHING = ""
 _EPOCH = datetime(1970, 1, 1)
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    """A leaf of the file's schema: its path and type, and how many columns with statistics are before it.
-
-    `path` is None for a leaf of lists and maps, which count as one column each, without bounds.
-    """
-
-    path: tuple[str, ...] | None
-    type: pa.DataType
-    before: int
-
-
 def statistics_json(metadata: pq.FileMetaData, properties: Mapping[str, str]) -> str:
     """The statistics of a file by its footer, for a table that has these properties."""
     indexed = -1 if _STATS_COLUMNS in properties else int(properties.get(_INDEXED, _DEFAULT_INDEXED))
     has_nan = json.loads((metadata.metadata or {}).get(NAN_COLUMNS.encode(), b"{}"))
     sides: dict[str, dict[str, Any] | None] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
-    for number, leaf in enumerate(_leaves(metadata.schema.to_arrow_schema())):
+    for number, leaf in enumerate(leaves(metadata.schema.to_arrow_schema())):
         if leaf.path is None or (0 <= indexed <= leaf.before and leaf.path[0] not in PLACE):
             continue
         chunks = [metadata.row_group(group).column(number) for group in range(metadata.num_row_groups)]
@@ -68,47 +53,6 @@ def statistics_json(metadata: pq.FileMetaData, properties: Mapping[str, str]) ->
                 _put(values, leaf.path, text)
     known = {name: values for name, values in sides.items() if values is not None}
     return _object({"numRecords": str(metadata.num_rows), **known})
-
-
-def nan_columns(table: pa.Table) -> dict[int, bool]:
-    """Of the columns of floating numbers that a file of these rows has, by their numbers: whether they have NaN."""
-    made = {}
-    for number, leaf in enumerate(_leaves(table.schema)):
-        if leaf.path is not None and pa.types.is_floating(leaf.type):
-            column = table[leaf.path[0]]
-            if leaf.path[1:]:
-                column = pc.struct_field(column, list(leaf.path[1:]))
-            made[number] = bool(pc.any(pc.is_nan(column)).as_py())
-    return made
-
-
-def _leaves(schema: pa.Schema) -> Iterator[_Leaf]:
-    """The leaves in the order of a file's columns."""
-    places = count()
-    for field in schema:
-        yield from _leaves_of((field.name,), field.type, places)
-
-
-def _leaves_of(path: tuple[str, ...], kind: pa.DataType, places: Iterator[int]) -> Iterator[_Leaf]:
-    if pa.types.is_struct(kind):
-        for field in kind:
-            yield from _leaves_of((*path, field.name), field.type, places)
-    elif pa.types.is_nested(kind):
-        before = next(places)
-        yield from (_Leaf(None, one, before) for one in _primitives(kind))
-    else:
-        yield _Leaf(path, kind, next(places))
-
-
-def _primitives(kind: pa.DataType) -> Iterator[pa.DataType]:
-    if not pa.types.is_nested(kind):
-        yield kind
-    elif pa.types.is_map(kind):
-        yield from _primitives(kind.key_type)
-        yield from _primitives(kind.item_type)
-    else:
-        for field in kind if pa.types.is_struct(kind) else [kind.value_field]:
-            yield from _primitives(field.type)
 
 
 def _put(target: dict[str, Any], path: tuple[str, ...], text: str) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote, urlsplit
 
 import numpy as np
@@ -94,8 +94,11 @@ class IcebergTable:
     Methods as of `Table`.
     """
 
+    renames: ClassVar[bool] = True
+    partition_zone: ClassVar[str | None] = "UTC"
+
     def __init__(self, name: str, options: Mapping[str, str] | None = None) -> None:
-        self.address = f"iceberg:{name}"
+        self.address = self.journal_name = f"iceberg:{name}"
         catalog, *rest = name.split(".")
         if len(rest) < 2 or not all((catalog, *rest)):
             raise ConfigError(f"{self.address} must be iceberg:CATALOG.NAMESPACE.TABLE")

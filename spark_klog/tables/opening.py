@@ -7,34 +7,34 @@ from spark_klog.base.extras import require
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.table import Table
 
-DELTA, ICEBERG = "delta", "iceberg"
-_FORMS = f"{DELTA}:URI or {ICEBERG}:CATALOG.NAMESPACE.TABLE"
+_DELTA, _ICEBERG = "delta", "iceberg"
+_FORMS = f"{_DELTA}:URI or {_ICEBERG}:CATALOG.NAMESPACE.TABLE"
 
 
 def is_table(address: str) -> bool:
     """Whether an address is that of a table, and not a folder's."""
-    return format_of(address) in (DELTA, ICEBERG)
-
-
-def format_of(address: str) -> str:
-    """What stands before the colon of an address."""
-    return address.partition(":")[0]
+    return address.partition(":")[0] in (_DELTA, _ICEBERG)
 
 
 def open_table(address: str) -> Table:
     """The table at an address, which may not exist yet; `ConfigError`, `MissingPackage`, `LoadError`."""
     kind, _, place = address.partition(":")
-    if kind == DELTA:
+    if kind == _DELTA:
         require("A Delta table", "pyarrow", "deltalake")
         from spark_klog.tables.delta import DeltaLakeTable
 
         return DeltaLakeTable(place)
-    if kind == ICEBERG:
+    if kind == _ICEBERG:
         require("An Iceberg table", "pyarrow", "pyiceberg")
         from spark_klog.tables.iceberg import IcebergTable
 
         return IcebergTable(place)
     raise ConfigError(f"{without_user(address)!r} is not the address of a table: write {_FORMS}")
+
+
+def named_table(name: str, folder: str) -> Table:
+    """The table whose journal is in a folder and has this `journal_name`; errors as of `open_table`."""
+    return open_table(name if ":" in name else f"{name}:{folder}")
 
 
 def existing_table(address: str) -> Table:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -226,9 +226,18 @@ class Table(Protocol):
     a bounded time.
     """
 
+    #: Whether a column may get another name, by `with_aliases`.
+    renames: ClassVar[bool]
+    #: The zone in whose hours and days the table has its partitions; None if files say which partition they are of.
+    partition_zone: ClassVar[str | None]
+
     @property
     def address(self) -> str:
         """For messages, without secrets."""
+
+    @property
+    def journal_name(self) -> str:
+        """What the load's journal, which is in the table's folder, says of the table: without secrets."""
 
     @property
     def location(self) -> str:

@@ -140,5 +140,5 @@ def test_a_load_that_dies_within_any_write(
 
 def _use(monkeypatch: pytest.MonkeyPatch, filesystem: _Hdfs, output: Path) -> None:
     store = ArrowFolder(filesystem, str(output), "hdfs:///out", LoadError)
-    for module in ("run", "tasks.task"):
+    for module in ("binding", "tasks.task"):
         monkeypatch.setattr(f"spark_klog.load.{module}.open_store", lambda *_, **__: store)

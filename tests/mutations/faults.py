@@ -410,10 +410,9 @@ FAULTS = (
     # ----- load
     Fault(
         "load-shown-before-its-commit",
-        "spark_klog/load/run.py",
-        "            write_manifest(self._store, manifest)\n",
-        "            publish(self._store, manifest, has_leftovers=has_leftovers)\n"
-        "            write_manifest(self._store, manifest)\n",
+        "spark_klog/load/target.py",
+        "        write_manifest(self.store, manifest)\n",
+        "        self.publish(manifest)\n        write_manifest(self.store, manifest)\n",
         ("tests/load/test_runs.py", "tests/load/test_kills.py", "tests/load/test_sequences.py"),
     ),
     Fault(
@@ -475,7 +474,7 @@ FAULTS = (
     Fault(
         "tables-commit-before-its-candidate",  # killed in between, the journal knows the offsets of the run alone
         "spark_klog/load/table_commit.py",
-        "        self._store.write(candidate_path(manifest.run, token), to_json(manifest))\n",
+        "        self.store.write(candidate_path(manifest.run, token), to_json(manifest))\n",
         "",
         _COMMIT_TESTS,
     ),
@@ -565,15 +564,15 @@ FAULTS = (
     ),
     Fault(
         "tables-orphans-too-eager",  # files that a table had, which readers of its earlier versions need
-        "spark_klog/load/table_commit.py",
+        "spark_klog/load/target.py",
         "if token_of(path) in tokens and path not in known]",
         "if path not in known]",
         _COMMIT_TESTS,
     ),
     Fault(
         "tables-attempts-go-on",  # files of an attempt that is late are neither in the table nor removed
-        "spark_klog/load/table_commit.py",
-        "for token in of_run if is_last_time or not counted else of_run & counted:",
+        "spark_klog/load/target.py",
+        "for token in of_run if is_last_time or not is_known else of_run & counted:",
         "for token in of_run:",
         _COMMIT_TESTS,
     ),
@@ -586,9 +585,9 @@ FAULTS = (
     ),
     Fault(
         "tables-vacuumed-files-committed",
-        "spark_klog/load/run.py",
-        "not (has_files(self._store, results) and (columns is None or table.fits(results, columns)))",
-        "not (columns is None or table.fits(results, columns))",
+        "spark_klog/load/table_commit.py",
+        "if not all(self.store.size(entry.path) == entry.size for entry in entries):",
+        "if False:",
         _COMMIT_TESTS,
     ),
     Fault(

@@ -24,8 +24,9 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables import delta
 from spark_klog.tables.changes import PLACE
+from spark_klog.tables.columns import NAN_COLUMNS, nan_columns
 from spark_klog.tables.delta import DeltaLakeTable, storage_options
-from spark_klog.tables.delta_statistics import NAN_COLUMNS, nan_columns, statistics_json
+from spark_klog.tables.delta_statistics import statistics_json
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import DataFile, Run, RunConflict, Table, TableFile
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from spark_klog.errors import ConfigError, LoadError
+from spark_klog.errors import LoadError
 from spark_klog.load.journal.model import (
-    FOLDER,
     IDLE,
     LATEST,
     LOAD,
@@ -27,25 +26,13 @@ from spark_klog.load.journal.model import (
     task_path,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
-from spark_klog.load.json_schemas import evolved_schema
-from spark_klog.load.rows import ANOTHER
-from spark_klog.load.settings import RECORDS, WriteSettings
-from spark_klog.load.values import name_now
-from spark_klog.tables.opening import DELTA, existing_table, is_table, open_table
+from spark_klog.tables.opening import existing_table, is_table, named_table, open_table
 from spark_klog.tables.table import Table
 
 _T = TypeVar("_T")
 #: What the plan of a compaction says that it was asked for.
 COMPACTED = "compaction"
 _RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
-#: The settings that decide on the folders of records, the layout first, with the job's options.
-_LAYOUT = {"layout": "--partition-by", "time_zone": "--time-zone", "event_time": "--event-time"}
-#: Those that say what a record does to a table, and what a plan says that has none of them.
-_CHANGES = {"upsert_key": "--upsert-key", "envelope": "--envelope"}
-_APPENDED = {"upsert_key": "", "envelope": "none"}
-#: All settings that bind the later runs of a load.
-BINDING = (*_LAYOUT, *_CHANGES, "table_columns")
-_BEGINS = "; --from-time or --from-offsets set where it begins"
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,7 @@ class Identity:
     schema: str = ""
     #: Of keys and values that are rows, by column.
     rows: dict[str, str] = field(default_factory=dict)
-    #: Of a load into a table: its format, or its address if that has no secrets.
+    #: Of a load into a table: its `journal_name`.
     table: str = ""
     #: The first run that the journal has; the manifests of those before it were lost.
     first: int = 1
@@ -69,9 +56,7 @@ class Identity:
         """The load's table; None if it has none. `output` is what the load was opened by."""
         if not self.table:
             return None
-        if is_table(output):
-            return open_table(output)
-        return open_table(f"{self.table}:{output}" if self.table == DELTA else self.table)
+        return open_table(output) if is_table(output) else named_table(self.table, output)
 
 
 def _read(store: Store, kind: type[_T], path: str) -> _T | None:
@@ -203,142 +188,16 @@ def open_load(output: str) -> tuple[Store, Identity]:
     return (open_store(location, of_table=True) if identity.table else store), identity
 
 
-def check_output(
-    store: Store,
-    cluster_id: str | None,
-    settings: Mapping[str, Any],
-    rows: Mapping[str, str],
-    kind: str = "",
-    table: Table | None = None,
-) -> Identity | None:
-    """The load that the output belongs to; None if it is new. `settings` are those of `WriteSettings`, as JSON, `rows`
-    the formats of columns that become rows, `kind` is as `Identity.table`.
-
-    `LoadError` if it belongs to a load of another cluster, format, layout or table, or has other files, unless the
-    `table` is there. Of two schemas of JSON `check_schema` decides.
-    """
-    format_name, schema = settings["format"], settings["schema"]
-    where = (table or store).address  # as the user names it
-    found = read_identity(store)
-    if found is None and table is not None and table.schema() is not None:
-        return None
-    if found is None:
-        others = [name for name in store.names("") if name != FOLDER and not name.startswith((".", "_"))]
-        if others:
-            former = any(name.startswith("batch=") for name in others)
-            advice = (
-                f"jobs/batch_load.py wrote it before it kept runs. Use {ANOTHER}, which loads what the topics "
-                "still have; this one stays readable"
-                if former
-                else f"use {ANOTHER}"
-            )
-            raise LoadError(f"{where} belongs to another load, or to none (it has {others[0]}): {advice}")
-        return None
-    if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
-        raise _of_another(where, f"of cluster {found.cluster_id}, and this is cluster {cluster_id}")
-    if found.table != kind:
-        texts = [f"into the table {one}" if one else "into files" for one in (found.table, kind)]
-        raise LoadError(f"{where} belongs to a load {texts[0]}, not {texts[1]}: name it by --table or --output")
-    if found.format != format_name:
-        raise _of_another(where, f"with --format {found.format}, not {format_name}")
-    if (bool(found.schema), found.rows) != (bool(schema), rows):
-        texts = [_contents(found.schema, found.rows), _contents(schema, rows)]
-        raise _of_another(where, f"with {texts[0]}, not {texts[1]}", _BEGINS)
-    plan = _committed_plan(store, table)
-    for name, option in _CHANGES.items():
-        was = settings[name] if plan is None else plan.settings.get(name, _APPENDED[name])
-        if was != settings[name]:
-            texts = [
-                f"without {option}" if value == _APPENDED[name] else f"with {option} {value}"
-                for value in (was, settings[name])
-            ]
-            raise _of_another(where, f"{texts[0]}, not {texts[1]}")
-    columns = plan.settings.get("table_columns", RECORDS) if plan is not None else settings["table_columns"]
-    if columns != settings["table_columns"]:
-        raise _of_another(where, f"with --table-columns {columns}, not {settings['table_columns']}")
-    for name, option in _LAYOUT.items():
-        # Spark leaves out files outside of the folders, or refuses the folders, without knowing that they are one load;
-        # in another time zone, or by another time, records of one time would be in two folders.
-        was = settings[name] if plan is None else plan.settings.get(name, settings[name])
-        if was != settings[name]:
-            texts = [f"with {option} {value}" if value else f"without {option}" for value in (was, settings[name])]
-            raise _of_another(where, f"{texts[0]}, not {texts[1]}", _BEGINS)
-        if name == "layout" and was == "none":
-            break
-    return found
-
-
-def _last_plan(store: Store) -> Plan | None:
-    """The plan of the last run, committed or not."""
-    number = last_committed(store)
-    return read_plan(store, number + 1) or read_plan(store, number)
-
-
-def _committed_plan(store: Store, table: Table | None) -> Plan | None:
-    """The plan of the last committed run, which binds the next ones; of a table, as the journal may be a run behind."""
-    number = last_committed(store)
-    identity = read_identity(store)
-    if table is not None and identity is not None and store.size(plan_path(number + 1)) is not None:
-        last = table.last_run(identity.load)
-        number = max(number, 0 if last is None else last.number)
-    return read_plan(store, number) if number else None
-
-
-def event_time_now(store: Store, asked: str) -> str:
-    """The name that the field of the event time has in the last run, if it was called `asked` before; else `asked`."""
-    plan = _last_plan(store) if asked else None
-    if plan is None:
-        return asked
-    try:
-        last = WriteSettings.of(plan.settings)
-    except (TypeError, ValueError, ConfigError):  # whoever needs these settings says so
-        return asked
-    names = {name_now(one.type, asked) for one in last.rows if one.column == "value"}
-    return last.event_time if names == {last.event_time} else asked
-
-
-def check_schema(store: Store, found: Identity, schema: str, table: Table | None, *, takes_new: bool) -> str:
-    """The schema of JSON values from now on, if a call gives `schema`, and the load is one of JSON.
-
-    It may have more fields than that of the last committed run, in a table also wider numbers, if the load `takes_new`
-    ones; else it is a `LoadError`, which names the differences.
-    """
-    where, plan = (table or store).address, _committed_plan(store, table)
-    if plan is None and not last_committed(store):
-        return schema
-    before = found.schema if plan is None else str(plan.settings.get("schema") or found.schema)
-    if schema == before:
-        return schema
-    evolved, hindrances = evolved_schema(before, schema, widens=bool(found.table))
-    if takes_new and not hindrances:
-        return evolved
-    if not hindrances:
-        what = f"with {_contents(before, {})}, not {_contents(schema, {})}"
-        raise _of_another(where, what, f"{_BEGINS}. Or have it take the new fields by --schema-evolution latest")
-    adds = "adds fields, or makes numbers wider" if found.table else "adds fields"
-    what = f"with another --schema: {'; '.join(hindrances)}. A load takes one that {adds}"
-    raise _of_another(where, what, _BEGINS)
-
-
-def _of_another(where: str, what: str, more: str = "") -> LoadError:
-    return LoadError(f"{where} belongs to a load {what}: use {ANOTHER}{more}")
-
-
-def _contents(schema: str, rows: Mapping[str, str]) -> str:
-    values = f"values of the schema '{schema}'" if schema else f"values as {rows.get('value', 'bytes')}"
-    return f"{values} and keys as {rows['key']}" if "key" in rows else values
-
-
 def new_identity(
     cluster_id: str | None, settings: Mapping[str, Any], rows: Mapping[str, str], table: str = ""
 ) -> Identity:
-    """A new load; the arguments are those of `check_output`."""
+    """A new load. `settings` are those of `WriteSettings`, as JSON, `rows` the formats of columns that become rows."""
     kind = settings["format"], settings["schema"]
     return Identity(uuid.uuid4().hex, cluster_id or "", *kind, dict(rows), table)
 
 
 def claim_output(store: Store, identity: Identity) -> Identity:
-    """Make an output that `check_output` found new this load's, or that of another run that was quicker."""
+    """Make a new output this load's; returns the load that has it, which is another one if its run was quicker."""
     values = vars(identity)
     if not identity.table:  # earlier versions of the program read a load of files, and know no tables
         values = {name: value for name, value in values.items() if name not in ("table", "first")}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from datetime import datetime, timezone
+from functools import cache, partial
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.errors import LoadError
@@ -38,7 +40,8 @@ _TOKEN = r"-([0-9a-z]{7})"
 _FILE = re.compile(rf".*\+(\d+)\+(\d{{20}})\+\d{{20}}(?:\+(\d+))?(?:{_TOKEN})?\.[a-z.]+")
 _OF_ATTEMPT = re.compile(rf".*\+\d{{20}}(?:\+\d+)?{_TOKEN}\.[a-z.]+")
 _ATTEMPT = re.compile(rf"(\d{{{_DIGITS},}}){_TOKEN}")
-_Reader = Callable[[str, Any], Any]
+#: Milliseconds since the epoch, or before it. No other number in the files of a load is negative.
+Time = Annotated[int, "milliseconds"]
 
 
 def run_name(number: int) -> str:
@@ -142,7 +145,7 @@ def place_of(path: str) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of records. `first` and `last` are the offsets that it covers; times are ms since the epoch."""
+    """A file of records. `first` and `last` are the offsets that it covers."""
 
     path: str
     topic: str
@@ -151,8 +154,8 @@ class FileEntry:
     last: int
     records: int
     size: int
-    min_time: int
-    max_time: int
+    min_time: Time
+    max_time: Time
 
 
 @dataclass(frozen=True)
@@ -181,8 +184,8 @@ class RangeResult:
     until: int
     records: int
     bytes: int
-    min_time: int | None
-    max_time: int | None
+    min_time: Time | None
+    max_time: Time | None
     gaps: dict[str, int]
     hours: dict[str, int]
     files: list[FileEntry]
@@ -194,6 +197,34 @@ class RangeResult:
     def bad(self) -> int:
         """Corrupt batches, and records whose value or timestamp did not parse."""
         return len(self.dead_letters) - bool(self.bad_values) + self.bad_values
+
+    @classmethod
+    def joined(cls, ranges: Sequence[RangeResult], files: list[FileEntry]) -> RangeResult:
+        """Adjacent ranges of a partition as one, with these files; its error is the first one."""
+        gaps, hours = Counter[str](), Counter[str]()
+        for each in ranges:
+            gaps.update(each.gaps)
+            hours.update(each.hours)
+        letters = sorted({name for each in ranges for name in each.dead_letters})
+        bad = sum(each.bad for each in ranges)  # two ranges may have one corrupt batch
+        has_values = bad > len(letters) or any(each.bad_values for each in ranges)
+        first = ranges[0]
+        return cls(
+            first.topic,
+            first.partition,
+            first.start,
+            ranges[-1].until,
+            sum(each.records for each in ranges),
+            sum(each.bytes for each in ranges),
+            min((each.min_time for each in ranges if each.min_time is not None), default=None),
+            max((each.max_time for each in ranges if each.max_time is not None), default=None),
+            dict(sorted(gaps.items())),
+            dict(sorted(hours.items())),
+            files,
+            letters,
+            next((each.error for each in ranges if each.error), ""),
+            bad - len(letters) + 1 if has_values else 0,
+        )
 
 
 @dataclass(frozen=True)
@@ -228,8 +259,8 @@ class PartitionAudit:
     planned: int
     records: int
     bytes: int
-    min_time: int | None
-    max_time: int | None
+    min_time: Time | None
+    max_time: Time | None
     gaps: dict[str, int]
     bad: int
     log_end: int
@@ -288,25 +319,30 @@ class Idle:
     version: int = VERSION
 
 
+def now_text() -> str:
+    """The time of now, as the files have it."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
 def by_partition(items: Iterable[_Of]) -> defaultdict[TopicPartition, list[_Of]]:
     """Group what has a topic and a partition."""
-    found: defaultdict[TopicPartition, list[_Of]] = defaultdict(list)
-    for item in items:
-        found[item.topic, item.partition].append(item)
-    return found
+    groups: defaultdict[TopicPartition, list[_Of]] = defaultdict(list)
+    for each in items:
+        groups[each.topic, each.partition].append(each)
+    return groups
 
 
 def progress_of(offsets: dict[str, dict[str, Progress]]) -> dict[TopicPartition, Progress]:
     """Progress by partition of what `offsets_json` has made."""
-    return {(topic, int(partition)): item for topic, each in offsets.items() for partition, item in each.items()}
+    return {(topic, int(number)): progress for topic, each in offsets.items() for number, progress in each.items()}
 
 
 def offsets_json(progress: dict[TopicPartition, Progress]) -> dict[str, dict[str, Progress]]:
     """The other way of `progress_of`."""
-    found: dict[str, dict[str, Progress]] = {}
-    for (topic, partition), item in sorted(progress.items()):
-        found.setdefault(topic, {})[str(partition)] = item
-    return found
+    offsets: dict[str, dict[str, Progress]] = {}
+    for (topic, partition), of_partition in sorted(progress.items()):
+        offsets.setdefault(topic, {})[str(partition)] = of_partition
+    return offsets
 
 
 def from_json(kind: type[_T], value: Any, where: str) -> _T:
@@ -329,36 +365,43 @@ def _build(kind: Any, value: Any) -> Any:
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
     if missing := [name for name in required if name not in value]:
         raise ValueError(f"without {', '.join(missing)}")
-    return kind(**{name: readers[name](name, item) for name, item in value.items()})
+    values = {}
+    for name, of_field in value.items():
+        try:
+            values[name] = readers[name](of_field)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return kind(**values)
 
 
 @cache
-def _fields(kind: Any) -> tuple[list[str], dict[str, _Reader]]:
+def _fields(kind: Any) -> tuple[list[str], dict[str, Callable[[Any], Any]]]:
     """The fields of a dataclass that must be there, and what reads each of them."""
-    required = [item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING]
-    return required, {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
+    required = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    hints = get_type_hints(kind, include_extras=True)
+    return required, {name: _reader(hint) for name, hint in hints.items()}
 
 
-def _reader(hint: Any) -> _Reader:
-    """Reads JSON of a type; refuses other types and negative numbers: a person may have edited them."""
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """What reads JSON of a type; it raises ValueError for others, and for numbers that can't be: people edit files."""
     if is_dataclass(hint):
-        return lambda _, value: _build(hint, value)
-    if get_origin(hint) in (list, dict):
-        container, read = get_origin(hint), _reader(get_args(hint)[-1])
+        return partial(_build, hint)
+    container, arguments = get_origin(hint), get_args(hint)
+    if container in (list, dict):
+        return partial(_read_all, container, _reader(arguments[-1]))
+    if hint is Any:
+        return lambda value: value
+    kinds = arguments if container in (UnionType, Union) else (hint,)
+    return partial(_checked, [int if kind == Time else kind for kind in kinds], Time in kinds)
 
-        def read_all(name: str, value: Any) -> Any:
-            if not isinstance(value, container):
-                raise ValueError(f"{name}: {value!r}")
-            if container is list:
-                return [read(name, item) for item in value]
-            return {key: read(name, item) for key, item in value.items()}
 
-        return read_all
-    kinds = () if hint is Any else get_args(hint) or (hint,)
+def _read_all(container: Any, read: Callable[[Any], Any], value: Any) -> Any:
+    if type(value) is not container:
+        raise ValueError(repr(value))
+    return [read(each) for each in value] if container is list else {key: read(each) for key, each in value.items()}
 
-    def checked(name: str, value: Any) -> Any:
-        if kinds and (type(value) not in kinds or (type(value) is int and value < 0 and "time" not in name)):
-            raise ValueError(f"{name}: {value!r}")
-        return value
 
-    return checked
+def _checked(kinds: Collection[Any], may_be_negative: bool, value: Any) -> Any:
+    if type(value) not in kinds or (type(value) is int and value < 0 and not may_be_negative):
+        raise ValueError(repr(value))
+    return value

@@ -93,8 +93,8 @@ class Values:
     The `bad` records, for which that is impossible, are lines of the file `letters`, which exists if there are some.
 
     A line is {"topic", "partition", "offset", "timestamp" (ms), "reason", "key", "value", "headers"}, bytes in base64.
-    With `of_dates`, timestamps, or the event times, need a date of the years 1 to 9999: pyiceberg writes no partitions
-    of others.
+    With `of_dates`, timestamps, or the event times, need a date of the years 1 to 9999, as those do that a
+    table computes its partitions of.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from spark_klog.load.journal.model import FileEntry, Range, file_path
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_columns import as_columns
 from spark_klog.load.values import microseconds
-from spark_klog.tables.delta_statistics import NAN_COLUMNS, nan_columns
+from spark_klog.tables.columns import NAN_COLUMNS, nan_columns
 from spark_klog.tables.table import has_field_ids
 
 HOUR_US = 3_600_000_000
@@ -258,7 +258,7 @@ class RangeWriter:
 
 
 def _exact_slots(batch: pa.RecordBatch, times: NDArray[np.int64], event_time: str, slot_us: int) -> NDArray[np.int64]:
-    """The slots as Iceberg computes them: of the column itself, and null for null."""
+    """The slots as a table computes them that goes by its columns: of the values themselves, and null for null."""
     if not event_time:
         return times // slot_us
     column = pc.struct_field(batch["value"], event_time.split("."))
