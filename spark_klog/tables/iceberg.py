@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -203,9 +203,9 @@ class IcebergTable:
         if metadata.format_version not in _WRITTEN:
             raise LoadError(f"{self.address} has format version {metadata.format_version}: pyiceberg writes 1 and 2")
         # another stream may be about to write to what this one does not have
-        unwritten, drops = _unwritten(metadata), load != STREAMS
+        is_unused, drops = self._is_unused(metadata, load), load != STREAMS
+        unwritten = _unwritten(metadata, () if is_unused else metadata.partition_specs)
         needed = changes(metadata.schema(), columns, _own(metadata), unwritten, drops=drops)
-        is_unused = self._is_unused(metadata, load)
         if not is_unused:
             self._check_layout(metadata, layout, needed.path_before(time_column))
         if needed.differences:
@@ -227,6 +227,8 @@ class IcebergTable:
         is_older = COLUMNS_PROPERTY not in metadata.properties and LOAD_PROPERTY in metadata.properties
         properties = own_columns_property(metadata.properties, columns.names if is_older else new, gone)
         transaction = OneAttempt(table)
+        if is_unused and needed.removed:
+            transaction.remove_specs()
         if needed:
             with transaction.update_schema() as update:
                 for path, kind in needed.widened:
@@ -555,14 +557,14 @@ def _own(metadata: TableMetadata) -> Collection[str]:
     return [one.name for one in metadata.schema().fields] if LOAD_PROPERTY in metadata.properties else ()
 
 
-def _unwritten(metadata: TableMetadata) -> Collection[int]:
-    """The ids of fields that no snapshot has and nothing is partitioned by: no file has values of them."""
+def _unwritten(metadata: TableMetadata, specs: Iterable[PartitionSpec]) -> Collection[int]:
+    """The ids of fields that no snapshot has, so that no file has values of them, and that no spec is by."""
     schemas = {one.schema_id: one for one in metadata.schemas}
     used = [schemas.get(-1 if one.schema_id is None else one.schema_id) for one in metadata.snapshots]
     if None in used:
         return ()
     ids = {id for one in used if one is not None for id in one.field_ids}
-    ids |= {field.source_id for spec in metadata.partition_specs for field in spec.fields}
+    ids |= {field.source_id for spec in specs for field in spec.fields}
     now = metadata.schema()
     return now.field_ids.difference(ids, now.identifier_field_ids)
 

@@ -14,6 +14,7 @@ from pyiceberg.table.update import (
     AssertCurrentSchemaId,
     AssertRefSnapshotId,
     AssertTableUUID,
+    RemovePartitionSpecsUpdate,
     SetPropertiesUpdate,
 )
 
@@ -52,6 +53,16 @@ class OneAttempt(Transaction):
         self._updates = tuple(
             _with(one, operation) if isinstance(one, AddSnapshotUpdate) else one for one in self._updates
         )
+
+    def remove_specs(self) -> None:
+        """Leave the table unpartitioned, with no spec of before, so that the columns that these were by can go."""
+        if fields := self.table_metadata.spec().fields:
+            with self.update_spec() as update:
+                for field in fields:
+                    update.remove_field(field.name)
+        now = self.table_metadata.default_spec_id
+        if others := [spec.spec_id for spec in self.table_metadata.partition_specs if spec.spec_id != now]:
+            self._apply((RemovePartitionSpecsUpdate.model_validate({"spec-ids": others}),))
 
     def require_snapshot(self) -> None:
         """Let the commit fail if there is another snapshot by then."""

@@ -179,6 +179,38 @@ def test_a_table_without_rows_keeps_the_layout_that_its_user_gave_it(warehouse: 
         table.prepare(columns, "hour", "timestamp", LOAD)
 
 
+@pytest.mark.parametrize("first", ["hour", "day"])
+@pytest.mark.parametrize(
+    ("values", "layout", "time_column"),
+    [
+        ({"a": pa.int64()}, "none", ""),
+        ({"at": pa.string()}, "none", ""),
+        ({"at": pa.date32()}, "day", "value.at"),
+        ({"at": pa.string(), "by": pa.timestamp("us")}, "hour", "value.by"),
+        ({"a": pa.int64()}, "hour", "timestamp"),
+    ],
+)
+def test_a_time_column_that_no_commit_has_binds_no_later_run(
+    warehouse: Warehouse, first: Layout, values: dict[str, pa.DataType], layout: Layout, time_column: str
+) -> None:
+    """It goes, or gets another type, although the table was partitioned by it."""
+    refused = warehouse.open()
+    schema = refused.prepare(_of(at=pa.timestamp("us")), first, "value.at", LOAD)
+    table = warehouse.open()
+    schema = table.prepare(_of(**values), layout, time_column, LOAD)
+    assert [one.name for one in warehouse.stranger().schema().find_type("value").fields] == list(values)
+    examples = {"a": 1, "at": "2024-01-01" if values.get("at") == pa.string() else date(2024, 1, 1), "by": _AT}
+    value = {name: examples[name] for name in values}
+    table.append([write(table, schema, "1", rows([1], value=value))], run_of(1, 1))
+    by = {name: one.replace(tzinfo=None) if isinstance(one, datetime) else one for name, one in value.items()}
+    assert _values(warehouse) == {1: by}
+    found = warehouse.stranger()
+    source = [found.schema().find_column_name(field.source_id) for field in found.spec().fields]
+    assert source == [time_column] * (layout != "none")
+    with pytest.raises(LoadError, match=r"iceberg:c\.ns\.t "):
+        refused.prepare(_of(at=pa.timestamp("us")), first, "value.at", LOAD)
+
+
 @pytest.mark.parametrize(
     "kind",
     [pa.timestamp("us"), *(pytest.param(one, marks=_AGAIN) for one in (pa.timestamp("us", tz="UTC"), pa.date32()))],
