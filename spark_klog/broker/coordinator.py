@@ -11,10 +11,13 @@ import logging
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.metadata.nodes import TopicExists
+from spark_klog.broker.partitions import ServedPartitions
+from spark_klog.broker.settings.config import BrokerConfig
+from spark_klog.broker.topic_changes import TopicChanges
 from spark_klog.errors import DirectoryError, EncodeError, ErrorCode, KlogError
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records import kernels
@@ -22,9 +25,6 @@ from spark_klog.records.building.assignment import own_batch
 from spark_klog.records.formats.batch import check_crc, iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import COMMIT, read_marker, records_of
-
-if TYPE_CHECKING:
-    from spark_klog.broker.broker import Broker
 
 _log = logging.getLogger(__name__)
 #: Bytes of a log read at once; the kernel decodes them in one call, during which nothing else runs.
@@ -40,8 +40,12 @@ Row = tuple[bytes | None, bytes | None]
 class Coordinator:
     """The partitions of an internal topic that this broker leads. For one event loop; `kind` names a key in errors."""
 
-    def __init__(self, broker: Broker, topic: str, kind: str) -> None:
-        self._broker, self._topic, self._kind = broker, topic, kind
+    def __init__(
+        self, config: BrokerConfig, partitions: ServedPartitions, changes: TopicChanges, topic: str, kind: str
+    ) -> None:
+        self._config, self._partitions, self._changes = config, partitions, changes
+        self._registry, self._logs, self._flushes = partitions.registry, partitions.logs, partitions.flushes
+        self._topic, self._kind = topic, kind
         #: Whether the logs are still being read.
         self.is_loading = True
         #: Partitions that can't be read; serving their keys would start them from nothing.
@@ -52,52 +56,51 @@ class Coordinator:
 
         Raises `DirectoryError` if the topic can't be created or read.
         """
-        broker, name = self._broker, self._topic
-        await broker.turns.take()
-        if name not in broker.registry.topics:
+        name = self._topic
+        await self._partitions.turns.take()
+        if name not in self._registry.topics:
             try:
-                await broker.create_topic(name, broker.config.default_partitions(name))
+                await self._changes.create_topic(name, self._config.default_partitions(name))
             except TopicExists:
-                await broker.follower.refresh()
-        topic = broker.registry.topics.get(name)
+                await self._partitions.follower.refresh()
+        topic = self._registry.topics.get(name)
         if topic is None:
             raise DirectoryError(f"{name} exists, but can't be read")
         partition = partition_for(key, len(topic.assignment))
-        if broker.logs.get(name, partition) is None and broker.registry.leads(name, partition):
-            await broker.follower.settle()  # a topic is registered before its logs are created
-        return broker.registry.leader(topic, partition), partition
+        if self._logs.get(name, partition) is None and self._registry.leads(name, partition):
+            await self._partitions.follower.settle()  # a topic is registered before its logs are created
+        return self._registry.leader(topic, partition), partition
 
     async def log_of(self, key: str, *, for_reading: bool = False) -> PartitionLog | ErrorCode:
         """The log that keeps the key, or the error if this broker does not lead it or has not read it."""
-        broker = self._broker
-        if not await broker.is_current(for_reading=for_reading):
+        if not await self._partitions.is_current(for_reading=for_reading):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
             _, partition = await self.find(key)
         except DirectoryError as error:
             _log.error("%s %s has no coordinator: %s", self._kind, key, error)
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if not broker.registry.leads(self._topic, partition):
+        if not self._registry.leads(self._topic, partition):
             return ErrorCode.NOT_COORDINATOR
-        log = broker.logs.get(self._topic, partition)
+        log = self._logs.get(self._topic, partition)
         if log is None or partition in self._unread:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if self.is_loading:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        await broker.flushes.make_early_room(log)
+        await self._flushes.make_early_room(log)
         return log
 
     def local_log(self, key: str) -> PartitionLog | None:
         """The log that keeps the key, if this broker has it and could read it."""
-        topic = self._broker.registry.topics.get(self._topic)
+        topic = self._registry.topics.get(self._topic)
         if topic is None:
             return None
-        log = self._broker.logs.get(self._topic, partition_for(key, len(topic.assignment)))
+        log = self._logs.get(self._topic, partition_for(key, len(topic.assignment)))
         return None if log is None or log.partition in self._unread else log
 
     def _append(self, log: PartitionLog, key: str, encode: Callable[[], list[tuple[bytes, bytes | None]]]) -> ErrorCode:
         """Append records of the key in one batch; NONE, or the error for the client. The caller flushes the log."""
-        if not self._broker.serves(log):
+        if not self._partitions.serves(log):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
             log.append(memoryview(own_batch(encode(), system_ms())), flushes=False)
@@ -107,17 +110,17 @@ class Coordinator:
         except (BatchTooLarge, EncodeError) as error:
             _log.error("%s %s has too many members or partitions: %s", self._kind, key, error)
             return ErrorCode.UNKNOWN_SERVER_ERROR
-        self._broker.purgatory.wake((log.topic, log.partition))
+        self._partitions.purgatory.wake((log.topic, log.partition))
         return ErrorCode.NONE
 
     async def _is_flushed(self, log: PartitionLog) -> bool:
         """Whether the log is flushed as far as flush.messages requires, and still served; a failure is logged."""
         try:
-            await self._broker.flushes.flush_many(log)
+            await self._flushes.flush_many(log)
         except OSError as error:
             _log.error("%ss can't be written to %s: %s", self._kind, log.directory, error)
             return False
-        return await self._broker.confirms(log)
+        return await self._partitions.confirms(log)
 
     async def _read_logs(self, read: Callable[[PartitionLog], _T]) -> list[_T] | None:
         """What `read` returns for the topic's logs; None if one was set aside meanwhile, as the topic was deleted.
@@ -125,19 +128,19 @@ class Coordinator:
         A log that can't be read is logged, and its keys are not served. A large one is read in a thread.
         """
         results = []
-        logs = [log for (topic, _), log in self._broker.logs.logs.items() if topic == self._topic]
+        logs = [log for (topic, _), log in self._logs.logs.items() if topic == self._topic]
         for log in logs:
             try:
                 results.append(await asyncio.to_thread(read, log) if log.size > _READ_AT_ONCE else read(log))
                 await asyncio.sleep(0)
             except Exception as error:
-                if not self._broker.logs.serves(log):
+                if not self._logs.serves(log):
                     break
                 known = isinstance(error, (KlogError, OSError))
                 text = "%ss of %s can't be read, and are not served: %s"
                 _log.error(text, self._kind, log.directory, error, exc_info=not known)
                 self._unread.add(log.partition)
-        if all(map(self._broker.logs.serves, logs)):
+        if all(map(self._logs.serves, logs)):
             return results
         self._unread.clear()
         return None

@@ -21,19 +21,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from spark_klog.broker.event_loop import BackgroundTasks, within
+from spark_klog.broker.fetches import Purgatory
 from spark_klog.broker.metadata.controller import Controller, Topics07
 from spark_klog.broker.metadata.registry import Registry, Topic
 from spark_klog.broker.settings.log_settings import known_topic_settings, topic_settings_of
 from spark_klog.errors import DirectoryError, LogCorrupted
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog
-
-if TYPE_CHECKING:
-    from spark_klog.broker.broker import Broker
 
 _log = logging.getLogger(__name__)
 #: How long clients may not know of a deletion, and how many are remembered.
@@ -59,16 +57,26 @@ class RegistryFollower:
     """See the module."""
 
     def __init__(
-        self, broker: Broker, changes: BackgroundTasks, controller: Controller | None, topics_07: Topics07 | None
+        self,
+        registry: Registry,
+        logs: LogDirectory,
+        purgatory: Purgatory,
+        changes: BackgroundTasks,
+        controller: Controller | None,
+        topics_07: Topics07 | None,
     ) -> None:
-        self._broker, self._registry, self._logs = broker, broker.registry, broker.logs
+        self._registry, self._logs, self._purgatory = registry, logs, purgatory
         self._changes, self._controller, self._topics_07 = changes, controller, topics_07
+        #: Called with the name of a topic that is gone, and of one whose logs here are no longer served: what others
+        #: know of them by name, or have read in them, is to be forgotten at once.
+        self.on_dropped: list[Callable[[str], None]] = []
+        self.on_set_aside: list[Callable[[str], None]] = []
         self._tree_lock = asyncio.Lock()
         self._looked_again_at = -_LOOK_AGAIN_SECONDS
         #: Why the last reading of the tree failed.
         self._failure: str | None = None
         #: The topics as they were when `drop_gone` was last called.
-        self.seen: Mapping[str, Topic] = broker.registry.topics
+        self.seen: Mapping[str, Topic] = registry.topics
         self._folders_lock = asyncio.Lock()
         #: Topics that the logs are in line with.
         self._followed: dict[str, Topic] = {}
@@ -267,19 +275,19 @@ class RegistryFollower:
             if rename is not None:
                 was_served = True
                 self._dropped.append(((name, partition), rename))
-            self._broker.purgatory.wake((name, partition))
+            self._purgatory.wake((name, partition))
             self._failures.pop((name, partition), None)
         self._followed.pop(name, None)
         self._overrides.pop(name, None)
         if was_served:
             self._set_aside(name)
-        self._broker.coordinator.forget_topic(name)
-        self._broker.metrics.forget_topic(name)
+        for forget_topic in self.on_dropped:
+            forget_topic(name)
 
     def _set_aside(self, name: str) -> None:
         """Forget state from the logs of a topic of that name, which are no longer served."""
-        self._broker.coordinator.forget_logs_of(name)
-        self._broker.transactions.forget_logs_of(name)
+        for forget_logs_of in self.on_set_aside:
+            forget_logs_of(name)
 
     async def update_logs(self) -> None:
         """Rename and remove dropped folders, then create and change logs as the registry says."""

@@ -293,7 +293,7 @@ def test_an_append_whose_flush_can_not_begin(
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(flush_messages=1)) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             with monkeypatch.context() as patch:
                 patch.setattr(FileSystem, "open_folder", no_descriptor)
                 assert (await send(broker, "t", bytes(batch)))["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR

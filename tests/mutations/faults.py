@@ -230,7 +230,7 @@ FAULTS = (
     Fault(
         "broker-marker-wakes-nobody",  # a fetch of committed records waits to its end
         "spark_klog/broker/transactions/markers.py",
-        "    broker.purgatory.wake(key)\n",
+        "    partitions.purgatory.wake(key)\n",
         "",
         ("tests/broker/transactions/test_transactions.py", "tests/broker/handlers/test_data_plane.py"),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.coordinator import Coordinator
@@ -21,13 +21,13 @@ from spark_klog.broker.groups.offset_manager import OffsetManager, Since
 from spark_klog.broker.groups.records import encode_group, encode_group_key, encode_stored_group
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.metadata.registry import Topic
+from spark_klog.broker.partitions import ServedPartitions
+from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.settings.group_settings import group_times
+from spark_klog.broker.topic_changes import TopicChanges
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.tables.groups import JOIN_EPOCH
-
-if TYPE_CHECKING:
-    from spark_klog.broker.broker import Broker
 
 _log = logging.getLogger(__name__)
 
@@ -35,15 +35,17 @@ _log = logging.getLogger(__name__)
 class GroupCoordinator(Coordinator):
     """All groups whose partitions this broker leads. For one event loop; `tasks` removes offsets of deleted topics."""
 
-    def __init__(self, broker: Broker, tasks: BackgroundTasks) -> None:
-        super().__init__(broker, OFFSETS_TOPIC, "group")
+    def __init__(
+        self, config: BrokerConfig, partitions: ServedPartitions, changes: TopicChanges, tasks: BackgroundTasks
+    ) -> None:
+        super().__init__(config, partitions, changes, OFFSETS_TOPIC, "group")
         self._tasks = tasks
-        self.groups = Groups(self._store, broker.config.group_initial_delay_ms, broker.config.group_max_size)
+        self.groups = Groups(self._store, config.group_initial_delay_ms, config.group_max_size)
         self.consumer_groups = ConsumerGroups(
             self._store_consumer_rows,
             self._make_classic,
-            lambda group: group_times(broker.config, broker.registry.group_settings.get(group, {})),
-            broker.config.consumer_max_size,
+            lambda group: group_times(config, self._registry.group_settings.get(group, {})),
+            config.consumer_max_size,
         )
         self.offsets = OffsetManager(self.groups.load, self.consumer_groups.load)
         #: Deleted topics whose offsets are still to be removed.
@@ -103,7 +105,7 @@ class GroupCoordinator(Coordinator):
     ) -> dict[str, Any]:
         """Answer JoinGroup; an empty consumer group becomes one of the classic protocol."""
         groups = self.consumer_groups
-        seen = await groups.resolved(group_id, None, topics_now, self._broker.turns)
+        seen = await groups.resolved(group_id, None, topics_now, self._partitions.turns)
         group = groups.get(group_id)
         if group is not None and not group.is_empty:
             return groups.join_classic(group_id, join, seen, allows)
@@ -129,7 +131,7 @@ class GroupCoordinator(Coordinator):
         """Answer SyncGroup; a consumer group has no use for a leader's assignments."""
         group = self.consumer_groups.get(group_id)
         if group is not None:
-            names = self._broker.registry.names
+            names = self._registry.names
             return self.consumer_groups.sync_classic(group, member_id, instance_id, generation, protocol, names)
         return await self.groups.sync(group_id, member_id, instance_id, generation, protocol, assignments)
 
@@ -179,7 +181,7 @@ class GroupCoordinator(Coordinator):
 
     def _make_classic(self, group: ConsumerGroup) -> bool:
         """Let a consumer group with classic members alone become one of the classic protocol; whether it is now."""
-        group_id, stored = group.group_id, classic_message(group, self._broker.registry.names, system_ms())
+        group_id, stored = group.group_id, classic_message(group, self._registry.names, system_ms())
         # after a restart members are to join again, too: nobody is in the generation that is read then
         later = stored | {"generation": stored["generation"] + 1}
         code = self._store_rows(
@@ -221,7 +223,7 @@ class GroupCoordinator(Coordinator):
             return ErrorCode.NOT_COORDINATOR
         code = self._append(log, group_id, encode)
         if not code:
-            self._broker.flushes.care_for(log)  # the caller may be a timer, which can't wait for a flush
+            self._flushes.care_for(log)  # the caller may be a timer, which can't wait for a flush
         return code
 
     async def flushed(self, group: str) -> ErrorCode:
@@ -256,7 +258,7 @@ class GroupCoordinator(Coordinator):
             while self._deleted:
                 topics, self._deleted = self._deleted, {}
                 try:
-                    await self._broker.flushes.take(forget_topics(topics, self.offsets, self.local_log))
+                    await self._flushes.take(forget_topics(topics, self.offsets, self.local_log))
                 finally:
                     for since in topics.values():
                         self.offsets.forget_since(since)
@@ -278,6 +280,6 @@ class GroupCoordinator(Coordinator):
         """Remove expired offsets, and groups with neither members nor offsets."""
         if not self.is_loading:
             now_ms = system_ms()
-            before_ms = now_ms - self._broker.config.offsets_retention_minutes * 60_000
+            before_ms = now_ms - self._config.offsets_retention_minutes * 60_000
             known = self.groups, self.consumer_groups
-            await self._broker.flushes.take(expire(known, self.offsets, self.local_log, now_ms, before_ms))
+            await self._flushes.take(expire(known, self.offsets, self.local_log, now_ms, before_ms))

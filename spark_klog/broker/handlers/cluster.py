@@ -124,7 +124,7 @@ async def describe_topic_partitions(broker: Broker, request: Request, message: M
         if refusal:
             topics.append(missing_topic(name, None, refusal))
             continue
-        topic = await broker.topic(name)
+        topic = await broker.partitions.topic(name)
         if topic is None:
             topics.append(missing_topic(name, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
             continue
@@ -182,19 +182,19 @@ async def _one_topic(broker: Broker, request: Request, entry: dict[str, Any], ma
     if name is None and request.version < _FIRST_BY_ID:
         return missing_topic("", topic_id, ErrorCode.INVALID_REQUEST)
     if name is None:
-        topic = await broker.topic_by_id(topic_id)
+        topic = await broker.partitions.topic_by_id(topic_id)
         if topic is None or not broker.authorizer.allows(request.session, SEE, topic.name):
             return missing_topic(None, topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
         return topic_message(broker, request, topic)
     if refusal := broker.authorizer.refusal(request.session, SEE, name):
         return missing_topic(name, None, refusal)
-    if await broker.topic(name) is None:
+    if await broker.partitions.topic(name) is None:
         if not (may_create and broker.config.auto_create_topics):
             return missing_topic(name, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if refusal := broker.authorizer.refusal(request.session, WRITE, name):
             return missing_topic(name, None, refusal)
         try:
-            await broker.create_topic(name, broker.config.default_partitions(name))
+            await broker.changes.create_topic(name, broker.config.default_partitions(name))
             if broker.follower.has_just_dropped(name):
                 return missing_topic(name, None, ErrorCode.LEADER_NOT_AVAILABLE)
         except TopicExists:

@@ -109,7 +109,7 @@ async def _describe(broker: Broker, request: Request, message: Message, resource
     if kind == TOPIC:
         if refusal := broker.authorizer.refusal(request.session, SEE, name):
             return result | {"error_code": refusal, "error_message": f"not authorized to describe topic {name}"}
-        topic = await broker.topic(name)
+        topic = await broker.partitions.topic(name)
         if topic is None:
             return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "error_message": f"no topic {name}"}
         entries = topic_entries(broker.config, topic)
@@ -224,9 +224,9 @@ async def _alter(broker: Broker, message: Message, resource: dict[str, Any], cha
         return after
 
     try:
-        if not is_group and await broker.topic(name) is None:
+        if not is_group and await broker.partitions.topic(name) is None:
             raise UnknownTopic(f"there is no topic {name}")
-        alter = broker.alter_group_settings if is_group else broker.alter_topic_settings
+        alter = broker.changes.alter_group_settings if is_group else broker.changes.alter_topic_settings
         await alter(name, altered, validate_only=message["validate_only"])
     except (ConfigError, DirectoryError) as error:
         return result | refusal(error)

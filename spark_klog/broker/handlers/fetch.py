@@ -142,11 +142,11 @@ async def _partition(
     }
     topic = key.topic
     if request.version >= FETCH_WITH_TOPIC_IDS:
-        named = await broker.topic_by_id(key.topic_id)
+        named = await broker.partitions.topic_by_id(key.topic_id)
         if named is None:
             return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}, False
         topic = named.name
-    log = broker.authorizer.refusal(request.session, READ, topic) or await broker.leader_log(
+    log = broker.authorizer.refusal(request.session, READ, topic) or await broker.partitions.leader_log(
         topic, index, entry["current_leader_epoch"], for_reading=True
     )
     if isinstance(log, ErrorCode):

@@ -31,7 +31,7 @@ async def _end_of_epoch(broker: Broker, request: Request, topic: str, entry: dic
     index = entry["partition"]
     if refusal := broker.authorizer.refusal(request.session, SEE, topic):
         return {"partition": index, "error_code": refusal}
-    log = await broker.leader_log(topic, index, entry["current_leader_epoch"], for_reading=True)
+    log = await broker.partitions.leader_log(topic, index, entry["current_leader_epoch"], for_reading=True)
     if isinstance(log, ErrorCode):
         return {"partition": index, "error_code": log}
     epoch, end = log.end_of_epoch(entry["leader_epoch"])
@@ -69,7 +69,7 @@ async def _partition(
     broker: Broker, request: Request, topic: str, entry: dict[str, Any], *, is_committed: bool
 ) -> Message:
     index = entry["partition_index"]
-    log = broker.authorizer.refusal(request.session, SEE, topic) or await broker.leader_log(
+    log = broker.authorizer.refusal(request.session, SEE, topic) or await broker.partitions.leader_log(
         topic, index, entry["current_leader_epoch"], for_reading=True
     )
     if isinstance(log, ErrorCode):

@@ -187,7 +187,7 @@ async def _group(
 
 async def _resolve(broker: Broker, topic: dict[str, Any]) -> bool:
     """Give an entry of a request that has an id its topic's name; False if no topic has the id."""
-    known = await broker.topic_by_id(topic["topic_id"])
+    known = await broker.partitions.topic_by_id(topic["topic_id"])
     if known is not None:
         topic["name"] = known.name
     return known is not None
@@ -287,7 +287,7 @@ async def _encode_commits(
 
 def _not_served(broker: Broker, log: PartitionLog) -> ErrorCode:
     """COORDINATOR_NOT_AVAILABLE if the log is not, this moment, served by this broker: before an append; else NONE."""
-    return ErrorCode.NONE if broker.serves(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return ErrorCode.NONE if broker.partitions.serves(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 async def _append(broker: Broker, log: PartitionLog, commits: EncodedCommits) -> _Codes:
@@ -295,7 +295,7 @@ async def _append(broker: Broker, log: PartitionLog, commits: EncodedCommits) ->
     try:
         broker.offsets.append(log, commits)
         await broker.flushes.flush_many(log)
-        code = ErrorCode.NONE if await broker.confirms(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
+        code = ErrorCode.NONE if await broker.partitions.confirms(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
     except ProducerRefused as error:
         code = error.code
     except (BatchTooLarge, OSError) as error:

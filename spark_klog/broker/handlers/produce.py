@@ -61,7 +61,7 @@ async def produce(broker: Broker, request: Request, message: Message) -> Message
         name, topic_id = topic["name"], topic["topic_id"]
         has_id = request.version >= PRODUCE_WITH_TOPIC_IDS
         if has_id:
-            named = await broker.topic_by_id(topic_id)
+            named = await broker.partitions.topic_by_id(topic_id)
             name = named.name if named is not None else ""
         partitions = []
         for data in topic["partition_data"]:
@@ -94,7 +94,7 @@ async def _append(
         return _failed(index, ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"not authorized to write to topic {topic}")
     if topic in INTERNAL_TOPICS:
         return _failed(index, ErrorCode.INVALID_TOPIC_EXCEPTION, f"only the broker writes to internal topic {topic}")
-    log = await broker.leader_log(topic, index)
+    log = await broker.partitions.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         why = _NO_LOG.get(log, "is not led by broker {}").format(broker.config.broker_id)
         return _failed(index, log, f"{topic}-{index} {why}")
@@ -120,7 +120,7 @@ async def _append(
             _check_timestamp(log, produced.timestamp)
         while appended is None:
             # no await between these checks and the append: the topic could be deleted, or the transaction end
-            if not broker.serves(log):
+            if not broker.partitions.serves(log):
                 raise LogRetired(errno.ESTALE, _RETIRED, str(log.directory))
             for header, verification in verified:
                 _check_transaction(request, log, header, verification)
@@ -129,7 +129,7 @@ async def _append(
                 await broker.flushes.flush_before_roll(log)
         if log.has_many_unflushed:
             await broker.flushes.flush_many(log)
-        if not broker.serves(log) and not await broker.confirms(log):
+        if not broker.partitions.serves(log) and not await broker.partitions.confirms(log):
             raise LogRetired(errno.ESTALE, _RETIRED, str(log.directory))
     except ProducerRefused as error:
         code, reason = error.code, str(error)

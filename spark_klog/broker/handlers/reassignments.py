@@ -47,7 +47,7 @@ def _requested(broker: Broker, message: Message, is_admin: bool) -> list[tuple[s
 
 async def _elect(broker: Broker, name: str, partition: int, message: Message) -> ErrorCode:
     await broker.turns.take()
-    topic = await broker.topic(name)
+    topic = await broker.partitions.topic(name)
     if topic is None or partition not in topic.assignment:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if broker.registry.leader(topic, partition) != NO_LEADER:
@@ -127,7 +127,7 @@ async def _reassign(
     broker: Broker, name: str, partition: int, replicas: Sequence[int] | None
 ) -> tuple[ErrorCode, str | None]:
     await broker.turns.take()
-    topic = await broker.topic(name)
+    topic = await broker.partitions.topic(name)
     now = None if topic is None else topic.assignment.get(partition)
     if now is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{partition}"

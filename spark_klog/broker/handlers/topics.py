@@ -43,7 +43,7 @@ async def _delete_records_before(broker: Broker, request: Request, topic: str, e
         return result | {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED}
     if topic in INTERNAL_TOPICS:
         return result | {"error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
-    log = await broker.leader_log(topic, index)
+    log = await broker.partitions.leader_log(topic, index)
     if isinstance(log, ErrorCode):
         return result | {"error_code": log}
     if not log.config.deletes:
@@ -96,7 +96,7 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         check_topic_name(name)
     except ConfigError as error:
         return _refused(name, ErrorCode.INVALID_TOPIC_EXCEPTION, str(error))
-    if await broker.topic(name) is not None:
+    if await broker.partitions.topic(name) is not None:
         return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists")
     if entry["replication_factor"] not in (_DEFAULT, 1):
         reason = f"replication factor {entry['replication_factor']}: there is no replication, it must be 1"
@@ -110,7 +110,9 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
     try:
         check_of_client(settings)
-        topic_id = await broker.create_topic(name, partitions, settings, assignment, validate_only=validate_only)
+        topic_id = await broker.changes.create_topic(
+            name, partitions, settings, assignment, validate_only=validate_only
+        )
     except (ConfigError, DirectoryError) as error:
         return {"name": name} | refusal(error)
     return {
@@ -153,7 +155,7 @@ async def _grow(broker: Broker, entry: dict[str, Any], validate_only: bool) -> M
     name, assignments = entry["name"], entry["assignments"]
     chosen = None if assignments is None else [item["broker_ids"] for item in assignments]
     try:
-        await broker.create_partitions(name, entry["count"], chosen, validate_only=validate_only)
+        await broker.changes.create_partitions(name, entry["count"], chosen, validate_only=validate_only)
     except (ConfigError, DirectoryError) as error:
         return {"name": name} | refusal(error)
     return {"name": name, "error_code": ErrorCode.NONE}
@@ -186,7 +188,7 @@ async def _finish(broker: Broker, response: Message, deadline: float) -> Message
     if response["error_code"] or name is None:
         return response
     try:
-        brokers = await broker.deletion(name, deadline)
+        brokers = await broker.changes.deletion(name, deadline)
     except DirectoryError as error:
         return response | refusal(error)
     if brokers is None:
@@ -199,17 +201,17 @@ async def _finish(broker: Broker, response: Message, deadline: float) -> Message
 async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
     by_id, deletions = name is None, broker.registry.deletions
     if by_id:
-        named = await broker.topic_by_id(topic_id)
+        named = await broker.partitions.topic_by_id(topic_id)
         being_deleted = (other for other, pending in deletions.pending.items() if pending == topic_id)
         name = next(being_deleted, None) if named is None else named.name
-    topic = None if name is None else await broker.topic(name)
+    topic = None if name is None else await broker.partitions.topic(name)
     if name is not None and topic is None and (pending := deletions.pending.get(name)) is not None:
         return {"name": name, "topic_id": pending, "error_code": ErrorCode.NONE}  # an earlier request has begun it
     if topic is None or name is None:
         code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "no such topic"}
     try:
-        await broker.delete_topic(name, topic_id if by_id else None)
+        await broker.changes.delete_topic(name, topic_id if by_id else None)
     except UnknownTopic as error:
         return {"name": None, "topic_id": topic_id} | refusal(error) | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}
     except DirectoryError as error:

@@ -106,7 +106,7 @@ async def describe_producers(broker: Broker, request: Request, message: Message)
 
 
 async def _partition(broker: Broker, request: Request, topic: str, index: int) -> Message:
-    log = broker.authorizer.refusal(request.session, READ, topic) or await broker.leader_log(
+    log = broker.authorizer.refusal(request.session, READ, topic) or await broker.partitions.leader_log(
         topic, index, for_reading=True
     )
     if isinstance(log, ErrorCode):

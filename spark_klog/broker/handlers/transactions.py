@@ -44,7 +44,7 @@ async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Messa
         await broker.turns.take()
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         if is_admin:
-            code = await write_marker(broker, (topic, partition), marker)
+            code = await write_marker(broker.partitions, broker.coordinator, (topic, partition), marker)
         return {"partition_index": partition, "error_code": code}
 
     topics = []
@@ -144,7 +144,7 @@ async def _refusal(broker: Broker, request: Request, key: TopicPartition, *, ver
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if refusal := broker.authorizer.refusal(request.session, WRITE, key[0]):
         return refusal
-    topic = await broker.topic(key[0])
+    topic = await broker.partitions.topic(key[0])
     is_there = topic is not None and key[1] in topic.assignment
     return ErrorCode.NONE if is_there else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

@@ -226,7 +226,7 @@ async def _serve(
     for task in background:
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
-    await broker.changes_ended()
+    await broker.changes.ended()
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -18,15 +18,18 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TRANSACTIONS_2, TopicPartition
 from spark_klog.broker.coordinator import Coordinator
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, Pace
+from spark_klog.broker.groups.coordinator import GroupCoordinator
 from spark_klog.broker.metadata.internal_topics import TRANSACTIONS_TOPIC
 from spark_klog.broker.metadata.nodes import replace_node
 from spark_klog.broker.metadata.registry import NO_LEADER
+from spark_klog.broker.partitions import ServedPartitions
+from spark_klog.broker.settings.config import BrokerConfig
+from spark_klog.broker.topic_changes import TopicChanges
 from spark_klog.broker.transactions import transaction as machine
 from spark_klog.broker.transactions.markers import MarkerEntry, MarkerSender, write_marker
 from spark_klog.broker.transactions.records import encode_key, encode_value, read_transactions
@@ -41,9 +44,6 @@ from spark_klog.log.file_system import FileSystem
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.trees import paths
 from spark_klog.trees.tree import Tree
-
-if TYPE_CHECKING:
-    from spark_klog.broker.broker import Broker
 
 _log = logging.getLogger(__name__)
 _BLOCK = 1000
@@ -102,8 +102,16 @@ class TransactionCoordinator(Coordinator):
     `claim` returns a block of unused producer ids, none below its argument, and blocks the thread.
     """
 
-    def __init__(self, broker: Broker, claim: Callable[[int], range]) -> None:
-        super().__init__(broker, TRANSACTIONS_TOPIC, "transaction")
+    def __init__(
+        self,
+        config: BrokerConfig,
+        partitions: ServedPartitions,
+        changes: TopicChanges,
+        groups: GroupCoordinator,
+        claim: Callable[[int], range],
+    ) -> None:
+        super().__init__(config, partitions, changes, TRANSACTIONS_TOPIC, "transaction")
+        self._groups = groups
         self._claim, self._claiming = claim, asyncio.Lock()
         #: The rest of the block of producer ids.
         self._free_ids = iter(range(0))
@@ -114,13 +122,13 @@ class TransactionCoordinator(Coordinator):
         self._writing: set[str] = set()
         #: Ids whose record can't be read: serving them would reset their epochs.
         self._unread_ids: set[str] = set()
-        self._markers = MarkerSender(broker)
+        self._markers = MarkerSender(self._registry)
         self._is_due = asyncio.Event()
 
     @property
     def _version(self) -> int:
         """The cluster's transaction.version."""
-        return self._broker.registry.transaction_version
+        return self._registry.transaction_version
 
     def __iter__(self) -> Iterator[Transaction]:
         return iter(list(self._transactions.values()))
@@ -141,7 +149,7 @@ class TransactionCoordinator(Coordinator):
             found = next(self._free_ids, None)
             if found is None:
                 # above all in the logs and transactions here, which may come from another cluster
-                used = [max(log.producers.producers, default=-1) for log in self._broker.logs.logs.values()]
+                used = [max(log.producers.producers, default=-1) for log in self._logs.logs.values()]
                 used += [known.producer.producer_id for known in self._transactions.values()]
                 try:
                     block = await asyncio.to_thread(self._claim, max(used, default=-1) + 1)
@@ -161,7 +169,7 @@ class TransactionCoordinator(Coordinator):
             return log
         if len(transactional_id) > MAX_ID_LENGTH and transactional_id not in self._transactions:
             return ErrorCode.INVALID_REQUEST
-        if not 0 < timeout_ms <= self._broker.config.transaction_max_timeout_ms:
+        if not 0 < timeout_ms <= self._config.transaction_max_timeout_ms:
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT
         new_id: int | None = None
         while True:
@@ -178,7 +186,7 @@ class TransactionCoordinator(Coordinator):
                 if isinstance(claimed, ErrorCode):
                     return claimed
                 new_id = claimed
-                await self._broker.flushes.make_early_room(log)  # others have appended meanwhile
+                await self._flushes.make_early_room(log)  # others have appended meanwhile
                 continue
             if code := await self._keep(log, outcome):
                 return code
@@ -284,10 +292,10 @@ class TransactionCoordinator(Coordinator):
             marker = _marker(transaction, log)
             missing = set()
             for key in list(self._missing.get(transactional_id, ())):
-                await self._broker.turns.take()
-                if await write_marker(self._broker, key, marker) not in _SETTLED:
+                await self._partitions.turns.take()
+                if await write_marker(self._partitions, self._groups, key, marker) not in _SETTLED:
                     missing.add(key)
-            await self._broker.flushes.make_early_room(log)
+            await self._flushes.make_early_room(log)
             self._note_missing(log, transaction, missing)
             await self._is_flushed(log)
         finally:
@@ -331,7 +339,7 @@ class TransactionCoordinator(Coordinator):
 
         Waits for `offsets_are_read` first: a marker commits the offsets of its transaction.
         """
-        config = self._broker.config
+        config = self._config
         await offsets_are_read
         await self.load()
         loop = asyncio.get_running_loop()
@@ -351,7 +359,7 @@ class TransactionCoordinator(Coordinator):
                     await self._abort_timed_out()
                 if now - expired_at >= config.transactional_id_check_ms / 1000:
                     expired_at = now
-                    await self._broker.flushes.take(self._expire())
+                    await self._flushes.take(self._expire())
             except Exception:
                 _log.exception("the maintenance of transactions failed and will be retried")
 
@@ -371,8 +379,8 @@ class TransactionCoordinator(Coordinator):
             prepared[transactional_id] = transaction
             marker = _marker(transaction, log)
             for key in self._missing.get(transactional_id, ()):
-                node = self._broker.registry.leader_of(*key)
-                if node not in (NO_LEADER, self._broker.config.broker_id):
+                node = self._registry.leader_of(*key)
+                if node not in (NO_LEADER, self._config.broker_id):
                     by_leader[node][marker].append(key)
         if not by_leader:
             return
@@ -388,7 +396,7 @@ class TransactionCoordinator(Coordinator):
             if left != missing:
                 self._note_missing(log, transaction, left)
                 await self._is_flushed(log)
-                await self._broker.flushes.make_early_room(log)
+                await self._flushes.make_early_room(log)
 
     async def _abort_timed_out(self) -> None:
         now, pace = system_ms(), Pace()
@@ -396,7 +404,7 @@ class TransactionCoordinator(Coordinator):
             await pace.rest()
             log = self.local_log(transactional_id)
             if log is not None and self._timed_out(transactional_id, now):
-                await self._broker.flushes.make_early_room(log)
+                await self._flushes.make_early_room(log)
             transaction = self._timed_out(transactional_id, now)
             if log is not None and transaction is not None:
                 limit = transaction.timeout_ms
@@ -418,7 +426,7 @@ class TransactionCoordinator(Coordinator):
 
     def _expire(self) -> Iterator[PartitionLog | None]:
         """Remove expired ids: steps for `LogFlushes.take`."""
-        before = system_ms() - self._broker.config.transactional_id_expiration_ms
+        before = system_ms() - self._config.transactional_id_expiration_ms
         for transactional_id in list(self._transactions):
             transaction = self._transactions.get(transactional_id)
             if transaction is None or not machine.is_expired(transaction, before):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import PLAINTEXT, TRANSACTIONS_2, TopicPartition
 from spark_klog.broker.event_loop import within
+from spark_klog.broker.groups.coordinator import GroupCoordinator
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.metadata.registry import Registry
+from spark_klog.broker.partitions import ServedPartitions
 from spark_klog.broker.transactions.records import marker_batch, partitions_by_topic
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError
@@ -22,10 +24,6 @@ from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.transactions import FIRST_MARKERS_WITH_VERSION
 from spark_klog.wire.primitives import MAX_FRAME, SIZE, frame_size
-
-if TYPE_CHECKING:
-    from spark_klog.broker.broker import Broker
-
 
 _SECONDS = 5.0
 _CORRELATION_ID = 1
@@ -74,25 +72,27 @@ class MarkerEntry(NamedTuple):
     version: int
 
 
-async def write_marker(broker: Broker, key: TopicPartition, marker: MarkerEntry) -> ErrorCode:
-    """Append a marker to a partition that this broker leads; returns NONE or the error.
+async def write_marker(
+    partitions: ServedPartitions, groups: GroupCoordinator, key: TopicPartition, marker: MarkerEntry
+) -> ErrorCode:
+    """Append a marker to a partition that this broker leads; returns NONE or the error. Offsets are those of `groups`.
 
     Waits for room in the log, and for the flush that flush.messages requires.
     """
-    if not await broker.is_current():
+    if not await partitions.is_current():
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
-    log = broker.logs.get(*key)
+    log = partitions.logs.get(*key)
     if log is not None:
-        await broker.flushes.make_early_room(log, _MARKER_BYTES)
-    leads = broker.registry.leads(*key)
+        await partitions.flushes.make_early_room(log, _MARKER_BYTES)
+    leads = partitions.registry.leads(*key)
     if not leads:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if leads is None else ErrorCode.NOT_LEADER_OR_FOLLOWER
-    log = broker.logs.get(*key)  # again: the topic may have been recreated meanwhile
+    log = partitions.logs.get(*key)  # again: the topic may have been recreated meanwhile
     if log is None:
         return ErrorCode.KAFKA_STORAGE_ERROR
-    if key[0] == OFFSETS_TOPIC and broker.coordinator.is_loading:  # the loader would miss a marker appended now
+    if key[0] == OFFSETS_TOPIC and groups.is_loading:  # the loader would miss a marker appended now
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    if not broker.serves(log):
+    if not partitions.serves(log):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     producer, commits, epoch, version = marker
     try:
@@ -103,23 +103,23 @@ async def write_marker(broker: Broker, key: TopicPartition, marker: MarkerEntry)
             flushes=False,
         )
         if key[0] == OFFSETS_TOPIC:
-            broker.coordinator.offsets.complete(key[1], producer.producer_id, committed=commits)
-        await broker.flushes.flush_many(log)
+            groups.offsets.complete(key[1], producer.producer_id, committed=commits)
+        await partitions.flushes.flush_many(log)
     except ProducerRefused as error:
         _log.warning("no marker for %s: %s", log.directory.name, error)
         return error.code
     except (BatchTooLarge, DecodeError, OSError) as error:  # DecodeError: the transaction index is damaged
         _log.error("a marker can't be written to %s: %s", log.directory, error)
         return ErrorCode.KAFKA_STORAGE_ERROR
-    broker.purgatory.wake(key)
+    partitions.purgatory.wake(key)
     return ErrorCode.NONE
 
 
 class MarkerSender:
     """Sends markers to the other brokers that lead the partitions."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         #: Brokers that do not answer.
         self._silent: set[int] = set()
 
@@ -144,9 +144,10 @@ class MarkerSender:
             for marker, keys in markers.items()
         ]
         try:
-            registry = self._broker.registry
-            version = FIRST_MARKERS_WITH_VERSION if registry.transaction_version >= TRANSACTIONS_2 else _FIRST_VERSION
-            answer = await ask(registry, node, WRITE_TXN_MARKERS, version, {"markers": entries})
+            version = (
+                FIRST_MARKERS_WITH_VERSION if self._registry.transaction_version >= TRANSACTIONS_2 else _FIRST_VERSION
+            )
+            answer = await ask(self._registry, node, WRITE_TXN_MARKERS, version, {"markers": entries})
             written = {
                 (entry["producer_id"], (topic["name"], found["partition_index"]), ErrorCode(found["error_code"]))
                 for entry in answer["markers"]

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.transactions.coordinator import TransactionCoordinator
 from spark_klog.broker.transactions.markers import UNANSWERED, ask
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
@@ -25,9 +25,6 @@ from spark_klog.protocol import apis
 from spark_klog.protocol.apis import ADD_OFFSETS_TO_TXN, ADD_PARTITIONS_TO_TXN
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-
-if TYPE_CHECKING:
-    from spark_klog.broker.broker import Broker
 
 _FENCED = ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH
 _ABORTABLE = ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE
@@ -103,9 +100,8 @@ class Verification:
 class TransactionVerifier:
     """Asks for the transactions of the partitions that this broker leads; `coordinator` has the ids of this broker."""
 
-    def __init__(self, broker: Broker, coordinator: TransactionCoordinator) -> None:
-        self._broker = broker
-        self._coordinator = coordinator
+    def __init__(self, registry: Registry, coordinator: TransactionCoordinator) -> None:
+        self._registry, self._coordinator = registry, coordinator
 
     async def verify(
         self,
@@ -147,7 +143,7 @@ class TransactionVerifier:
         node = await self._coordinator_of(transactional_id)
         if isinstance(node, ErrorCode):
             return node
-        if node == self._broker.config.broker_id:
+        if node == self._registry.broker_id:
             return await self._coordinator.add(transactional_id, producer, frozenset({key}), by_leader=True)
         if group is None:
             return await self._ask_about_partition(node, transactional_id, producer, key, verify_only=False)
@@ -164,7 +160,7 @@ class TransactionVerifier:
         node = await self._coordinator_of(transactional_id)
         if isinstance(node, ErrorCode):
             return node
-        if node == self._broker.config.broker_id:
+        if node == self._registry.broker_id:
             return await self._coordinator.verify(transactional_id, producer, key)
         return await self._ask_about_partition(node, transactional_id, producer, key, verify_only=True)
 
@@ -204,7 +200,7 @@ class TransactionVerifier:
 
     async def _ask(self, node: int, api: Api, version: int, request: Message) -> Message | ErrorCode:
         try:
-            return await ask(self._broker.registry, node, api, version, request)
+            return await ask(self._registry, node, api, version, request)
         except UNANSWERED as error:
             _log.warning("broker %d can't be asked for a transaction (%s): %s", node, api.name, error)
             return ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -89,9 +89,9 @@ async def change(broker: Broker, history: History, end: float) -> None:
         name = rng.choice(TOPICS)
         log = broker.logs.get(name, 0)
         if log is None:
-            await broker.create_topic(name, 1, {"cleanup.policy": rng.choice(["delete", "compact"])})
+            await broker.changes.create_topic(name, 1, {"cleanup.policy": rng.choice(["delete", "compact"])})
         elif rng.random() < 0.6:
-            await broker.delete_topic(name)
+            await broker.changes.delete_topic(name)
         elif log.config.deletes:
             assert log.topic_id is not None
             start = log.delete_records(rng.randint(log.start_offset, log.end_offset))

@@ -91,7 +91,7 @@ def test_a_batch_that_waits_for_a_roll_is_of_no_transaction_that_has_ended(
             await broker.coordinator.load()
             care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
             await until(lambda: not broker.transactions.is_loading, "the transactions")
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
             producer = await new_producer(broker, "x")
             assert not await broker.transactions.add("x", producer, frozenset({("t", 0)}))
@@ -121,7 +121,7 @@ def test_transactions_that_end_while_a_batch_is_verified_do_not_hold_it_up(
         async with running(tmp_path) as broker:
             await broker.coordinator.load()
             await broker.transactions.load()
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
             own, other = [await new_producer(broker, name) for name in ("x", "other")]
             assert not await broker.transactions.add("x", own, frozenset({("t", 0)}))
@@ -152,11 +152,11 @@ def test_a_log_that_others_fill_meanwhile_rolls_without_a_flush_in_the_loop(
         async with running(tmp_path, log=LogConfig(segment_bytes=2000), offsets_partitions=1) as broker:
             await broker.coordinator.load()
             await broker.transactions.load()
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             producer = await new_producer(broker, "x")
             await broker.coordinator.find("g")
             for name in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
-                await broker.alter_topic_settings(name, lambda before: {**before, "segment.bytes": "2000"})
+                await broker.changes.alter_topic_settings(name, lambda before: {**before, "segment.bytes": "2000"})
             assert not await broker.transactions.add("x", producer, frozenset({("t", 0), (OFFSETS_TOPIC, 0)}))
             log = {
                 "records": broker.logs.logs["t", 0],
@@ -204,7 +204,7 @@ def test_partitions_that_are_added_again_wait_for_the_same_flush(
             await broker.coordinator.load()
             care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
             await until(lambda: not broker.transactions.is_loading, "the transactions")
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             producer = await new_producer(broker, "x")
 
             def add() -> asyncio.Task[ErrorCode]:
@@ -230,7 +230,7 @@ def test_a_flush_that_fails_while_the_broker_stops_is_no_clean_stop(
 ) -> None:
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(flush_ms=1)) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             append(broker.logs.get("t", 0), 1)
             with slow_disk(monkeypatch) as disk:
                 disk.fails = True
@@ -239,7 +239,7 @@ def test_a_flush_that_fails_while_the_broker_stops_is_no_clean_stop(
                 house.cancel()
                 await asyncio.wait([house])
                 disk.goes_on.set()
-                await broker.changes_ended()
+                await broker.changes.ended()
             await asyncio.get_running_loop().shutdown_default_executor()
 
     asyncio.run(run())
@@ -255,7 +255,7 @@ def test_the_care_of_a_deleted_log_leaves_the_new_topic_of_its_name_alone(
         config = LogConfig(segment_bytes=1, retention_bytes=150, retention_ms=-1, file_delete_delay_ms=0)
         async with running(tmp_path, log=config, housekeeping_ms=50) as broker:
             for topic in ("a", "b"):
-                await broker.create_topic(topic, 1)
+                await broker.changes.create_topic(topic, 1)
             first, old = broker.logs.logs["a", 0], broker.logs.logs["b", 0]
             append(old, 5)
             append(first, 5)
@@ -270,8 +270,8 @@ def test_the_care_of_a_deleted_log_leaves_the_new_topic_of_its_name_alone(
             await until(waits.is_set, "retention of the first log")
             house_is_at_first = old.start_offset == 0
             assert house_is_at_first
-            await broker.delete_topic("b")
-            await broker.create_topic("b", 1, {"retention.bytes": "-1"})
+            await broker.changes.delete_topic("b")
+            await broker.changes.create_topic("b", 1, {"retention.bytes": "-1"})
             append(broker.logs.get("b", 0), 3)
             files = sorted(path.name for path in (tmp_path / "data" / "b-0").iterdir())
             goes_on.set()
@@ -300,7 +300,7 @@ def test_groups_are_read_while_their_log_is_compacted(
             await broker.coordinator.load()
             assert await broker.coordinator.code("g") is ErrorCode.NONE
             settings = {"segment.bytes": "20000", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.0"}
-            await broker.alter_topic_settings(OFFSETS_TOPIC, lambda _: settings)
+            await broker.changes.alter_topic_settings(OFFSETS_TOPIC, lambda _: settings)
             log = broker.coordinator.local_log("g")
             assert log is not None
             for number in range(20_000):
@@ -330,7 +330,7 @@ def test_settings_that_two_clients_alter_at_once_are_both_kept(tmp_path: Path) -
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             wanted = {"retention.ms": "60000", "segment.bytes": "1077777", "max.message.bytes": "5555"}
             answers = await asyncio.gather(
                 *(
@@ -352,7 +352,7 @@ def test_a_commit_of_a_member_that_has_left_meanwhile_is_refused(
     async def run() -> None:
         async with running(tmp_path, group_initial_delay_ms=0) as broker:
             await broker.coordinator.load()
-            await broker.create_topic("t", 2)
+            await broker.changes.create_topic("t", 2)
             assert await broker.coordinator.code("g") is ErrorCode.NONE
             join = Join("", None, "client", "host", 10_000, 60_000, "consumer", (("range", b""),), False)
             joined = await broker.groups.join("g", join)
@@ -390,7 +390,7 @@ def test_who_finds_a_flush_that_has_just_ended_begins_another(tmp_path: Path, mo
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(segment_bytes=200)) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
             append(log, 2)
             ends, waits = log.end_flush, log.waits_to_roll
@@ -443,8 +443,8 @@ def test_a_record_that_comes_while_a_fetch_looks_at_other_partitions_is_not_wait
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 2)
-            leader_log, is_appended = broker.leader_log, False
+            await broker.changes.create_topic("t", 2)
+            leader_log, is_appended = broker.partitions.leader_log, False
 
             async def others_have_their_turn(topic: str, partition: int, epoch: int = -1, **more: bool) -> Any:
                 nonlocal is_appended
@@ -454,7 +454,7 @@ def test_a_record_that_comes_while_a_fetch_looks_at_other_partitions_is_not_wait
                 return await leader_log(topic, partition, epoch, **more)
 
             with monkeypatch.context() as patch:
-                patch.setattr(broker, "leader_log", others_have_their_turn)
+                patch.setattr(broker.partitions, "leader_log", others_have_their_turn)
                 request = client_request(11)
                 message = fetch_message([0, 1], 600_000)
                 answer = await asyncio.wait_for(fetch.fetch(broker, request, message), 20)
@@ -467,7 +467,7 @@ def test_a_record_that_comes_while_a_fetch_looks_at_other_partitions_is_not_wait
 def test_a_disk_that_fails_as_offsets_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
 
             def fail(_: int) -> None:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -490,7 +490,7 @@ def test_others_are_served_while_a_time_is_looked_up(
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
             for time_ms in (_FAR + 9, *[_FAR] * batches):
                 log.append(memoryview(make_batch([(b"k", b"v")], [time_ms])))
@@ -527,7 +527,7 @@ def test_records_are_deleted_during_a_look_up_by_time(
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1, {"segment.bytes": "900"})
+            await broker.changes.create_topic("t", 1, {"segment.bytes": "900"})
             log = broker.logs.logs["t", 0]
             for number in range(60):
                 time_ms = _FAR + (9 if number in (0, 20, 50) else 0)
@@ -563,7 +563,7 @@ def test_others_are_served_while_a_batch_is_looked_through(
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
             times = [_FAR + 9, _FAR, _FAR + 5]
             log.append(memoryview(make_batch([(b"k", bytes(size))] * 3, times, codec)))
@@ -589,7 +589,7 @@ def test_others_are_served_while_keys_are_searched_for(tmp_path: Path, monkeypat
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1, {"cleanup.policy": "compact"})
+            await broker.changes.create_topic("t", 1, {"cleanup.policy": "compact"})
             served = threading.Event()
 
             def check(records: memoryview, limit: int) -> None:
@@ -620,7 +620,7 @@ def test_others_are_served_while_old_formats_are_converted(tmp_path: Path, monke
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             loop, served = asyncio.get_running_loop(), threading.Event()
 
             def waiting(convert: Callable[..., Any]) -> Callable[..., Any]:
@@ -662,7 +662,7 @@ def test_why_there_is_no_log_to_append_to(
 ) -> None:
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             log = broker.logs.logs.pop(("t", 0))
             if is_offline:
                 broker.logs.offline["t", 0] = log
@@ -705,7 +705,9 @@ def test_offsets_that_their_topic_no_longer_takes_are_not_deleted(tmp_path: Path
             log = await broker.coordinator.log_of(group)
             assert not isinstance(log, ErrorCode)
             commit_offsets(broker.offsets, log, group, {("t", 0): (7, -1, "")})
-            await broker.alter_topic_settings(OFFSETS_TOPIC, lambda before: {**before, "max.message.bytes": "500"})
+            await broker.changes.alter_topic_settings(
+                OFFSETS_TOPIC, lambda before: {**before, "max.message.bytes": "500"}
+            )
             topics = [{"name": "t", "partitions": [{"partition_index": 0}]}]
             answer = await handler(
                 broker, client_request(), {"groups_names": [group], "group_id": group, "topics": topics}
@@ -751,7 +753,7 @@ def test_a_damaged_transaction_index_refuses_the_marker_and_no_other(
             await broker.transactions.load()
             producer = await new_producer(broker, "x")
             keys = {("t", 0), ("t", 1)}
-            await broker.create_topic("t", 2)
+            await broker.changes.create_topic("t", 2)
             log = broker.logs.logs["t", 0]
             for number in range(2):
                 assert await broker.transactions.add("x", producer, frozenset(keys)) is ErrorCode.NONE
@@ -768,14 +770,17 @@ def test_a_damaged_transaction_index_refuses_the_marker_and_no_other(
             index.path.write_bytes(b"damaged" + index.path.read_bytes())
             end = log.end_offset
             marker = MarkerEntry(producer, False, 0, 0)
-            assert await write_marker(broker, ("t", 0), marker) is ErrorCode.KAFKA_STORAGE_ERROR
+            assert (
+                await write_marker(broker.partitions, broker.coordinator, ("t", 0), marker)
+                is ErrorCode.KAFKA_STORAGE_ERROR
+            )
             assert await broker.transactions.end("x", producer, commits=False) is ErrorCode.NONE
             assert str(index.path) in caplog.text
             assert log.end_offset == end
             assert broker.logs.logs["t", 1].last_stable_offset == broker.logs.logs["t", 1].end_offset
             # once the index can be read again, the marker is written
             index.path.write_bytes(index.path.read_bytes()[len(b"damaged") :])
-            assert await write_marker(broker, ("t", 0), marker) is ErrorCode.NONE
+            assert await write_marker(broker.partitions, broker.coordinator, ("t", 0), marker) is ErrorCode.NONE
             assert len(log.aborted_transactions(0, log.end_offset)) == 2
 
     asyncio.run(run())

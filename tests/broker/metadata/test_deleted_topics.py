@@ -59,15 +59,15 @@ async def _made_anew(broker: Broker, name: str) -> AsyncIterator[None]:
     yield
     goes_on.set()
     await reading
-    await broker.changes_ended()
+    await broker.changes.ended()
 
 
 def test_a_topic_made_anew_before_its_deletion_is_noticed_keeps_its_offsets(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path) as broker:
             await broker.coordinator.load()
-            await broker.create_topic("t", 1)
-            await broker.create_topic("other", 1)
+            await broker.changes.create_topic("t", 1)
+            await broker.changes.create_topic("other", 1)
             assert await commit(broker, "t", "other", offset=5) == {"t": 0, "other": 0}
             async with _made_anew(broker, "t"):
                 assert await commit(broker, "t", offset=7) == {"t": 0}
@@ -79,16 +79,16 @@ def test_a_topic_made_anew_before_its_deletion_is_noticed_keeps_its_offsets(tmp_
 def test_a_topic_made_anew_before_its_deletion_is_noticed_keeps_its_metrics(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             await _fetch(broker, 5)
             async with _made_anew(broker, "t"):
                 log = await _fetch(broker, 7)
             assert broker.metrics.records_out["t"] == 7
             late = log.read(0, 100)
-            await broker.delete_topic("t")
+            await broker.changes.delete_topic("t")
             broker.metrics.fetched("t", 0, late, broker.logs)
             assert not broker.metrics.bytes_out
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             append(await _log(broker), 3)
             broker.metrics.fetched("t", 0, late, broker.logs)
             assert not broker.metrics.bytes_out
@@ -97,7 +97,7 @@ def test_a_topic_made_anew_before_its_deletion_is_noticed_keeps_its_metrics(tmp_
 
 
 async def _log(broker: Broker) -> PartitionLog:
-    log = await broker.leader_log("t", 0)
+    log = await broker.partitions.leader_log("t", 0)
     assert isinstance(log, PartitionLog)
     return log
 
@@ -117,7 +117,7 @@ def test_the_next_internal_topic_keeps_what_it_has(tmp_path: Path, way: str) -> 
             await broker.coordinator.load()
             await broker.transactions.load()
             await new_producer(broker, "before")
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             await commit(broker, "t", offset=5)
             name = TRANSACTIONS_TOPIC if way == "transactions" else OFFSETS_TOPIC
             async with _made_anew(broker, name):
@@ -141,8 +141,8 @@ def test_a_commit_that_was_checked_before_the_deletion(
         async with running(tmp_path) as broker:
             await broker.coordinator.load()
             await broker.transactions.load()
-            await broker.create_topic("t", 1)
-            await broker.create_topic("other", 1)
+            await broker.changes.create_topic("t", 1)
+            await broker.changes.create_topic("other", 1)
             await broker.coordinator.find("g")
             log_of, waits, goes_on = broker.coordinator.log_of, asyncio.Event(), asyncio.Event()
 
@@ -155,10 +155,10 @@ def test_a_commit_that_was_checked_before_the_deletion(
             way = _in_transaction if is_transactional else commit
             committed = asyncio.create_task(way(broker, "t", "other", offset=5))
             await asyncio.wait_for(waits.wait(), 20)
-            await broker.delete_topic("t")
+            await broker.changes.delete_topic("t")
             if then == "made anew":
-                await broker.create_topic("t", 1)
-            await broker.changes_ended()
+                await broker.changes.create_topic("t", 1)
+            await broker.changes.ended()
             goes_on.set()
             assert await committed == {"t": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "other": ErrorCode.NONE}
             _check_offsets(broker, {"other": 5})
@@ -183,7 +183,7 @@ def test_a_log_that_can_not_be_opened_is_of_a_topic_deleted_meanwhile(
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("other", 1)
+            await broker.changes.create_topic("other", 1)
             make, waits, goes_on = broker.logs.make, threading.Event(), threading.Event()
 
             def fail_late(*arguments: Any) -> PartitionLog:
@@ -193,16 +193,16 @@ def test_a_log_that_can_not_be_opened_is_of_a_topic_deleted_meanwhile(
                 raise LogCorrupted("damaged")
 
             monkeypatch.setattr(broker.logs, "make", fail_late)
-            created = asyncio.create_task(broker.create_topic("t", 1))
+            created = asyncio.create_task(broker.changes.create_topic("t", 1))
             await until(waits.is_set, "the log")
-            deleted = asyncio.create_task(broker.delete_topic("t"))
+            deleted = asyncio.create_task(broker.changes.delete_topic("t"))
             await until(lambda: "t" not in broker.registry.topics, "the deletion")
             monkeypatch.setattr(broker.logs, "make", make)
-            made = asyncio.create_task(broker.create_topic("t", 1)) if again else None
+            made = asyncio.create_task(broker.changes.create_topic("t", 1)) if again else None
             goes_on.set()
             await asyncio.gather(created, deleted, return_exceptions=True)
             topic_id = await made if made is not None else None
-            await broker.changes_ended()
+            await broker.changes.ended()
             assert not broker.logs.offline
             log = broker.logs.get("t", 0)
             assert (log and log.topic_id) == topic_id
@@ -222,17 +222,17 @@ def test_a_topic_with_the_longest_name(tmp_path: Path, length: int) -> None:
         async with running(tmp_path) as broker:
             for _ in range(2):
                 for topic in (name, other):
-                    await broker.create_topic(topic, 2)
+                    await broker.changes.create_topic(topic, 2)
                     append(broker.logs.get(topic, 0), 1)
                 for topic in (name, other):
-                    await broker.delete_topic(topic)
+                    await broker.changes.delete_topic(topic)
             await until(lambda: not folders(tmp_path))
-            await broker.create_topic(name, 1)
+            await broker.changes.create_topic(name, 1)
 
     async def served() -> None:
         async with running(tmp_path) as broker:
             assert set(broker.registry.topics) == {name}
-            await broker.delete_topic(name)
+            await broker.changes.delete_topic(name)
             await until(lambda: folders(tmp_path) == [stray.name])
 
     asyncio.run(made_and_deleted())

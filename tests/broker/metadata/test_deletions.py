@@ -35,7 +35,7 @@ async def _heard_late(tmp_path: Path, assignment: dict[int, list[int]]) -> Async
         running_as(tmp_path, 1, shared=True, watches=False) as second,
     ):
         await first.follower.refresh()
-        topic_id = await first.create_topic("t", len(assignment), None, assignment)
+        topic_id = await first.changes.create_topic("t", len(assignment), None, assignment)
         await second.follower.refresh()
         yield first, second, topic_id
 
@@ -55,10 +55,10 @@ def test_the_leader_hears_late_of_the_deletion(tmp_path: Path) -> None:
                 ErrorCode.REQUEST_TIMED_OUT,
                 "topic t is being deleted, but broker 1 may still know it",
             )
-            assert await first.leader_log("t", 0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            assert isinstance(await second.leader_log("t", 1), PartitionLog), "it has not heard of it"
+            assert await first.partitions.leader_log("t", 0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert isinstance(await second.partitions.leader_log("t", 1), PartitionLog), "it has not heard of it"
             with pytest.raises(TopicExists, match="topic t is being deleted"):
-                await first.create_topic("t", 2, None, {0: [0], 1: [1]})
+                await first.changes.create_topic("t", 2, None, {0: [0], 1: [1]})
             # as a client that retries
             again = asyncio.create_task(_delete(first, 20_000))
             await asyncio.sleep(0.2)
@@ -66,9 +66,9 @@ def test_the_leader_hears_late_of_the_deletion(tmp_path: Path) -> None:
             await second.follower.refresh()
             assert await again == (ErrorCode.NONE, None)
             assert tree.children("/admin/delete_topics") == []
-            new = await first.create_topic("t", 2, None, {0: [0], 1: [1]})
+            new = await first.changes.create_topic("t", 2, None, {0: [0], 1: [1]})
             assert new != old
-            log = await second.leader_log("t", 1)
+            log = await second.partitions.leader_log("t", 1)
             assert isinstance(log, PartitionLog)
             assert (log.topic_id, log.end_offset) == (new, 0)
 
@@ -82,7 +82,7 @@ def test_a_leader_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
         async with running_as(tmp_path, 0, shared=True) as first:
             async with running_as(tmp_path, 1, shared=True, watches=False):
                 await first.follower.refresh()
-                await first.create_topic("t", 1, None, {0: [1]})
+                await first.changes.create_topic("t", 1, None, {0: [1]})
                 waiting = asyncio.create_task(_delete(first, 20_000))
                 await asyncio.sleep(0.2)
                 assert not waiting.done()
@@ -115,7 +115,7 @@ def test_requests_that_name_no_topic_of_today(tmp_path: Path, request_: str) -> 
 
     async def run() -> None:
         async with running_as(tmp_path, 0, shared=True) as broker:
-            await broker.create_topic("t", 1, {"retention.ms": "5"})
+            await broker.changes.create_topic("t", 1, {"retention.ms": "5"})
             value = paths.deletion_payload(uuid4(), [7]) if request_ == "earlier topic" else b"{"
             tree.put(REQUESTED, value)
             await until(lambda: not tree.children("/admin/delete_topics"))
@@ -135,10 +135,10 @@ def test_a_broker_that_starts_while_a_topic_is_being_deleted(tmp_path: Path) -> 
         async with running_as(tmp_path, 0, shared=True, watches=False) as first:
             async with running_as(tmp_path, 1, shared=True, watches=False):
                 await first.follower.refresh()
-                topic_id = await first.create_topic("t", 1, None, {0: [1]})
+                topic_id = await first.changes.create_topic("t", 1, None, {0: [1]})
             tree.put(REQUESTED, paths.deletion_payload(topic_id, ()))
             async with running_as(tmp_path, 1, shared=True, watches=False) as second:
-                assert await second.leader_log("t", 0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                assert await second.partitions.leader_log("t", 0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 assert paths.parse_deletion(tree.get(REQUESTED) or b"").dropped == {1}
                 await first.follower.refresh()
                 assert tree.get(NODE) is None
@@ -157,7 +157,7 @@ def test_acknowledged_records_in_any_order_of_changes(tmp_path: Path, seed: int)
         await brokers[choice.random() < 0.5].follower.refresh()
         if acknowledged:
             await brokers[1].follower.refresh()
-            log = await brokers[1].leader_log("t", 0)
+            log = await brokers[1].partitions.leader_log("t", 0)
             assert isinstance(log, PartitionLog)
             assert log.end_offset == acknowledged[0]
 
@@ -166,18 +166,18 @@ def test_acknowledged_records_in_any_order_of_changes(tmp_path: Path, seed: int)
         what = choice.choice(["create", "delete", "produce", "produce", "hear"])
         if what == "create":
             try:
-                await broker.create_topic("t", 1, None, {0: [1]})
+                await broker.changes.create_topic("t", 1, None, {0: [1]})
             except TopicExists:
                 return
             acknowledged[:] = [0]
         elif what == "delete":
-            if await broker.topic("t") is not None:
+            if await broker.partitions.topic("t") is not None:
                 acknowledged.clear()
-                await broker.delete_topic("t")
+                await broker.changes.delete_topic("t")
         elif what == "hear":
             await hear(brokers, acknowledged)
         elif acknowledged:
-            log = await brokers[1].leader_log("t", 0)
+            log = await brokers[1].partitions.leader_log("t", 0)
             if isinstance(log, PartitionLog):
                 append_value(log, 1)
                 acknowledged[0] += 1
@@ -203,21 +203,21 @@ def test_a_coordinator_that_hears_late_keeps_offsets_of_the_next_topic(tmp_path:
 
     async def run() -> None:
         async with _heard_late(tmp_path, {0: [0]}) as (first, second, _):
-            await first.create_topic(OFFSETS_TOPIC, 1, None, {0: [1]})
+            await first.changes.create_topic(OFFSETS_TOPIC, 1, None, {0: [1]})
             await second.follower.refresh()
             await second.coordinator.load()
             assert await commit(second, "t", offset=5) == {"t": 0}
             deleting = asyncio.create_task(_delete(first, 20_000))
             await asyncio.sleep(0.2)
             with pytest.raises(TopicExists, match="topic t is being deleted"):
-                await first.create_topic("t", 1, None, {0: [0]})
+                await first.changes.create_topic("t", 1, None, {0: [0]})
             await second.follower.refresh()
             assert await deleting == (ErrorCode.NONE, None)
-            await first.create_topic("t", 1, None, {0: [0]})
+            await first.changes.create_topic("t", 1, None, {0: [0]})
             await second.follower.refresh()
             assert await commit(second, "t", offset=7) == {"t": 0}
             await second.follower.refresh()
-            await second.changes_ended()
+            await second.changes.ended()
             assert offsets_of(second.offsets) == {"t": 7}
 
     asyncio.run(run())
@@ -237,7 +237,7 @@ def test_the_controller_stands_still_when_all_have_dropped_the_topic(tmp_path: P
             running_as(tmp_path, 1, shared=True, watches=False) as controller,
             running_as(tmp_path, 0, shared=True) as other,
         ):
-            topic_id = await other.create_topic("t", 1, None, {0: [0]})
+            topic_id = await other.changes.create_topic("t", 1, None, {0: [0]})
             assert (await _delete(other, 100))[0] == ErrorCode.REQUEST_TIMED_OUT
             controller.registry.refresh()
             controller.registry.deletions.acknowledge()
@@ -247,7 +247,7 @@ def test_the_controller_stands_still_when_all_have_dropped_the_topic(tmp_path: P
             await controller.follower.refresh()
             await other.follower.refresh()
             assert await by_id(other, topic_id) == ErrorCode.UNKNOWN_TOPIC_ID
-            await other.create_topic("t", 1, None, {0: [0]})
+            await other.changes.create_topic("t", 1, None, {0: [0]})
 
     asyncio.run(run())
 
@@ -260,7 +260,7 @@ def test_a_broker_that_could_not_acknowledge_tries_again(
     async def run() -> None:
         async with running_as(tmp_path, 0, shared=True) as first, running_as(tmp_path, 1, shared=True) as second:
             await second.follower.refresh()
-            await first.create_topic("t", 1, None, {0: [1]})
+            await first.changes.create_topic("t", 1, None, {0: [1]})
             await second.follower.refresh()
             acknowledge, count = second.registry.deletions.acknowledge, 0
 
@@ -277,7 +277,7 @@ def test_a_broker_that_could_not_acknowledge_tries_again(
             house = asyncio.create_task(keep_house(second))
             assert await deleting == (ErrorCode.NONE, None)
             house.cancel()
-            await second.changes_ended()
+            await second.changes.ended()
 
     asyncio.run(run())
     assert [record.getMessage() for record in caplog.records if "no space" in record.getMessage()] == [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_klog.broker import broker as broker_module
+from spark_klog.broker import partitions
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 from tests.support.brokers.batches import make_batch
@@ -90,11 +90,11 @@ def test_requests_wait_once_for_a_session(
 ) -> None:
     """Not for each partition of a request, if the broker can't register again; the log says when it can."""
     caplog.set_level(logging.INFO, logger="spark_klog.broker")
-    monkeypatch.setattr(broker_module, "_RENEWAL_SECONDS", 0.1)
+    monkeypatch.setattr(partitions, "RENEWAL_SECONDS", 0.1)
 
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             looks: list[bool] = []
             for _ in range(2):
                 with monkeypatch.context() as patch:
@@ -104,12 +104,12 @@ def test_requests_wait_once_for_a_session(
                         return False
 
                     patch.setattr(broker.registry, "holds", holds)
-                    assert await broker.leader_log("t", 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+                    assert await broker.partitions.leader_log("t", 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
                     assert len(looks) > 1
                     looks.clear()
-                    assert await broker.leader_log("t", 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+                    assert await broker.partitions.leader_log("t", 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
                     assert len(looks) == 1
-                assert not isinstance(await broker.leader_log("t", 0), ErrorCode)
+                assert not isinstance(await broker.partitions.leader_log("t", 0), ErrorCode)
 
     asyncio.run(run())
     lines = [record.getMessage() for record in caplog.records if "the session with ZooKeeper" in record.getMessage()]

@@ -48,15 +48,17 @@ def _with(name: str, value: str, before: Mapping[str, str]) -> dict[str, str]:
 def test_a_broker_that_is_alone(tmp_path: Path) -> None:
     async def first_life() -> None:
         async with running_as(tmp_path) as broker:
-            topic_id = await broker.create_topic("t", 2, {"max.message.bytes": "1000"})
+            topic_id = await broker.changes.create_topic("t", 2, {"max.message.bytes": "1000"})
             append_value(broker.logs.get("t", 0), 500)
-            await broker.create_partitions("t", 4)
+            await broker.changes.create_partitions("t", 4)
             assert sorted(broker.logs.logs) == [("t", number) for number in range(4)]
             assert {log.topic_id for log in broker.logs.logs.values()} == {topic_id}
             new = broker.logs.get("t", 3)
             with pytest.raises(BatchTooLarge):
                 append_value(new, 1000)
-            await broker.alter_topic_settings("t", lambda _: {"retention.ms": "5", "min.cleanable.dirty.ratio": "0.25"})
+            await broker.changes.alter_topic_settings(
+                "t", lambda _: {"retention.ms": "5", "min.cleanable.dirty.ratio": "0.25"}
+            )
             for log in broker.logs.logs.values():
                 assert (log.config.retention_ms, log.config.min_cleanable_dirty_ratio) == (5, 0.25)
             append_value(new, 1000)
@@ -80,9 +82,9 @@ def test_names_that_collide_but_were_there_before(tmp_path: Path) -> None:
         async with running_as(tmp_path) as broker:
             assert set(broker.registry.topics) == {"a_b", "a.b"}
             with pytest.raises(TopicExists):
-                await broker.create_topic("a.b", 1)
+                await broker.changes.create_topic("a.b", 1)
             with pytest.raises(TopicCollides, match=r"topic 'a\.b_c' collides with existing topics: a_b\.c"):
-                await asyncio.gather(broker.create_topic("a_b.c", 1), broker.create_topic("a.b_c", 1))
+                await asyncio.gather(broker.changes.create_topic("a_b.c", 1), broker.changes.create_topic("a.b_c", 1))
 
     (tmp_path / "0" / "a.b-0").mkdir(parents=True)
     (tmp_path / "0" / "a_b-0").mkdir()
@@ -93,18 +95,18 @@ def test_names_that_collide_but_were_there_before(tmp_path: Path) -> None:
 def test_what_cannot_be(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_as(tmp_path) as broker:
-            await broker.create_topic("t", 2, {"retention.ms": "5"})
+            await broker.changes.create_topic("t", 2, {"retention.ms": "5"})
             with pytest.raises(UnknownTopic, match="no topic x"):
-                await broker.create_partitions("x", 3)
+                await broker.changes.create_partitions("x", 3)
             for count in (-1, 0, 1, 2, 10_001, 2**31 - 1):
                 with pytest.raises(InvalidPartitions, match="topic t has 2 partitions"):
-                    await broker.create_partitions("t", count)
+                    await broker.changes.create_partitions("t", count)
             for assignment in ([], [[0]], [[0], [1]], [[0], []], [[0], [0, 0]], [[0], [0], [0]]):
                 with pytest.raises(InvalidAssignment):
-                    await broker.create_partitions("t", 4, assignment)
-            await broker.create_partitions("t", 4, [[0], [0]], validate_only=True)
+                    await broker.changes.create_partitions("t", 4, assignment)
+            await broker.changes.create_partitions("t", 4, [[0], [0]], validate_only=True)
             with pytest.raises(UnknownTopic, match="no topic x"):
-                await broker.alter_topic_settings("x", lambda _: {})
+                await broker.changes.alter_topic_settings("x", lambda _: {})
             for name, value, words in (
                 ("retention.ms", "x", "must be an integer"),
                 ("no.such", "1", "it is not known to this version, which acts on cleanup.policy"),
@@ -113,8 +115,8 @@ def test_what_cannot_be(tmp_path: Path) -> None:
                 ("compression.gzip.level", "12", "compression.gzip.level=12: must be 1 to 9, or -1$"),
             ):
                 with pytest.raises(ConfigError, match=words):
-                    await broker.alter_topic_settings("t", partial(_with, name, value))
-            await broker.alter_topic_settings("t", lambda _: {"retention.ms": "6"}, validate_only=True)
+                    await broker.changes.alter_topic_settings("t", partial(_with, name, value))
+            await broker.changes.alter_topic_settings("t", lambda _: {"retention.ms": "6"}, validate_only=True)
             assert sorted(broker.logs.logs) == [("t", 0), ("t", 1)]
             assert broker.registry.settings("t") == {"retention.ms": "5"}
             assert broker.logs.logs["t", 0].config.retention_ms == 5
@@ -130,10 +132,10 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
             async with running_as(tmp_path, 0, shared=True) as first:
                 await until(lambda: sorted(first.registry.brokers) == sorted(second.registry.brokers) == [0, 1])
                 assert first.registry.controller_id == second.registry.controller_id == 1
-                topic_id = await first.create_topic("t", 2)
+                topic_id = await first.changes.create_topic("t", 2)
                 await until(lambda: len(second.logs.logs) == 1)
-                await second.create_partitions("t", 4, [[0], [0]])
-                await second.alter_topic_settings("t", lambda _: {"segment.bytes": "777"})
+                await second.changes.create_partitions("t", 4, [[0], [0]])
+                await second.changes.alter_topic_settings("t", lambda _: {"segment.bytes": "777"})
                 await until(lambda: len(first.logs.logs) == 3)
                 await until(lambda: {log.config.segment_bytes for log in first.logs.logs.values()} == {777})
                 assert {log.config.segment_bytes for log in second.logs.logs.values()} == {777}
@@ -143,8 +145,8 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
                     (broker.config.broker_id, number) for broker in (first, second) for _, number in broker.logs.logs
                 ]
                 assert sorted(number for _, number in led) == [0, 1, 2, 3]
-                assert isinstance(await first.leader_log("t", 2), PartitionLog)
-                assert await second.leader_log("t", 2) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+                assert isinstance(await first.partitions.leader_log("t", 2), PartitionLog)
+                assert await second.partitions.leader_log("t", 2) == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
                 # by hand, as Kafka's old tools write it
                 tree.put("/config/topics/u", b'{"version":1,"config":{"segment.bytes":"888","max.compaction":"1"}}')
@@ -159,9 +161,9 @@ def test_brokers_that_share_a_folder(tmp_path: Path) -> None:
                 await until(lambda: first.logs.logs["u", 1].overrides == {})
                 assert first.logs.logs["u", 1].end_offset == 1
                 # an unknown setting may stay, but can't be set
-                await first.alter_topic_settings("u", lambda _: {"max.compaction": "1", "segment.bytes": "999"})
+                await first.changes.alter_topic_settings("u", lambda _: {"max.compaction": "1", "segment.bytes": "999"})
                 with pytest.raises(ConfigError, match=r"max\.compaction"):
-                    await first.alter_topic_settings("u", lambda _: {"max.compaction": "2"})
+                    await first.changes.alter_topic_settings("u", lambda _: {"max.compaction": "2"})
                 await until(lambda: second.logs.logs["u", 2].config.segment_bytes == 999)
 
                 # deleted and created again before a broker looks: another topic, without the old records
@@ -195,7 +197,7 @@ def test_ids_of_altered_topics_are_found_in_the_logs(tmp_path: Path) -> None:
 
     async def first_life() -> None:
         async with running_as(tmp_path, shared=True) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             append_value(broker.logs.get("t", 0), 10)
 
     async def second_life() -> None:
@@ -233,7 +235,7 @@ def test_a_flood_of_unknown_names_reads_the_tree_a_few_times(tmp_path: Path, mon
             created = await handlers.topics.create_topics(broker, request, {"topics": topics, "validate_only": True})
             assert {answer["error_code"] for answer in created["topics"]} == {0}
             assert 1 <= reads < 100
-            await other.create_topic("there", 1)
+            await other.changes.create_topic("there", 1)
             await asyncio.sleep(0.1)  # so that the broker reads the tree again
             deleted = await handlers.topics.delete_topics(
                 broker, request, {"topic_names": ["there"], "timeout_ms": 1000}
@@ -433,13 +435,13 @@ def test_a_creation_that_fails_leaves_a_topic_of_its_name_that_was_created_since
                     is_late = False
                     second.registry._tree.delete("/brokers/topics/t")
                     await second.follower.refresh()
-                    await second.create_topic("t", 1, None, {0: [1]})
+                    await second.changes.create_topic("t", 1, None, {0: [1]})
                 await follow()
 
             monkeypatch.setattr(first.follower, "update_logs", late)
             monkeypatch.setattr(first.logs, "make", _fail_to_make)
             with pytest.raises(DirectoryError, match="No space left"):
-                await first.create_topic("t", 1, None, {0: [0]})
+                await first.changes.create_topic("t", 1, None, {0: [0]})
             await second.follower.refresh()
             assert second.registry.topics["t"].assignment == {0: [1]}
 
@@ -470,17 +472,17 @@ def test_a_log_that_can_not_be_made_is_logged_once(
                 full.setattr(broker.logs, "make", _fail_to_make)
                 for _ in range(3):
                     with pytest.raises(DirectoryError, match="No space left"):
-                        await broker.create_topic("t", 1)
+                        await broker.changes.create_topic("t", 1)
                 (line,) = logged()  # no line says that a topic was deleted
                 assert "t-0 can't be created" in line
                 assert "No space left" in line
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             assert logged() == ["created topic t with 1 partitions"]
-            await broker.delete_topic("t")
+            await broker.changes.delete_topic("t")
             assert logged() == ["deleted topic t"]
             monkeypatch.setattr(broker.logs, "make", _fail_to_make)
             with pytest.raises(DirectoryError, match="No space left"):
-                await broker.create_topic("t", 1)
+                await broker.changes.create_topic("t", 1)
             assert len(logged()) == 1  # logged again after a success
 
     caplog.set_level("INFO", "spark_klog.broker")
@@ -492,10 +494,10 @@ def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_p
 
     async def run() -> None:
         async with running_as(tmp_path, 0, shared=True) as first, running_as(tmp_path, 1, shared=True) as second:
-            await first.create_topic("t", 1)
+            await first.changes.create_topic("t", 1)
             await second.follower.refresh()
-            await first.alter_topic_settings("t", partial(_with, "retention.ms", "5"))
-            await second.alter_topic_settings("t", partial(_with, "max.message.bytes", "7"))
+            await first.changes.alter_topic_settings("t", partial(_with, "retention.ms", "5"))
+            await second.changes.alter_topic_settings("t", partial(_with, "max.message.bytes", "7"))
             assert second.registry.settings("t") == {"retention.ms": "5", "max.message.bytes": "7"}
 
     asyncio.run(run())
@@ -512,11 +514,11 @@ def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
             running_as(tmp_path, 0, shared=True) as first,
             running_as(tmp_path, 1, shared=True, watches=False) as second,
         ):
-            topic_id = await first.create_topic("t", 1)
+            topic_id = await first.changes.create_topic("t", 1)
             await second.follower.refresh()
             tree.delete("/brokers/topics/t")  # by hand: a broker would wait until the other one has seen the deletion
             await first.follower.refresh()
-            new_id = await first.create_topic("t", 1)
+            new_id = await first.changes.create_topic("t", 1)
             session = Session(Listener(PLAINTEXT, PLAINTEXT, "h", 1), "h:2", [], lambda mechanism, name: None)
             request = Request(6, "client", session)
             answer = await handlers.topics.delete_topics(second, request, by_id(topic_id))
@@ -544,7 +546,7 @@ def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
 
     async def run() -> None:
         async with running_as(tmp_path, watches=False) as broker:
-            await broker.create_topic("b", 1)
+            await broker.changes.create_topic("b", 1)
             append_value(broker.logs.get("b", 0), 1)
             loop, make, registry = asyncio.get_running_loop(), broker.logs.make, broker.registry
             old = registry.topics["b"]
@@ -574,7 +576,7 @@ def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
             append_value(log, 2)
             log.flush()
             assert log.segments[0].path.stat().st_size == log.size
-            await broker.changes_ended()
+            await broker.changes.ended()
             left = [path.name for path in (tmp_path / "0").glob("b-0.*")]
             assert all(name.endswith("-stray") for name in left)
 
@@ -597,10 +599,10 @@ def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
     async def first() -> None:
         nonlocal fails, slow
         async with running_as(tmp_path) as broker:
-            await broker.create_topic("t", 2)
+            await broker.changes.create_topic("t", 2)
             append_value(broker.logs.get("t", 1), 10)
             monkeypatch.setattr(FileSystem, "rename", failing)
-            await broker.delete_topic("t")
+            await broker.changes.delete_topic("t")
             assert "t-1 can't be renamed" in caplog.text
             fails = retried_by in ("next start", "a new topic later")
             if retried_by == "housekeeping":
@@ -611,11 +613,11 @@ def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
                 assert not list((tmp_path / "0").glob("t-?"))
                 await retry
             elif retried_by.startswith("a new topic"):
-                await broker.create_topic("t", 2)  # moves the old folder out of the way
+                await broker.changes.create_topic("t", 2)  # moves the old folder out of the way
                 append_value(broker.logs.get("t", 1), 5)
                 fails = False
                 await broker.follower.retry_logs()
-            await broker.changes_ended()
+            await broker.changes.ended()
 
     async def second() -> None:
         nonlocal fails
@@ -644,7 +646,7 @@ def test_no_broker_is_asked_for_markers_of_a_transaction_that_another_has_follow
     async def scenario() -> None:
         async with running_as(tmp_path, 0, shared=True) as first, running_as(tmp_path, 1, shared=True) as second:
             await first.follower.refresh()
-            await first.create_topic("t", 2)
+            await first.changes.create_topic("t", 2)
             await second.follower.refresh()
             for each in (first, second):
                 await each.coordinator.load()

@@ -72,10 +72,10 @@ def test_topics_are_changed_in_threads(tmp_path: Path, monkeypatch: pytest.Monke
     async def run() -> None:
         async with running(tmp_path) as broker:
             with synced_in_threads(monkeypatch):
-                await broker.create_topic("t", 3, {"retention.ms": "1000"})
-                await broker.create_partitions("t", 5)
-                await broker.alter_topic_settings("t", lambda _: {"retention.ms": "2000"})
-                await broker.delete_topic("t")
+                await broker.changes.create_topic("t", 3, {"retention.ms": "1000"})
+                await broker.changes.create_partitions("t", 5)
+                await broker.changes.alter_topic_settings("t", lambda _: {"retention.ms": "2000"})
+                await broker.changes.delete_topic("t")
 
     asyncio.run(run())
 
@@ -83,13 +83,13 @@ def test_topics_are_changed_in_threads(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_topic_deleted_and_created_again_while_it_is_created(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path) as broker:
-            created = asyncio.create_task(broker.create_topic("t", 400))
+            created = asyncio.create_task(broker.changes.create_topic("t", 400))
             await until(lambda: partitions(broker, "t"), "the first logs")
-            deleted = asyncio.create_task(broker.delete_topic("t"))
+            deleted = asyncio.create_task(broker.changes.delete_topic("t"))
             await deleted
-            topic_id = await broker.create_topic("t", 2)
+            topic_id = await broker.changes.create_topic("t", 2)
             await asyncio.gather(created, return_exceptions=True)
-            await broker.changes_ended()
+            await broker.changes.ended()
             assert partitions(broker, "t") == [0, 1]
             assert {log.topic_id for log in broker.logs.logs.values()} == {topic_id}
             assert folders(tmp_path) == ["t-0", "t-1"]
@@ -103,7 +103,7 @@ def test_the_first_groups_wait_for_the_log_of_their_offsets(tmp_path: Path) -> N
     async def run() -> None:
         async with running(tmp_path) as broker:
             await broker.coordinator.load()
-            first = asyncio.create_task(broker.create_topic(OFFSETS_TOPIC, 50))
+            first = asyncio.create_task(broker.changes.create_topic(OFFSETS_TOPIC, 50))
             await until(lambda: OFFSETS_TOPIC in broker.registry.topics, "the topic is registered")
             assert broker.coordinator.local_log("g") is None
             codes = await asyncio.gather(*(broker.coordinator.code(f"group {number}") for number in range(20)))
@@ -116,7 +116,7 @@ def test_the_first_groups_wait_for_the_log_of_their_offsets(tmp_path: Path) -> N
 def test_a_topic_whose_client_hangs_up_is_created_whole(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path) as broker:
-            created = asyncio.create_task(broker.create_topic("t", 300))
+            created = asyncio.create_task(broker.changes.create_topic("t", 300))
             await until(lambda: partitions(broker, "t"), "the first logs")
             created.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -131,13 +131,13 @@ def test_a_topic_whose_folder_cannot_be_made_is_refused_and_the_others_go_on(tmp
         async with running(tmp_path) as broker:
             (tmp_path / "data" / "t-1").write_text("in the way")
             with pytest.raises(DirectoryError, match=r"t-1 can't be created"):
-                await broker.create_topic("t", 3)
+                await broker.changes.create_topic("t", 3)
             assert "t" not in broker.registry.topics
-            await broker.create_topic("u", 1)
+            await broker.changes.create_topic("u", 1)
             assert sorted(broker.logs.logs) == [("u", 0)]
             (tmp_path / "data" / "t-1").unlink()
-            await broker.create_topic("t", 3)
-            await broker.changes_ended()
+            await broker.changes.create_topic("t", 3)
+            await broker.changes.ended()
             assert folders(tmp_path) == ["t-0", "t-1", "t-2", "u-0"]
 
     asyncio.run(run())
@@ -155,7 +155,7 @@ def test_a_log_with_trouble_does_not_end_the_care_of_the_others(
         config = LogConfig(segment_bytes=1, retention_bytes=0)
         async with running(tmp_path, log=config, housekeeping_ms=50, checkpoint_ms=50) as broker:
             for topic in ("a", "bad", "c"):
-                await broker.create_topic(topic, 1)
+                await broker.changes.create_topic(topic, 1)
                 append(broker.logs.get(topic, 0), 5)
             bad = broker.logs.logs["bad", 0]
             monkeypatch.setattr(bad, "delete_expired", fail)
@@ -192,7 +192,7 @@ def test_groups_go_with_the_topic_of_offsets(tmp_path: Path) -> None:
             join = Join("", None, "client", "host", 1000, 60_000, "consumer", (("range", b""),), False)
             joining = asyncio.create_task(broker.groups.join("joins", join))
             await until(lambda: broker.groups.get("joins"), "a member that waits")
-            await broker.delete_topic(OFFSETS_TOPIC)
+            await broker.changes.delete_topic(OFFSETS_TOPIC)
             assert (await joining)["error_code"] == ErrorCode.NOT_COORDINATOR
             assert broker.offsets.groups == []
             assert list(broker.groups) == []
@@ -207,7 +207,7 @@ def test_a_segment_is_rolled_without_a_wait_for_the_disk(tmp_path: Path, monkeyp
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(segment_bytes=1000)) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
             batch = bytes(make_batch([(None, b"v" * 200)], [1]))
 
@@ -227,7 +227,7 @@ def test_a_segment_is_rolled_without_a_wait_for_the_disk(tmp_path: Path, monkeyp
 def test_rolls_by_age_and_flushes_by_count_wait_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 1, {"segment.ms": "1000", "flush.messages": "3"})
+            await broker.changes.create_topic("t", 1, {"segment.ms": "1000", "flush.messages": "3"})
             log = broker.logs.logs["t", 0]
             with synced_in_threads(monkeypatch):
                 for number in range(20):
@@ -244,7 +244,7 @@ def test_what_empties_a_log_waits_in_threads(tmp_path: Path, monkeypatch: pytest
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(retention_bytes=0), housekeeping_ms=50) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
             append(log, 3)
             with synced_in_threads(monkeypatch):
@@ -269,7 +269,7 @@ def test_logs_of_internal_topics_roll_without_a_wait_for_the_disk(
         async with running(tmp_path) as broker:
             await broker.coordinator.load()
             await broker.transactions.load()
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             assert await broker.coordinator.code("g") is ErrorCode.NONE
             offsets = broker.coordinator.local_log("g")
             producer = await broker.transactions.init("id", 60_000, None)
@@ -303,8 +303,8 @@ def test_a_damaged_topic_id_takes_its_partition_offline_and_a_padded_one_is_read
     async def run(*, damages: bool) -> None:
         async with running(tmp_path) as broker:
             if damages:
-                topic_id = await broker.create_topic("padded", 1)
-                await broker.create_topic("damaged", 1)
+                topic_id = await broker.changes.create_topic("padded", 1)
+                await broker.changes.create_topic("damaged", 1)
                 encoded = base64.urlsafe_b64encode(topic_id.bytes).decode()
                 metadata = "partition.metadata"
                 (tmp_path / "data" / "padded-0" / metadata).write_text(f"version: 0\ntopic_id: {encoded}\n")
@@ -356,7 +356,7 @@ def test_many_offsets_are_removed_in_threads_and_slices(
             await broker.coordinator.load()
             log = await broker.coordinator.log_of("g")
             assert not isinstance(log, ErrorCode)
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             for start in range(0, 2000, 100):
                 commit_offsets(broker.offsets, log, "g", {("t", start + number): (1, -1, "") for number in range(100)})
             log.config = replace(log.config, segment_bytes=20_000, flush_messages=50)
@@ -366,7 +366,7 @@ def test_many_offsets_are_removed_in_threads_and_slices(
                     answer = await handlers.groups.delete_groups(broker, client_request(2), {"groups_names": ["g"]})
                     assert answer["results"] == [{"group_id": "g", "error_code": ErrorCode.NONE}]
                 else:
-                    await broker.delete_topic("t")
+                    await broker.changes.delete_topic("t")
                     await until(lambda: not broker.offsets.has("g"), "the topic's offsets go")
             assert not broker.offsets.has("g")
             assert max(removed) <= 100
@@ -384,7 +384,7 @@ def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, mo
             await broker.coordinator.load()
             care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
             await until(lambda: not broker.transactions.is_loading, "the transactions")
-            await broker.create_topic("t", 2)
+            await broker.changes.create_topic("t", 2)
             assert await broker.coordinator.code("g") is ErrorCode.NONE
             producer = await new_producer(broker, "id")
             logs = broker.logs.logs.values()
@@ -462,7 +462,7 @@ def test_a_marker_waits_until_the_decision_is_on_the_disk(tmp_path: Path, monkey
             await broker.coordinator.load()
             care = asyncio.create_task(broker.transactions.run(asyncio.sleep(0)))
             await until(lambda: not broker.transactions.is_loading, "the transactions")
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             producer = await new_producer(broker, "id")
             assert await broker.transactions.add("id", producer, frozenset({("t", 0)})) is ErrorCode.NONE
             log = broker.logs.logs["t", 0]
@@ -518,7 +518,7 @@ def test_the_log_cleaners_table_is_given_back_in_a_thread(tmp_path: Path, monkey
     async def run() -> None:
         async with running(tmp_path, cleaner_backoff_ms=1) as broker:
             settings = {"cleanup.policy": "compact", "segment.bytes": "200", "min.cleanable.dirty.ratio": "0.0"}
-            await broker.create_topic("t", 1, settings)
+            await broker.changes.create_topic("t", 1, settings)
             log = broker.logs.logs["t", 0]
             cleaner = asyncio.create_task(clean_logs(broker.logs, broker.config))
             for _ in range(2):
@@ -565,7 +565,7 @@ def test_the_log_cleaner_gives_way_to_the_event_loop(tmp_path: Path, monkeypatch
     async def run() -> None:
         async with running(tmp_path, cleaner_backoff_ms=20) as broker:
             settings = {"cleanup.policy": "compact", "segment.bytes": "2000", "min.cleanable.dirty.ratio": "0.0"}
-            await broker.create_topic("t", 1, settings)
+            await broker.changes.create_topic("t", 1, settings)
             for number in range(60):
                 records = make_batch([(b"key", b"%d" % number)], [system_ms()])
                 broker.logs.logs["t", 0].append(memoryview(bytearray(records)))
@@ -584,7 +584,7 @@ def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch:
 
     async def fill() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_topic("t", 2, settings)
+            await broker.changes.create_topic("t", 2, settings)
             for partition in range(2):
                 for number in range(30):
                     records = make_batch([(b"key", bytes(100))], [1000 + number])

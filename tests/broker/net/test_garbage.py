@@ -48,15 +48,15 @@ def test_a_deleted_topic_leaves_no_cycle(tmp_path: Path) -> None:
     async def run() -> None:
         broker = started_broker(tmp_path)
         broker.follower.watch()
-        await broker.create_topic("t", 2, {"segment.bytes": "100"})
+        await broker.changes.create_topic("t", 2, {"segment.bytes": "100"})
         for _ in range(3):
             broker.logs.logs["t", 0].append(memoryview(bytearray(make_batch([(None, b"value")], [1]))))
         broker.logs.logs["t", 0].read(0, 1000)
         gone = [weakref.ref(broker.logs.logs["t", partition]) for partition in (0, 1)]
         gone += [weakref.ref(segment) for segment in broker.logs.logs["t", 0].segments]
         topic = weakref.ref(broker.registry.topics["t"])
-        await broker.delete_topic("t")
-        await broker.changes_ended()
+        await broker.changes.delete_topic("t")
+        await broker.changes.ended()
         await until(lambda: topic() is None and not any(one() for one in gone), "the topic's objects are freed")
         broker.close()
 
@@ -96,7 +96,7 @@ def test_a_group_that_goes_leaves_no_cycle(tmp_path: Path) -> None:
         assert group is not None
         gone = weakref.ref(group)
         del group
-        await broker.delete_topic(OFFSETS_TOPIC)
+        await broker.changes.delete_topic(OFFSETS_TOPIC)
         await joining
         del joining
         await until(lambda: gone() is None, "the group is freed")

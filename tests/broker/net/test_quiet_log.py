@@ -78,7 +78,7 @@ def test_a_client_that_hangs_up_before_a_sendfile(tmp_path: Path, caplog: pytest
 
     async def run() -> None:
         async with running(tmp_path) as broker, listening(broker) as (server, port):
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             append(broker.logs.logs["t", 0], 100_000)
             loop = asyncio.get_running_loop()
             with socket.create_connection((_HOST, port)) as client:
@@ -105,7 +105,7 @@ def test_a_log_file_that_became_shorter_ends_the_connection(
 
     async def run() -> None:
         async with running(tmp_path) as broker, listening(broker) as (_, port):
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             log = broker.logs.logs["t", 0]
             append_value(log, size)
             (path,) = log.directory.glob("*.log")
@@ -152,12 +152,12 @@ def test_topics_that_are_deleted_while_they_are_used(tmp_path: Path, caplog: pyt
         async with running(tmp_path, log=config, housekeeping_ms=50) as broker:
             house = asyncio.create_task(keep_house(broker))
             for number in range(9):
-                await broker.create_topic("t", 3)
+                await broker.changes.create_topic("t", 3)
                 for partition in range(3):
                     for _ in range(10 + number):
                         append(broker.logs.logs["t", partition], 200)
                 await asyncio.sleep(0.01 * (number % 3))
-                await broker.delete_topic("t")
+                await broker.changes.delete_topic("t")
             house.cancel()
             await asyncio.gather(house, return_exceptions=True)
 
@@ -173,7 +173,7 @@ def test_a_deleted_topic_whose_index_entries_are_not_written(
 
     async def first_life() -> None:
         async with running(tmp_path, log=_INDEXED) as broker:
-            await broker.create_topic("t", 1)
+            await broker.changes.create_topic("t", 1)
             append(broker.logs.logs["t", 0], 200)
 
     async def second_life() -> None:
@@ -185,7 +185,7 @@ def test_a_deleted_topic_whose_index_entries_are_not_written(
                 del broker.logs.logs["t", 0]
                 log.retire("stray")
             else:
-                await broker.delete_topic("t")
+                await broker.changes.delete_topic("t")
 
     asyncio.run(first_life())
     asyncio.run(second_life())
@@ -199,8 +199,8 @@ def test_housekeeping_of_a_topic_that_goes_meanwhile(
 
     async def run() -> None:
         async with running(tmp_path, housekeeping_ms=50) as broker:
-            await broker.create_topic("gone", 1)
-            await broker.create_topic("there", 1)
+            await broker.changes.create_topic("gone", 1)
+            await broker.changes.create_topic("there", 1)
             gone, there = broker.logs.logs["gone", 0], broker.logs.logs["there", 0]
             looked_at: set[str] = set()
 

@@ -33,7 +33,7 @@ async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[Broker]:
         broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", config.host, config.port)])
         broker.follower.watch()
         yield broker
-        await broker.changes_ended()
+        await broker.changes.ended()
     finally:
         broker.close()
 
