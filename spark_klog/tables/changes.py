@@ -237,8 +237,8 @@ class ChangeFormat:
         numbers = np.flatnonzero(wanted & _mask(keys.is_valid()))
         for number, text in zip(numbers.tolist(), keys.take(pa.array(numbers)).to_pylist(), strict=True):
             try:
-                value = json.loads(text, parse_float=_Digits)
-            except (ValueError, TypeError, RecursionError):  # in a stream a key may be a number
+                value = _KEYS.decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text)))
+            except (ValueError, AttributeError, RecursionError):  # in a stream a key may be a number
                 continue
             inner = value.get(_JSON_WRAPPER) if isinstance(value, dict) else None
             value = inner if isinstance(inner, dict) else value
@@ -376,6 +376,9 @@ def _unavailable(column: pa.Array) -> NDArray[np.bool_]:
 
 class _Digits(str):
     """A number of JSON, as it is written: a float has 17 digits at most."""
+
+
+_KEYS = json.JSONDecoder(parse_float=_Digits)
 
 
 def _exact(value: object, kind: pa.DataType) -> object:
