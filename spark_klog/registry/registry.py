@@ -263,8 +263,12 @@ class Registry:
                 return version
         if definition.schema_type != PROTOBUF:
             return None
-        words = words_of(canonical.schema)
-        like = [version for version in versions if version.words == words]
+        words, like = words_of(canonical.schema), []
+        for version in versions:  # the first call takes their texts apart, which may be much
+            if time.monotonic() > deadline:
+                raise errors.timed_out("the schemas of the subject were not compared: not in time")
+            if version.words == words:
+                like.append(version)
         for version in like[: -_MOST_LIKE - 1 : -1]:
             stored = self._laid_out_here(version, normalize, deadline)
             if stored is not None and _with_text([replace(version, definition=stored)], _hashed(canonical)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import Any
 
 import pytest
@@ -355,3 +356,32 @@ def test_versions_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert json.loads(answer(registry, "POST", "/subjects/s", "", body).body)["error_code"] == 40403
     assert sorted(taken_apart) == sorted(stored)
     assert len([text for text in parsed if text in stored]) == 2 * len(stored)
+
+
+def test_texts_are_taken_apart_within_the_time_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one request has done is kept for the next one."""
+    log, taken_apart = MemoryLog(), []
+    for number in range(1, 6):
+        text = f'syntax = "proto3";\n\n\nmessage A {{ int32 a{number} = 1; }}\n'
+        log.append(
+            [Record(Key(SCHEMA, "s", number), schema_value("s", number, number, Definition("PROTOBUF", text), False))]
+        )
+
+    def slow_words(text: str) -> int:
+        taken_apart.append(text)
+        time.sleep(0.1)
+        return 0
+
+    monkeypatch.setattr(state, "words_of", slow_words)
+    registry = Registry(log, lambda function, *arguments, deadline: function(*arguments))  # type: ignore[arg-type]
+    wanted = Definition("PROTOBUF", 'syntax = "proto3"; message B { int32 b = 2; }')
+
+    def look_up(seconds: float) -> RegistryRefusal:
+        with pytest.raises(RegistryRefusal) as refused:
+            registry.look_up("s", wanted, normalize=False, deleted=False, deadline=time.monotonic() + seconds)
+        return refused.value
+
+    assert look_up(0.25).code == 50002
+    assert 1 <= len(taken_apart) < 5
+    assert look_up(60).code == 40403
+    assert len(taken_apart) == len(set(taken_apart)) == 5
