@@ -1,4 +1,4 @@
-"""What a registry's client has learnt."""
+"""Dictionaries with a bound."""
 
 from __future__ import annotations
 
@@ -10,14 +10,32 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
+class Newest(dict[_K, _V]):
+    """A dictionary that keeps the values of the `capacity` keys that were set last; the oldest is first.
+
+    `newest[key] = value` makes a key the newest and removes the oldest ones; the other methods are those of `dict`.
+    Threads that set keys need a lock.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._capacity = capacity
+
+    def __setitem__(self, key: _K, value: _V) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, value)
+        while len(self) > self._capacity:
+            del self[next(iter(self))]
+
+
 class Cache(Generic[_K, _V]):
     """At most `capacity` values by their keys, each for `seconds`, None: for good. Threads may share it."""
 
     def __init__(self, capacity: int, seconds: float | None = None) -> None:
-        self._capacity, self._seconds = capacity, seconds
+        self._seconds = seconds
         self._lock = threading.Lock()
-        #: With the time of `time.monotonic` at which each was kept; the oldest is first.
-        self._kept: dict[_K, tuple[float, _V]] = {}
+        #: With the time of `time.monotonic` at which each was kept.
+        self._kept: Newest[_K, tuple[float, _V]] = Newest(capacity)
 
     def get(self, key: _K) -> _V | None:
         kept = self._kept.get(key)
@@ -27,10 +45,7 @@ class Cache(Generic[_K, _V]):
 
     def keep(self, key: _K, value: _V) -> None:
         with self._lock:
-            self._kept.pop(key, None)
             self._kept[key] = time.monotonic(), value
-            while len(self._kept) > self._capacity:
-                del self._kept[next(iter(self._kept))]
 
     def clear(self) -> None:
         with self._lock:

@@ -1,9 +1,15 @@
-"""Small files that survive a power failure: written, synced, renamed into place, and the folder synced."""
+"""Small files that survive a power failure: written, synced, renamed into place, and the folder synced; and locks."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+_LOCK_POLL_SECONDS = 0.05
 
 
 def sync_folder(path: Path) -> None:
@@ -39,3 +45,28 @@ def replace_file(path: Path, content: bytes, temporary: Path, mode: int = 0o666)
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def locked(descriptor: int, seconds: float | None = None) -> Iterator[None]:
+    """Hold the lock (flock) of an open file or folder for the block, and close it.
+
+    `BlockingIOError` if somebody else has it for `seconds`; None: wait for good. OSError on a mount without locks.
+    """
+    try:
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if end is None else fcntl.LOCK_NB))
+                break
+            except BlockingIOError:
+                if end is None or time.monotonic() > end:
+                    raise
+                time.sleep(_LOCK_POLL_SECONDS)
+        try:
+            yield
+        finally:
+            # closing is not enough: a child that was forked meanwhile has the file open, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)

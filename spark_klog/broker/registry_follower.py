@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+from spark_klog.base.cache import Newest
 from spark_klog.broker.event_loop import BackgroundTasks, within
 from spark_klog.broker.fetches import Purgatory
 from spark_klog.broker.metadata.controller import Controller, Topics07
@@ -86,7 +87,7 @@ class RegistryFollower:
         self._dropped: list[_Dropped] = []
         self._not_renamed: list[_Dropped] = []
         #: When topics were dropped, by `time.monotonic`; the newest are last.
-        self._dropped_at: dict[str, float] = {}
+        self._dropped_at: Newest[str, float] = Newest(_MOST_REMEMBERED)
         self._failures: dict[tuple[str, int], str] = {}
         #: Failures that were logged, by partition, until its log is made: clients and housekeeping retry every second.
         self._logged: dict[tuple[str, int], str] = {}
@@ -263,10 +264,7 @@ class RegistryFollower:
     def _drop(self, topic: Topic) -> None:
         """Stop serving a deleted topic; `update_logs` removes its folders, but no logs of a later topic."""
         name, was_served = topic.name, False
-        self._dropped_at.pop(name, None)
         self._dropped_at[name] = time.monotonic()
-        if len(self._dropped_at) > _MOST_REMEMBERED:
-            del self._dropped_at[next(iter(self._dropped_at))]
         for partition in range(len(topic.assignment)):
             log = self._logs.get(name, partition)
             if log is not None and log.topic_id not in (None, topic.topic_id):

@@ -7,6 +7,7 @@ import math
 import random
 import time
 
+from spark_klog.base.clock import doubled
 from spark_klog.base.interrupts import WAIT
 from spark_klog.client.settings import ClientConfig
 from spark_klog.errors import ConnectionFailed, RequestTimedOut
@@ -18,7 +19,6 @@ _JITTER = 0.2
 _LEAST = 0.01
 #: If the last attempt had less than this part of the time, the failure before it is raised: it says more.
 _SHORT = 0.1
-_MOST_DOUBLINGS = 30
 #: Prevents a busy loop with retry.backoff.ms=0.
 _LEAST_PAUSE_MS = 1
 #: Seconds. Failures that pass sooner, as when a leader moves, are not logged.
@@ -33,8 +33,7 @@ def pause_seconds(config: ClientConfig, attempts: int) -> float:
     """The pause after this many failed attempts: from retry.backoff.ms, doubled up to retry.backoff.max.ms."""
     first = max(config.retry_backoff_ms, _LEAST_PAUSE_MS)
     longest = max(first, config.retry_backoff_max_ms)
-    pause: float = min(first * 2 ** min(attempts - 1, _MOST_DOUBLINGS), longest)
-    return pause / 1000 * random.uniform(1 - _JITTER, 1 + _JITTER)
+    return doubled(first, longest, attempts) / 1000 * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
 def shown_seconds(seconds: float) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from spark_klog.base.clock import doubled
 from spark_klog.base.extras import is_installed, require
 
 #: Name of the metadata that tells who has created an object. Azure's names are letters, digits and "_".
@@ -51,7 +52,7 @@ class ConditionalPut:
         import obstore
         from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
 
-        writer, pause = uuid.uuid4().hex, _FIRST_PAUSE
+        writer, failures = uuid.uuid4().hex, 0
         deadline = time.monotonic() + self._seconds
         while True:
             try:
@@ -72,10 +73,11 @@ class ConditionalPut:
             else:
                 if owner is not None:
                     return owner == writer
+            failures += 1
+            pause = doubled(_FIRST_PAUSE, _LONGEST_PAUSE, failures)
             if time.monotonic() + pause >= deadline:
                 raise OSError(f"whether it was created is not known ({_reason(failure)})") from None
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _writer_of(self, key: str) -> str | None:
         """The id of the call that has created an object: "" of an object of another kind, None without an object."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from spark_klog.base.addresses import without_user
-from spark_klog.base.durable import sync_folder, write_synced
+from spark_klog.base.durable import locked, sync_folder, write_synced
 from spark_klog.errors import KlogError
 from spark_klog.wire.primitives import Buffer
 
@@ -216,8 +215,7 @@ class LocalFolder:
         A lock makes it exclusive, as far as the mount's locks go. A file that is opened with O_EXCL would be so
         without a lock, but a process that is killed before it has written it would leave half of it at its place.
         """
-        with (place.parent / f"{TEMPORARY}lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(os.open(place.parent / f"{TEMPORARY}lock", os.O_RDWR | os.O_CREAT, 0o666)):
             if place.exists():
                 return False
             os.replace(temporary, place)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from spark_klog.base.clock import doubled
 from spark_klog.errors import AuthenticationError, ConfigError, DataLossError, LoadError, UnsupportedVersionError
 from spark_klog.load.run import Loaded
 from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines
@@ -99,7 +100,7 @@ def follow(
         if failures >= max_failures:
             raise LoadError(f"{failures} runs in a row could not load all partitions")
         is_first, error = False, None  # its traceback keeps the run's objects alive
-        pause = every if not failures else min(every * 2 ** min(failures, 16), max(every, _LONGEST_PAUSE))
+        pause = doubled(every, max(every, _LONGEST_PAUSE), failures + 1)
         while not is_stopping():
             if has_ended():
                 raise LoadError("the Spark application has ended: call the job again, which goes on where it stopped")

@@ -38,6 +38,7 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
+from spark_klog.base.cache import Newest
 from spark_klog.errors import DecodeError, ErrorCode, KlogError
 from spark_klog.log.file_system import FileSystem
 from spark_klog.log.segments.transaction_index import AbortedTransaction
@@ -104,7 +105,7 @@ class ProducerState:
         self.end_offset = 0
         #: Producer ids with an open transaction: few of all producers.
         self._open: set[int] = set()
-        self._refused: dict[int, _Refused] = {}
+        self._refused: Newest[int, _Refused] = Newest(_MOST_REFUSED)
 
     @property
     def first_unstable_offset(self) -> int | None:
@@ -162,8 +163,6 @@ class ProducerState:
         """
         before = self._refused.get(header.producer_id)
         if before is None or (header.producer_epoch, -header.base_sequence) > (before.epoch, -before.sequence):
-            if before is None and len(self._refused) >= _MOST_REFUSED:
-                del self._refused[next(iter(self._refused))]
             self._refused[header.producer_id] = _Refused(header.producer_epoch, header.base_sequence, now_ms)
 
     def refused_sequence(self, header: BatchHeader) -> int | None:

@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spark_klog.base.clock import doubled
 from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
@@ -696,7 +697,7 @@ class Mirror:
                 is_lasting = (until_end or not has_begun) and failures >= _MOST_FAILURES
                 if is_lasting or not (is_retriable(error) or (is_expired and is_abort)):
                     raise
-                pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** min(failures - 1, 10))
+                pause = doubled(_FIRST_PAUSE, _LAST_PAUSE, failures)
                 _log.warning("the mirror begins again in %.1f s: %s", pause, error)
                 self.totals.restarts += 1
                 self._stopped.wait(pause)

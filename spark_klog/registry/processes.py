@@ -27,6 +27,7 @@ from math import ceil
 from multiprocessing.connection import Connection
 from typing import Any, Final, TypeVar
 
+from spark_klog.base.cache import Newest
 from spark_klog.registry import errors
 from spark_klog.registry.errors import RegistryRefusal
 from spark_klog.registry.formats import json_differences
@@ -57,7 +58,7 @@ class Processes:
     def __init__(self) -> None:
         self._first, self._second = _Lane(*_FIRST), _Lane(*_SECOND)
         #: Hashes of small calls that took too long for the first lane.
-        self._long: dict[int, None] = {}
+        self._long: Newest[int, None] = Newest(_MOST_LONG)
 
     def __call__(self, function: Callable[..., _T], *arguments: Any, deadline: float) -> _T:
         """`RegistryRefusal` is what the function raises, or that it needs too much memory or time."""
@@ -70,8 +71,6 @@ class Processes:
             except _Died:
                 pass
             except _Unfinished:
-                if len(self._long) >= _MOST_LONG:
-                    self._long.clear()
                 self._long[hash(data)] = None
         for _ in range(_TRIES):
             try:

@@ -30,6 +30,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from spark_klog.base.cache import Newest
 from spark_klog.base.extras import require
 from spark_klog.base.in_a_thread import within
 from spark_klog.errors import ConfigError, ConnectionFailed, KlogError, SaslError
@@ -52,7 +53,7 @@ _MOST_KEPT = 16
 _Token = tuple[str, float | None]
 _lock = threading.Lock()
 #: Cached tokens by source, with the time until which they are used.
-_kept: dict[tuple[OAuthConfig, str], tuple[str, float]] = {}
+_kept: Newest[tuple[OAuthConfig, str], tuple[str, float]] = Newest(_MOST_KEPT)
 
 
 def token_of(config: OAuthConfig, host: str, deadline: float, named: Callable[[str], str]) -> str:
@@ -88,8 +89,6 @@ def token_of(config: OAuthConfig, host: str, deadline: float, named: Callable[[s
     if expires is not None and not config.file:
         with _lock:
             _kept[config, region] = token, now + _USED * (expires - now)
-            while len(_kept) > _MOST_KEPT:
-                del _kept[next(iter(_kept))]
     return token
 
 

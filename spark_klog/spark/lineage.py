@@ -31,6 +31,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from spark_klog.base.cache import Newest
 from spark_klog.base.extras import require
 
 require("The Spark connector", "pyspark")
@@ -156,7 +157,7 @@ class LineageListener(StreamingQueryListener):
         self._changed = threading.Condition()
         self._runs: dict[str, _Run] = {}
         #: Settings for batch queries by the session of a stream.
-        self._sessions: dict[str, JobSettings] = {}
+        self._sessions: Newest[str, JobSettings] = Newest(_MOST_SESSIONS)
         self._is_closed = self._has_warned = False
         self._batches = BatchLineage(spark, self.emitter, self._settings_in) if batches else None
         atexit.register(self.close)
@@ -249,8 +250,6 @@ class LineageListener(StreamingQueryListener):
         """Keep the settings for batch queries of a stream's session; Spark may tell of them after the stream's end."""
         with self._changed:
             self._sessions[session] = events.as_parent()
-            if len(self._sessions) > _MOST_SESSIONS:
-                del self._sessions[next(iter(self._sessions))]
 
     def _progress(self, progress: StreamingQueryProgress) -> None:
         run_id = str(progress.runId)

@@ -27,6 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from numpy.typing import NDArray
 
 from spark_klog.base.addresses import local_path, without_user
+from spark_klog.base.clock import doubled
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files.folder import reason
 from spark_klog.tables.change_files import ChangeFiles
@@ -443,7 +444,6 @@ class DeltaLakeTable:
     def _again(self, action: str, attempt: Callable[[], _T]) -> _T:
         """Try until no other writer comes before it, for a bounded time or number of attempts."""
         end = time.monotonic() + _RETRY_S
-        pause = _PAUSE_S
         attempts = 0
 
         def tried() -> _T | CommitFailedError:
@@ -457,8 +457,7 @@ class DeltaLakeTable:
                 return error
 
         while isinstance(made := self._trying(action, tried), CommitFailedError):
-            time.sleep(pause)
-            pause = min(1.0, pause * 2)
+            time.sleep(doubled(_PAUSE_S, 1.0, attempts))
         return made
 
     def _trying(self, action: str, attempt: Callable[[], _T]) -> _T:

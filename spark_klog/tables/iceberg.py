@@ -38,6 +38,7 @@ from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import DateType, DoubleType, TimestampType, TimestamptzType
 
 from spark_klog.base.addresses import without_user
+from spark_klog.base.clock import doubled
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.changes import DELETED
@@ -513,10 +514,10 @@ class IcebergTable:
         late conflicts with the next one, as both begin with the same table.
         """
         deadline = time.monotonic() + self._seconds
-        wait = _FIRST_WAIT
         attempts = 0
         while True:
             attempts += 1
+            wait = doubled(_FIRST_WAIT, _LONGEST_WAIT, attempts)
             try:
                 return attempt()
             except Exception as error:  # of any catalog's package
@@ -535,7 +536,6 @@ class IcebergTable:
                     ) from error
                 _log.info("%s is tried again in up to %.1f s: %s", self.address, wait, _text(error))
             time.sleep(random.uniform(wait / 2, wait))
-            wait = min(2 * wait, _LONGEST_WAIT)
 
     def _close(self) -> None:
         catalog, self._known_catalog = self._known_catalog, None

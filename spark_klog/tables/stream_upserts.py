@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 
+from spark_klog.base.cache import Newest
 from spark_klog.base.extras import require
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files import open_folder
@@ -50,8 +51,6 @@ from spark_klog.tables.table import STREAMS, Run, RunConflict, Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 _log = logging.getLogger(__name__)
 _FOLDER = "_klog/changes"
 #: Of a query in the commits: the number of its last micro-batch, the run that has it, and after a partition its start.
@@ -69,10 +68,10 @@ _MOST_QUERIES = 100
 _MOST_COMPARED = 100_000
 _merging = threading.Lock()
 #: By run of a query, table and name: the function that was called last, and its micro-batch.
-_merged: dict[tuple[str, str, str], tuple[_Upsert, int]] = {}
+_merged: Newest[tuple[str, str, str], tuple[_Upsert, int]] = Newest(_MOST_QUERIES)
 #: By table, query and incarnation: of partitions that this process has compared, the end of what it has merged or the
 #: one of the table's rows, whichever is larger. Changes that begin there are later than all rows.
-_merged_ends: dict[tuple[str, str, int], dict[str, int]] = {}
+_merged_ends: Newest[tuple[str, str, int], dict[str, int]] = Newest(_MOST_QUERIES)
 
 
 def upsert(
@@ -157,7 +156,7 @@ class _Upsert:
                 merged = {name: max(end, of_rows.get(int(name.rpartition("-")[2]), 0)) for name, end in ends.items()}
                 known = {**known, **merged}
             with _merging:
-                _remember(_merged_ends, place, known)
+                _merged_ends[place] = known
         finally:
             store.remove(folder)
 
@@ -234,16 +233,8 @@ class _Upsert:
                     f"the query has two upserts into {self.address}: give each a name=, or the second one would seem "
                     "to be the first one run again"
                 )
-            _remember(_merged, place, (self, batch_id))
+            _merged[place] = self, batch_id
         return str(query)
-
-
-def _remember(known: dict[_K, _V], key: _K, value: _V) -> None:
-    """Put a value, and forget the oldest ones."""
-    known.pop(key, None)
-    known[key] = value
-    while len(known) > _MOST_QUERIES:
-        del known[next(iter(known))]
 
 
 def _has(last: Run | None, query: str, batch: Mapping[str, int]) -> bool:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
 
+from spark_klog.base.durable import locked
 from spark_klog.errors import DirectoryError
 from spark_klog.files.folder import TEMPORARY, LocalFolder
 from spark_klog.trees.tree import NodeExists, SerialTree, components, inner_components
@@ -66,15 +67,8 @@ class LocalFiles(LocalFolder):
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Exclude other writers, of all processes."""
-        with self._lock:
-            descriptor = os.open(self._at(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                yield
-            finally:
-                # Closing is not enough: a child forked meanwhile has the file open too.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-                os.close(descriptor)
+        with self._lock, locked(os.open(self._at(".lock"), os.O_RDWR | os.O_CREAT, 0o666)):
+            yield
 
     def kind(self, path: str) -> Literal["file", "folder"] | None:
         if os.path.isdir(self._at(path)):

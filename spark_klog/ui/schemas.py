@@ -16,6 +16,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from spark_klog.base.cache import Newest
 from spark_klog.base.names import Format
 from spark_klog.columns.json_texts import json_texts
 from spark_klog.columns.schema import FULL
@@ -85,7 +86,7 @@ class MessageSchemas:
         )
         self._settings.registry()
         self._lock = threading.Lock()
-        self._known: dict[int | UUID, _Known] = {}
+        self._known: Newest[int | UUID, _Known] = Newest(_MOST_KEPT)
         #: Until when nobody asks the registry, which has failed, and why.
         self._failed_until, self._failure = 0.0, ""
 
@@ -170,10 +171,7 @@ class MessageSchemas:
         except KlogError as error:
             return kept or _Known(now, error=self._failed(error))
         with self._lock:
-            self._known.pop(key, None)
             self._known[key] = known
-            while len(self._known) > _MOST_KEPT:
-                del self._known[next(iter(self._known))]
         return known
 
     def _failed(self, error: KlogError) -> str:

@@ -187,10 +187,3 @@ def test_commits_keep_the_last_queries(kind: str, tmp_path: Path, monkeypatch: p
     assert last.offsets["d"] == {"batch": 3, "run": 4}
     with_load._commit(table, files, "d", {"batch": 3})
     assert table.last_run("load") == last
-
-
-def test_what_a_process_remembers_is_bounded() -> None:
-    known: dict[int, int] = {}
-    for number in [0, 1, *range(2, 500), 400]:
-        stream_upserts._remember(known, number, number)
-    assert [*known] == [*range(401, 500), 400]

@@ -21,20 +21,18 @@ from __future__ import annotations
 
 import binascii
 import copy
-import fcntl
 import logging
 import os
 import re
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-from spark_klog.base.durable import replace_file
+from spark_klog.base.durable import locked, replace_file
 from spark_klog.base.names import SCRAM_HASHES
 from spark_klog.base.settings import BOOLEAN, items, value_of
 from spark_klog.broker.security.mechanisms import Credential
@@ -48,7 +46,6 @@ _HEADER = re.compile(r"\[(.+)\]", re.ASCII)
 _SECTIONS = re.compile(r"^(?=\[)", re.MULTILINE)
 _INDENTED = re.compile(r"^[^\S\n]+\[", re.MULTILINE)
 _LOCK_SECONDS = 10.0
-_LOCK_POLL_SECONDS = 0.02
 _LOOK_AGAIN_SECONDS = 1.0
 #: A file modified so recently may change again with the same time and size: file systems store times in ticks of up to
 #: two seconds.
@@ -236,34 +233,18 @@ def change_users(path: Path, change: Callable[[dict[str, User]], None], *, may_c
     """
     path = Path(os.path.realpath(path))
     try:
-        with _locked(path):
+        # the folder, as each change replaces the file itself
+        with locked(os.open(path.parent, os.O_RDONLY), _LOCK_SECONDS):
             text = "" if may_create and not path.exists() else _read_text(path)
             before = _parse(path, text)
             after = copy.deepcopy(before)
             change(after)
             if after != before or not text:
                 _replace(path, _changed_text(path, text, before, after))
+    except BlockingIOError:
+        raise ConfigError(f"users file {path} is being changed by another process; try again") from None
     except OSError as error:
         raise ConfigError(f"users file {path} can't be written: {error.strerror}") from None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock the folder: the users file itself is replaced by each change."""
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConfigError(f"users file {path} is being changed by another process; try again") from None
-                time.sleep(_LOCK_POLL_SECONDS)
-        yield
-    finally:
-        os.close(folder)
 
 
 def _replace(path: Path, text: str) -> None:

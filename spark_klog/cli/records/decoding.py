@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_klog.base.cache import Newest
 from spark_klog.cli.output import escaped
 from spark_klog.cli.records.arrow_form import json_field, lengths
 from spark_klog.cli.records.serdes import PackFormat, Serdes
@@ -131,7 +132,7 @@ class _SchemaColumn:
         self._has_registry = form.registry is not None
         self._decoder = form.reader().decoder() if form.text is not None or form.schema_id is not None else None
         #: The decoder of each schema, or why it has none.
-        self._by_schema: dict[SchemaKey, ColumnDecoder | str] = {}
+        self._by_schema: Newest[SchemaKey, ColumnDecoder | str] = Newest(_MOST_SCHEMAS)
 
     def decode(self, batch: pa.RecordBatch) -> tuple[_Texts, list[BadRow]]:
         values = batch.column(self.name)
@@ -186,8 +187,6 @@ class _SchemaColumn:
                 decoder = self._form.reader(key.id).of_message(key.rest).decoder()
             except SchemaError as error:
                 decoder = f"{key}: {error}"
-            if len(self._by_schema) >= _MOST_SCHEMAS:
-                del self._by_schema[next(iter(self._by_schema))]
             self._by_schema[key] = decoder
         if isinstance(decoder, str):
             which = schema_keys(values, headers, self.name, has_indexes=self._form.codec.has_indexes)

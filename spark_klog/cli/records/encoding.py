@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_klog.base.cache import Newest
 from spark_klog.cli.records.json_rows import RowReader
 from spark_klog.errors import ConfigError, EncodeError, SchemaError
 from spark_klog.schemas.column_format import ColumnFormat
@@ -44,7 +45,7 @@ class ColumnValues:
         is_latest = form.text is None and form.schema_id is None
         self._writer = WriteFormat(form, topic, uses_latest=is_latest, advice=_ADVICE).writer(kind)
         self._reader = RowReader(kind)
-        self._encoders: dict[pa.DataType, ColumnEncoder] = {}
+        self._encoders: Newest[pa.DataType, ColumnEncoder] = Newest(_MOST_SHAPES)
 
     def encode(self, values: Sequence[Any]) -> list[bytes | None]:
         """The bytes of JSON values, null of null. `BadValue` for the first that does not fit."""
@@ -80,8 +81,6 @@ class ColumnValues:
             raise EncodeError(str(error)) from None
         encoder = self._encoders.get(shape)
         if encoder is None:
-            if len(self._encoders) >= _MOST_SHAPES:
-                del self._encoders[next(iter(self._encoders))]
             encoder = self._encoders[shape] = self._writer.encoder()
         found: list[bytes | None] = encoder.encode(column).to_pylist()
         return found

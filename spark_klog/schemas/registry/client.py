@@ -27,7 +27,8 @@ from urllib.parse import quote, urlsplit
 from uuid import UUID
 from weakref import WeakSet
 
-from spark_klog.base.cache import Cache
+from spark_klog.base.cache import Cache, Newest
+from spark_klog.base.clock import doubled
 from spark_klog.base.extras import require
 from spark_klog.base.in_a_thread import within
 from spark_klog.base.names import OF_REGISTRY
@@ -413,7 +414,7 @@ class RegistryClient:
             self._current = (current + 1) % len(self.config.urls)
             # others are tried at once
             rounds, is_at_once = divmod(attempts, len(self.config.urls))
-            pause = 0.0 if is_at_once else min(self.config.longest_wait_ms, self.config.wait_ms * 2 ** min(rounds, 16))
+            pause = 0.0 if is_at_once else doubled(self.config.wait_ms, self.config.longest_wait_ms, rounds + 1)
             pause = max(pause * random.uniform(0.8, 1.2) / 1000, 0.0 if is_at_once else wanted)
             if time.monotonic() + pause >= deadline:
                 if isinstance(failure, ConnectionFailed):
@@ -594,9 +595,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 _lock = threading.Lock()
-_registries: dict[RegistryConfig, RegistryClient] = {}
+#: Of at most 8 configurations: whoever still has another one goes on with it.
+_registries: Newest[RegistryConfig, RegistryClient] = Newest(8)
 _clients: WeakSet[RegistryClient] = WeakSet()
-_MOST_REGISTRIES = 8
 
 
 def registry_of(
@@ -617,8 +618,6 @@ def registry_of(
         registry = _registries.get(config)
         if registry is None:
             registry = _registries[config] = RegistryClient(config)
-            while len(_registries) > _MOST_REGISTRIES:  # who still has it goes on with it
-                del _registries[next(iter(_registries))]
     return registry
 
 

@@ -7,6 +7,7 @@ them, such as a password, is in no plan. A worker keeps what it has made of a sc
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -15,6 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from spark_klog.base.cache import Newest
 from spark_klog.errors import ConfigError, DecodeError, EncodeError, SchemaError
 from spark_klog.schemas.column_format import ReaderSchema
 from spark_klog.schemas.column_writing import ColumnEncoder, WriteFormat, WriterSchema
@@ -23,8 +25,8 @@ _T = TypeVar("_T")
 #: The types of records and their headers.
 INPUTS = (pa.binary(), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
 #: Decoders and encoders that no batch uses now, by their function's schema and settings; the oldest first.
-_kept: dict[bytes, Any] = {}
-_MOST_KEPT = 32
+_kept: Newest[bytes, Any] = Newest(32)
+_lock = threading.Lock()
 
 
 class FromRecords:
@@ -84,9 +86,8 @@ def _kept_for(key: bytes, make: Callable[[], _T]) -> Iterator[_T]:
     try:
         yield kept
     finally:
-        _kept[key] = kept
-        while len(_kept) > _MOST_KEPT:
-            _kept.pop(next(iter(_kept), b""), None)
+        with _lock:
+            _kept[key] = kept
 
 
 def _plain(values: pa.Array) -> pa.Array:

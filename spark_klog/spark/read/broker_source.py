@@ -15,6 +15,7 @@ from contextlib import closing
 from functools import partial
 
 from spark_klog.base.addresses import without_user
+from spark_klog.base.clock import doubled
 from spark_klog.base.names import TopicPartition, check_topic_name
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.fetch.sampling import next_timestamps, record_sizes, timestamp_types
@@ -138,8 +139,8 @@ class Publisher:
         self._published: Offsets = {}
         #: Whether the last write failed, or took longer than a caller of `wait` waited.
         self._is_slow = False
-        self._pause = _FIRST_PAUSE_SECONDS
-        self._failed_at: float | None = None
+        #: In a row, and when the first one was.
+        self._failures, self._failed_at = 0, 0.0
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
@@ -185,11 +186,12 @@ class Publisher:
     def _run(self) -> None:
         while True:
             with self._changed:
-                if self._failed_at is not None:
-                    self._changed.wait_for(lambda: self._is_closing, self._pause)
+                if self._failures:
+                    pause = doubled(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, self._failures)
+                    self._changed.wait_for(lambda: self._is_closing, pause)
                 self._changed.wait_for(lambda: self._is_closing or self._rest())
                 rest = self._rest()
-                if self._is_closing and (not rest or self._failed_at is not None):
+                if self._is_closing and (not rest or self._failures):
                     break
             try:
                 if self._store is None:
@@ -205,26 +207,25 @@ class Publisher:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            if self._failed_at is None:
-                self._failed_at, self._pause = time.monotonic(), _FIRST_PAUSE_SECONDS
+            self._failures += 1
+            if self._failures == 1:
+                self._failed_at = time.monotonic()
                 _log.error(
                     "can't write offsets of group %s to %s, retrying until it succeeds: %s",
                     *(self._group, self._name, error),
                 )
-            else:
-                self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
             self._is_slow = True
             self._changed.notify_all()
 
     def _succeed(self, written: Offsets) -> None:
         with self._changed:
             self._published |= written
-            if self._failed_at is not None:
+            if self._failures:
                 seconds = time.monotonic() - self._failed_at
                 _log.warning(
                     "offsets of group %s are written to %s again after %.0f s", self._group, self._name, seconds
                 )
-                self._failed_at = None
+                self._failures = 0
             self._is_slow = False
             self._changed.notify_all()
 

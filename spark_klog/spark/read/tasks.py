@@ -21,7 +21,8 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from spark_klog.base.addresses import filesystem_at
-from spark_klog.base.clock import system_ms
+from spark_klog.base.cache import Newest
+from spark_klog.base.clock import doubled, system_ms
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.fetch.ranges import MOST_RANGES, ShortRanges, by_leader, fetch_range, is_short
@@ -79,7 +80,7 @@ _MOST_LOGGED = 100
 #: Topics that were gone after a range had waited for them, with the error code: the next range does not wait again.
 _gone: WeakKeyDictionary[Cluster, dict[tuple[str, UUID | None], int]] = WeakKeyDictionary()
 #: The execution id that this process has first read each plan in; None after the warning. The newest plan is last.
-_executions: dict[str, str | None] = {}
+_executions: Newest[str, str | None] = Newest(_MOST_PLANS)
 
 
 @dataclass(frozen=True)
@@ -356,7 +357,7 @@ class _Refusals:
         if is_late if start < log_end else is_often:
             return False
         _log.info("the broker rejected offset %d, fetching again", start)
-        time.sleep(min(self._options.offset_retry_ms * 2 ** min(self.count - 1, 5), _MAX_PAUSE_MS) / 1000)
+        time.sleep(doubled(self._options.offset_retry_ms, _MAX_PAUSE_MS, self.count) / 1000)
         return True
 
 
@@ -368,9 +369,7 @@ def warn_if_read_again(plan: Plan, cluster: Cluster) -> None:
     execution = context.getLocalProperty(_EXECUTION) if context else None
     if execution is None or not plan.ends:
         return
-    first = _executions.setdefault(plan.identity, execution)
-    while len(_executions) > _MOST_PLANS:
-        _executions.pop(next(iter(_executions)))
+    first = _executions[plan.identity] = _executions.get(plan.identity, execution)
     if first in (None, execution):
         return
     try:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from spark_klog.base.cache import Newest
 from spark_klog.base.extras import require
 
 require("spark_klog.write_updates", "pyarrow", "pyspark")
@@ -223,13 +224,11 @@ class _MicroBatch:
         running = RunningQuery.find(session, (own, query_id), batch_id)
         runs = running.runs or frozenset({group or ""})
         with _lock:
-            found = _batches.pop(query, None)
+            found = _batches.get(query)
             if found is None or found.batch != batch_id or not (found.runs <= runs or runs <= found.runs):
                 found = cls(query, batch_id, runs)
             found.runs, found.plan = found.runs & runs, running.plan or found.plan
             _batches[query] = found
-            while len(_batches) > _MOST_QUERIES:
-                del _batches[next(iter(_batches))]
         return found
 
     def begin(self, name: str) -> None:
@@ -249,4 +248,4 @@ class _MicroBatch:
 
 _lock = threading.Lock()
 #: The last micro-batch of each query; the one used last is last.
-_batches: dict[str, _MicroBatch] = {}
+_batches: Newest[str, _MicroBatch] = Newest(_MOST_QUERIES)

@@ -1,0 +1,47 @@
+"""What all rooms use: dictionaries with a bound, pauses that double, locks of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_klog.base.cache import Cache, Newest
+from spark_klog.base.clock import doubled
+from spark_klog.base.durable import locked
+
+
+def test_the_newest_are_kept() -> None:
+    newest: Newest[int, int] = Newest(100)
+    for number in [0, 1, *range(2, 500), 400]:
+        newest[number] = number
+    assert [*newest] == [*range(401, 500), 400]
+    cache: Cache[str, int] = Cache(2)
+    for place, name in enumerate("abca"):
+        cache.keep(name, place)
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (3, None, 2)
+
+
+def test_pauses_double_up_to_a_bound() -> None:
+    assert [doubled(0.1, 1.0, failures) for failures in range(1, 7)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert doubled(3.0, 60.0, 10_000) == 60.0
+
+
+def test_a_lock_excludes_other_processes(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from spark_klog.base.durable import locked\n"
+        "with locked(os.open(sys.argv[1], os.O_RDONLY)): print(1, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"1\n"
+        with pytest.raises(BlockingIOError), locked(os.open(tmp_path, os.O_RDONLY), 0.05):
+            pass
+        other.stdin.close()
+        with locked(os.open(tmp_path, os.O_RDONLY), 10.0):
+            pass
