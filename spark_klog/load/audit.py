@@ -19,8 +19,8 @@ from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import open_load, read_idle, read_plan
-from spark_klog.load.journal.listing import is_below, table_files
-from spark_klog.load.journal.model import PartitionAudit, run_name, staged_path, topic_folder
+from spark_klog.load.journal.listing import committed, is_below, stored_path, table_files
+from spark_klog.load.journal.model import PartitionAudit, run_name, topic_folder
 from spark_klog.load.journal.store import Store
 from spark_klog.load.journal.summary import LOAD, Finding, Summary, nothing_of
 from spark_klog.load.run import Loaded
@@ -167,9 +167,7 @@ def status(output: str) -> Status:
         findings += [Finding(topic, partition, what.format(*hole)) for hole in of_partition]
         if totals[topic, partition]["incarnation"] == incarnation:
             totals[topic, partition]["holes"] = of_partition
-    table = identity.table_at(output)
-    missing = _missing_files(store, summary) if table is None else _missing_of_table(store, table, summary)
-    findings = missing + findings
+    findings = _missing_files(store, identity.table_at(output), summary) + findings
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
     found = {topic: dict(sorted((+each).items())) for topic, each in sorted(summary.hours.items())}
     last_load = next((int(line["run"]) for line in reversed(summary.runs) if line["kind"] == LOAD), 0)
@@ -199,32 +197,23 @@ def _settings(store: Store, run: int) -> dict[str, Any]:
     return {} if plan is None else plan.settings
 
 
-def _missing_files(store: Store, summary: Summary) -> list[Finding]:
-    sizes = {
-        topic: store.sizes_below(topic_folder(topic)) for topic in {item.topic for item, _ in summary.files.values()}
-    }
-    found = []
-    for item, run in summary.files.values():
-        size = None
-        if run == summary.run and not store.shows_whole_files_only:
-            size = store.size(staged_path(run, item.path))
-        if size is None:
-            size = sizes[item.topic].get(item.path)
-        if size != item.size:
-            state = "is missing" if size is None else f"has {size} bytes, not {item.size}"
-            found.append(Finding(item.topic, item.partition, f"file {item.path} {state}"))
-    return found
-
-
-def _missing_of_table(store: Store, table: Table, summary: Summary) -> list[Finding]:
-    """Files of the current table that are not there; others may have replaced those of the runs."""
-    found = []
-    for item in table_files(table, summary):
-        size = store.size(item.path) if is_below(item.path) else item.size
-        if size != item.size:
-            state = "is missing" if size is None else f"has {size} bytes, not {item.size}"
-            found.append(Finding(item.topic, item.partition, f"file {item.path} {state}"))
-    return found
+def _missing_files(store: Store, table: Table | None, summary: Summary) -> list[Finding]:
+    """Files that are not there as they were written. Of a table the current ones: others may have replaced them."""
+    sizes: dict[str, int] = {}
+    if table is None:  # a listing of each topic, where a load may have thousands of files
+        listed = committed(summary)
+        for topic in {file.topic for file in listed}:
+            sizes |= store.sizes_below(topic_folder(topic))
+    else:
+        listed = table_files(table, summary)
+    missing = []
+    for file in listed:
+        path = stored_path(store, summary, file) if table is None else file.path
+        size = sizes[path] if path in sizes else store.size(path) if is_below(path) else file.size
+        if size != file.size:
+            state = "is missing" if size is None else f"has {size} bytes, not {file.size}"
+            missing.append(Finding(file.topic, file.partition, f"file {file.path} {state}"))
+    return missing
 
 
 def status_json(found: Status) -> dict[str, Any]:

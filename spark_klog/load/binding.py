@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from spark_klog.errors import ConfigError, LoadError
+from spark_klog.errors import LoadError
+from spark_klog.load.commit import settings_of
 from spark_klog.load.journal.history import Identity, last_committed, read_identity, read_plan
 from spark_klog.load.journal.model import FOLDER, Plan, plan_path
 from spark_klog.load.journal.store import Store, open_store
@@ -82,14 +83,7 @@ def _check_new(target: Target) -> None:
     names = () if target.exists() else target.store.names("")
     others = [name for name in names if name != FOLDER and not name.startswith((".", "_"))]
     if others:
-        former = any(name.startswith("batch=") for name in others)
-        advice = (
-            f"jobs/batch_load.py wrote it before it kept runs. Use {ANOTHER}, which loads what the topics "
-            "still have; this one stays readable"
-            if former
-            else f"use {ANOTHER}"
-        )
-        raise LoadError(f"{target.address} belongs to another load, or to none (it has {others[0]}): {advice}")
+        raise LoadError(f"{target.address} belongs to another load, or to none (it has {others[0]}): use {ANOTHER}")
 
 
 def _committed_plan(target: Target) -> Plan | None:
@@ -110,8 +104,8 @@ def event_time_now(store: Store, asked: str) -> str:
     if plan is None:
         return asked
     try:
-        last = WriteSettings.of(plan.settings)
-    except (TypeError, ValueError, ConfigError):  # whoever needs these settings says so
+        last = settings_of(store, plan)
+    except LoadError:  # whoever needs these settings says so
         return asked
     names = {name_now(one.type, asked) for one in last.rows if one.column == "value"}
     return last.event_time if names == {last.event_time} else asked

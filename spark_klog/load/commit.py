@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from spark_klog.base.names import TopicPartition
-from spark_klog.errors import LoadError
+from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.journal.model import (
     Manifest,
     PartitionAudit,
@@ -17,11 +17,13 @@ from spark_klog.load.journal.model import (
     by_partition,
     now_text,
     offsets_json,
+    plan_path,
     progress_of,
     staged_path,
     task_path,
 )
 from spark_klog.load.journal.store import Store
+from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.task import unread
 from spark_klog.spark.read.ranges import DELETED, RECREATED, RETENTION, TRUNCATED
 
@@ -147,3 +149,11 @@ def _whole(kept: list[RangeResult], replaces: Sequence[RangeResult]) -> list[Ran
         if old.start < until and (until < old.until or has_lost):
             until = old.start
     return [item if item.until <= until else unread(item, until, item.error) for item in kept]
+
+
+def settings_of(store: Store, plan: Plan) -> WriteSettings:
+    """The settings of a plan; `LoadError` if they are not what a run has written."""
+    try:
+        return WriteSettings.of(plan.settings)
+    except (TypeError, ValueError, ConfigError) as error:
+        raise LoadError(f"{store.address}/{plan_path(plan.run)} can't be used ({error}): restore it") from None

@@ -25,14 +25,13 @@ import pyarrow.compute as pc
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.errors import LoadError
-from spark_klog.load.commit import assembled
+from spark_klog.load.commit import assembled, settings_of
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import (
     COMPACTED,
     discard_run,
     is_pointed_to,
     open_load,
-    raise_version,
     read_manifest,
     read_plan,
     settled_run,
@@ -152,10 +151,7 @@ def _settings(store: Store, number: int) -> WriteSettings:
     plan = next((plan for run in range(number, 0, -1) if (plan := read_plan(store, run)) is not None), None)
     if plan is None:
         raise LoadError(f"{store.address}/{plan_path(number)} is missing: restore it")
-    try:
-        return WriteSettings.of(plan.settings)
-    except (TypeError, ValueError) as error:
-        raise LoadError(f"{store.address}/{plan_path(plan.run)} can't be used ({error}): restore it") from None
+    return settings_of(store, plan)
 
 
 def _size(ranges: Sequence[RangeResult]) -> int:
@@ -226,7 +222,6 @@ class _Step:
         store, number, token = self._store, self._summary.run + 1, new_token()
         marker = attempt_path(number + 1, token)
         if store.shows_whole_files_only:
-            raise_version(store)  # earlier programs know nothing of such a marker
             store.create(marker, b"")
         try:
             with store.scratch(staging_path(number)) as folder:
@@ -324,11 +319,8 @@ class _Merger:
         return OpenFile(self._scratch / name, self._columns, self._settings, None)
 
     def _complete(self, file: OpenFile, layout: str, first: int, last: int) -> tuple[Path, FileEntry]:
-        file.close()
-        item = self._range
-        path = file_path(item, first, last, layout, self._token, self._settings.extension)
-        size, times = file.path.stat().st_size, (file.min_us // 1000, file.max_us // 1000)
-        return file.path, FileEntry(path, item.topic, item.partition, first, last, file.records, size, *times)
+        path = file_path(self._range, first, last, layout, self._token, self._settings.extension)
+        return file.path, file.complete(path, self._range, first, last)
 
     def _batches(self, entry: FileEntry) -> Iterator[pa.RecordBatch]:
         """A row group of a file at a time, with the columns of the last run."""

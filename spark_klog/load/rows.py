@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,6 @@ Evolution = Literal["keep", "latest"]
 ANOTHER = "another --output or --table"
 #: Metadata of the members of a union, as a JSON array: the name of the branch that each is, and its aliases.
 _BRANCH = b"klog.branch"
-_MEMBER = re.compile(r"member\d+")
 #: Types whose values a later version of a branch may promote.
 _PROMOTED = {"int": "long", "float": "double"}
 _REMEDY = f"--schema-evolution latest takes it from this run on; or use {ANOTHER}"
@@ -147,12 +145,7 @@ def _run_schema(
         source = replace(source, message=source.message or before.message)
     schema = source.reader()
     kind = named_type(schema, renames=renames)
-    files = kind if before is None else before.type
-    if before is not None and source.format == "avro":
-        # what branches the members of unions are, if an earlier version of the program has written them
-        last = replace(schema, text=before.text, references=dict(before.references))
-        files = merged(files, named_type(last, renames=renames), source.column, widens=True)
-    kind = merged(files, kind, source.column, widens=widens, renames=renames)
+    kind = merged(kind if before is None else before.type, kind, source.column, widens=widens, renames=renames)
     assert not isinstance(schema.id, UUID)  # a load names schemas by ids
     return RowSchema(
         topic,
@@ -368,8 +361,6 @@ def _member_names(known: Mapping[str, pa.Field], new: pa.DataType, path: str) ->
     left = {name: branch[:1] for name, one in known.items() if (branch := _branch_names(one))}
     is_union = any(map(_branch_names, new))
     if known and bool(left) != is_union:
-        if is_union and all(map(_MEMBER.fullmatch, known)):  # of an earlier version, which did not keep the branches
-            return {}
         raise LoadError(
             f"{path} is of one type by one schema, and a union of several by another: use {ANOTHER}, or keep the "
             "schema (--schema-evolution keep)"
@@ -408,8 +399,7 @@ def fitted(array: pa.Array, kind: pa.DataType, own: pa.DataType | None = None) -
         return array
     nulls = array.is_null() if array.null_count else None
     if pa.types.is_struct(kind):
-        # an earlier version of the program did not keep branches: its members have the places of this same schema
-        place = _branch if own is not None and any(map(_branch_names, kind)) else _name
+        place = _name if own is None else _branch
         numbers = {place(one): number for number, one in enumerate(array.type if own is None else own)}
         parts = []
         for one in kind:

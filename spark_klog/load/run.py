@@ -21,7 +21,7 @@ from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.binding import BINDING, check_output, check_schema, event_time_now, open_target
-from spark_klog.load.commit import check_results, make_manifest
+from spark_klog.load.commit import check_results, make_manifest, settings_of
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import (
     Identity,
@@ -142,7 +142,7 @@ class LoadOptions:
         table = open_table(self.output)
         zone = table.partition_zone
         if settings.format != PARQUET:
-            raise ConfigError(f"a table has files of Parquet, not {settings.format}")
+            raise ConfigError(f"--table has files of --format parquet, not {settings.format}")
         if zone is not None and settings.layout != "none" and settings.time_zone != zone:
             raise ConfigError(
                 f"{table.address} is partitioned by hours and days of {zone}, not of {settings.time_zone}: leave "
@@ -170,11 +170,6 @@ class LoadOptions:
             raise ConfigError(
                 f"upsert key {settings.upsert_key!r} names fields of keys or values, which are bytes: {form}"
             )
-
-    @property
-    def format_names(self) -> dict[str, str]:
-        """The formats of columns that become rows."""
-        return {one.column: one.format for one in self.formats}
 
 
 #: Shows the progress of a run: a context in which tasks run, of the offsets to load and what counts those that are.
@@ -223,7 +218,8 @@ def load(
         with locked(target.store):
             event_time = event_time_now(target.store, options.settings.event_time)
             options = replace(options, settings=replace(options.settings, event_time=event_time))
-            settings, names = asdict(options.settings), options.format_names
+            settings = asdict(options.settings)
+            names: dict[str, str] = {each.column: each.format for each in options.formats}
             identity = check_output(target, cluster.cluster_id, settings, names)
             owner, is_new = None, identity is None
             if identity is None:
@@ -350,7 +346,7 @@ class _Run:
     def _run_schemas(self, last: int, topics: Sequence[str]) -> tuple[RowSchema, ...]:
         """The schemas of the run after run `last`; errors as of `rows.run_schemas`."""
         plan = read_plan(self._store, last) if last else None
-        before = () if plan is None else self._settings(plan).rows
+        before = () if plan is None else settings_of(self._store, plan).rows
         options, target = self._options, self._target
         return run_schemas(
             options.formats, topics, before, options.evolution, widens=target.widens, renames=target.renames
@@ -406,12 +402,12 @@ class _Run:
         if not self._options.max_bad.allows(bad, records):
             show_letters(self._store, manifest)
             again = ""
-            if rows := self._settings(plan).rows:
+            if rows := settings_of(self._store, plan).rows:
                 self._store.write(refused_path(plan.run), b"")
                 again = ", or with another schema and --schema-evolution latest"
                 if any(one.has_ids for one in rows):
                     again = f", or once the schema registry has what they need{again}"
-            elif self._target.widens and self._settings(plan).schema:
+            elif self._target.widens and settings_of(self._store, plan).schema:
                 again = ", or with a --schema that has room for them"
             raise LoadError(
                 f"run {run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "
@@ -427,7 +423,9 @@ class _Run:
         has_failed = any(item.error for item in manifest.partitions)
         is_cut = sum(len(item.files) for item in found) > len(manifest.files)
         has_leftovers = is_resumed or is_renewed or has_failed or is_cut or self._time.is_set
-        manifest = self._target.commit(self._load, manifest, self._settings(plan).change_format(plan.topics[0]))
+        manifest = self._target.commit(
+            self._load, manifest, settings_of(self._store, plan).change_format(plan.topics[0])
+        )
         self._target.publish(manifest, has_leftovers=has_leftovers)
         self._loaded.append(manifest)
         self._committed.append(manifest)
@@ -451,7 +449,7 @@ class _Run:
 
     def _run_tasks(self, plan: Plan) -> dict[int, list[RangeResult]]:
         """Run the tasks that are not complete; returns the results of all. `LoadError` if one of them has ended."""
-        settings = self._settings(plan)
+        settings = settings_of(self._store, plan)
         columns = self._target.prepare(self._load, settings, plan.topics, "tasks")
         results = self._results(plan, columns)
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
@@ -478,7 +476,7 @@ class _Run:
         """
         store, options = self._store, self._options
         is_refused = store.size(refused_path(plan.run)) is not None
-        new = old = self._settings(plan)
+        new = old = settings_of(self._store, plan)
         if is_refused and options.evolution == "latest" and options.formats:
             rows = self._run_schemas(plan.run - 1, plan.topics)
             new = new.with_rows(with_names_of(rows, old.rows))
@@ -528,7 +526,7 @@ class _Run:
         return sum(item.end - item.start for number in numbers for item in plan.tasks[number])
 
     def _job(self, plan: Plan, columns: pa.Schema | None) -> Job:
-        settings = self._settings(plan)
+        settings = settings_of(self._store, plan)
         sources = {one.column: one for one in self._options.formats}
         readers: dict[str, list[ReaderSchema]] = {}
         for one in settings.rows:
@@ -544,13 +542,6 @@ class _Run:
         return Job(
             self._target.location, plan.run, self._source, settings, self._time.is_set, recreated, readers, columns
         )
-
-    def _settings(self, plan: Plan) -> WriteSettings:
-        try:
-            return WriteSettings.of(plan.settings)
-        except (TypeError, ValueError, ConfigError) as error:
-            where = f"{self._store.address}/{plan_path(plan.run)}"
-            raise LoadError(f"{where} can't be used ({error}): restore it") from None
 
     def _summary(self, extent: Extent, progress: Mapping[TopicPartition, Progress]) -> Loaded:
         """All partitions of the topics, over the runs of this call."""

@@ -75,11 +75,8 @@ class WriteSettings:
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """For a plan. What earlier versions of the program do not know is there only if it is used."""
-        values = asdict(self)
-        if not self.sort_by:
-            del values["sort_by"]
-        return values
+        """For a plan."""
+        return asdict(self)
 
     @property
     def ordering(self) -> list[tuple[str, str]]:

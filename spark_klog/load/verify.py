@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,10 +27,10 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import open_load, read_plan
-from spark_klog.load.journal.listing import CommittedFile, is_below, table_files
-from spark_klog.load.journal.model import LETTERS, STAGED, is_of_values, place_of, staged_path
+from spark_klog.load.journal.listing import CommittedFile, committed, is_below, stored_path, table_files
+from spark_klog.load.journal.model import LETTERS, STAGED, is_of_values, place_of
 from spark_klog.load.journal.store import Store, arrow_file
-from spark_klog.load.journal.summary import Finding, Incarnation, Summary, joined
+from spark_klog.load.journal.summary import Finding, Incarnation, joined
 from spark_klog.load.settings import PARQUET, VALUES
 from spark_klog.load.tasks.task import READ
 from spark_klog.spark.options import PREFIX, source_options
@@ -139,7 +138,7 @@ class _Verification:
         of_values = plan is not None and plan.settings.get("table_columns") == VALUES
         self._place_columns = [f"_{name}" for name in _PLACE] if of_values else _PLACE
         table = identity.table_at(output)
-        self._files = _committed(self._summary) if table is None else table_files(table, self._summary)
+        self._files = committed(self._summary) if table is None else table_files(table, self._summary)
         self._deleted = {} if table is None else table.deleted_rows()
         self._findings: list[Finding] = list(self._summary.findings)
         self._sets: dict[Incarnation, OffsetSet] = defaultdict(OffsetSet)
@@ -181,23 +180,17 @@ class _Verification:
                 self._add((topic, partition), f"{_named(twice)} are there more than once")
 
     def _is_whole(self, file: CommittedFile) -> bool:
-        return is_below(file.path) and self._store.size(self._place(file)) == file.size
+        return is_below(file.path) and self._store.size(stored_path(self._store, self._summary, file)) == file.size
 
     def _incarnation(self, file: CommittedFile, key: TopicPartition) -> int:
         place = place_of(file.path) if file.run else None
         return int(self._summary.totals[key]["incarnation"]) if place is None else place[2]
 
-    def _place(self, file: CommittedFile) -> str:
-        """Where the file is; the last run may have been killed before it has moved all of its own."""
-        path = staged_path(file.run, file.path)
-        is_staged = file.run == self._summary.run and not self._store.shows_whole_files_only
-        return path if is_staged and self._store.size(path) is not None else file.path
-
     def _read(self, file: CommittedFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of a file that readers see, a row group at a time; none if the file is not there."""
         import pyarrow.parquet as pq
 
-        path = self._place(file)
+        path = stored_path(self._store, self._summary, file)
         if is_below(path) and self._store.size(path) is None:
             return
         try:
@@ -269,18 +262,9 @@ class _Verification:
     def _compare_records(self, key: TopicPartition, start: int, until: int) -> tuple[int, int]:
         """Compare the records of offsets [start, until); returns how many the log has, and how many it has no more."""
         dead = self._dead(key)
-        mine, theirs = Counter[int](), Counter[int]()
-        counts = {id(mine): Counter[int](), id(theirs): Counter[int]()}
-        for side, rows in ((mine, self._of_files(key, start, until)), (theirs, self._of_log(key, start, until))):
-            for offset, digest in rows:
-                if offset not in dead:
-                    side[offset // _WINDOW] = (side[offset // _WINDOW] + digest) & _MASK
-                    counts[id(side)][offset // _WINDOW] += 1
-        windows = sorted(
-            number
-            for number in mine.keys() | theirs.keys()
-            if (mine[number], counts[id(mine)][number]) != (theirs[number], counts[id(theirs)][number])
-        )
+        mine = _sums(self._of_files(key, start, until), dead)
+        theirs = _sums(self._of_log(key, start, until), dead)
+        windows = sorted(number for number in mine.keys() | theirs.keys() if mine.get(number) != theirs.get(number))
         missing, different, gone = [], [], 0
         for at in range(0, len(windows), _AT_ONCE):
             some = set(windows[at : at + _AT_ONCE])
@@ -300,7 +284,7 @@ class _Verification:
             self._add(key, f"{_named(missing)} are in the log, and not in the files")
         if different:
             self._add(key, f"{_named(different)} are not as the log has them")
-        return sum(counts[id(theirs)].values()), gone
+        return sum(count for _, count in theirs.values()), gone
 
     def _of_files(self, key: TopicPartition, start: int, until: int) -> Iterator[tuple[int, int]]:
         """(offset, hash) of the records of a partition's current incarnation that files have."""
@@ -331,10 +315,6 @@ class _Verification:
             if is_of_values(name) and name.split("+")[1:3] == [key[0], str(key[1])]:
                 found |= {int(json.loads(line)["offset"]) for line in self._store.lines(f"{LETTERS}/{name}")}
         return found
-
-
-def _committed(summary: Summary) -> list[CommittedFile]:
-    return [CommittedFile(**vars(item), run=run) for item, run in summary.files.values()]
 
 
 def _opened(store: Store, path: str) -> pa.NativeFile:
@@ -376,18 +356,19 @@ def _hashed(batch: pa.RecordBatch, per_ms: int) -> Iterator[tuple[int, int]]:
         yield offset, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 
 
+def _sums(rows: Iterable[tuple[int, int]], without: Collection[int]) -> dict[int, tuple[int, int]]:
+    """By window the sum of its records' hashes, and their number, of (offset, hash), but for some offsets."""
+    sums: dict[int, tuple[int, int]] = {}
+    for offset, digest in rows:
+        if offset not in without:
+            total, count = sums.get(offset // _WINDOW, (0, 0))
+            sums[offset // _WINDOW] = (total + digest) & _MASK, count + 1
+    return sums
+
+
 def _named(offsets: Iterable[int]) -> str:
     extents = joined((offset, offset + 1) for offset in offsets)
     shown = ", ".join(f"[{start}, {until})" for start, until in extents[:_MOST_NAMED])
     return f"records of {shown}" + (
         f" and {len(extents) - _MOST_NAMED} ranges more" if len(extents) > _MOST_NAMED else ""
     )
-
-
-def verified_json(found: Verified) -> dict[str, Any]:
-    """The fields of a verification, as JSON."""
-    return {
-        "partitions": [vars(item) for item in found.partitions],
-        "findings": [vars(item) for item in found.findings],
-        "unknown": found.unknown,
-    }

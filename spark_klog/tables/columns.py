@@ -12,6 +12,8 @@ from itertools import count
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_klog.tables.table import field_id
+
 #: In a file's metadata: `nan_columns` as JSON. A footer's bounds leave out NaN, to Spark the largest of all numbers.
 NAN_COLUMNS = "klog.nan"
 _NUMBERS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
@@ -99,14 +101,53 @@ def holds(mine: pa.DataType, theirs: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf of the file's schema: its path and type, and how many columns with statistics are before it.
+    """A column of a Parquet file: its field, and how many columns with statistics are before it.
 
-    `path` is None for a leaf of lists and maps, which count as one column each, without bounds.
+    `path` is None for a leaf of lists and maps, which count as one column each, without bounds: a row may have many
+    values of it.
     """
 
     path: tuple[str, ...] | None
-    type: pa.DataType
+    field: pa.Field
     before: int
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.field.type
+
+    @property
+    def id(self) -> int | None:
+        return field_id(self.field)
+
+
+def leaves(schema: pa.Schema) -> Iterator[Leaf]:
+    """The columns of a Parquet file with this schema, in their order."""
+    places = count()
+    for field in schema:
+        yield from _leaves((field.name,), field, places)
+
+
+def _leaves(path: tuple[str, ...], field: pa.Field, places: Iterator[int]) -> Iterator[Leaf]:
+    if pa.types.is_struct(field.type):
+        for child in field.type:
+            yield from _leaves((*path, child.name), child, places)
+    elif pa.types.is_nested(field.type):
+        before = next(places)
+        yield from (Leaf(None, each, before) for each in _primitives(field))
+    else:
+        yield Leaf(path, field, next(places))
+
+
+def _primitives(field: pa.Field) -> Iterator[pa.Field]:
+    kind = field.type
+    if not pa.types.is_nested(kind):
+        yield field
+    elif pa.types.is_map(kind):
+        yield from _primitives(kind.key_field)
+        yield from _primitives(kind.item_field)
+    else:
+        for child in kind if pa.types.is_struct(kind) else [kind.value_field]:
+            yield from _primitives(child)
 
 
 def nan_columns(table: pa.Table) -> dict[int, bool]:
@@ -119,32 +160,3 @@ def nan_columns(table: pa.Table) -> dict[int, bool]:
                 column = pc.struct_field(column, list(leaf.path[1:]))
             made[number] = bool(pc.any(pc.is_nan(column)).as_py())
     return made
-
-
-def leaves(schema: pa.Schema) -> Iterator[Leaf]:
-    """The leaves in the order of a file's columns."""
-    places = count()
-    for field in schema:
-        yield from _leaves_of((field.name,), field.type, places)
-
-
-def _leaves_of(path: tuple[str, ...], kind: pa.DataType, places: Iterator[int]) -> Iterator[Leaf]:
-    if pa.types.is_struct(kind):
-        for field in kind:
-            yield from _leaves_of((*path, field.name), field.type, places)
-    elif pa.types.is_nested(kind):
-        before = next(places)
-        yield from (Leaf(None, one, before) for one in _primitives(kind))
-    else:
-        yield Leaf(path, kind, next(places))
-
-
-def _primitives(kind: pa.DataType) -> Iterator[pa.DataType]:
-    if not pa.types.is_nested(kind):
-        yield kind
-    elif pa.types.is_map(kind):
-        yield from _primitives(kind.key_type)
-        yield from _primitives(kind.item_type)
-    else:
-        for field in kind if pa.types.is_struct(kind) else [kind.value_field]:
-            yield from _primitives(field.type)

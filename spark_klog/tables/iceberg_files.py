@@ -34,7 +34,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.truncate import truncate_upper_bound_binary_string, truncate_upper_bound_text_string
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.iceberg_schema import Leaf, leaves
+from spark_klog.tables.columns import Leaf, leaves
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
@@ -95,7 +95,7 @@ class Footers:
             if extent is None:
                 continue
             low, high, nulls[leaf.id] = extent
-            if low is None or mode.type == MetricModeTypes.COUNTS or not leaf.is_single:
+            if low is None or mode.type == MetricModeTypes.COUNTS or leaf.path is None:
                 continue
             length = mode.length if isinstance(kind, StringType | BinaryType) else None
             lower[leaf.id] = _lower_bound(kind, low, length)

@@ -19,8 +19,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.name_mapping import MappedField
 from pyiceberg.transforms import IdentityTransform
 
-from spark_klog.tables.iceberg_schema import field_id
-from spark_klog.tables.table import FIELD_ID
+from spark_klog.tables.table import FIELD_ID, field_id
 
 _BATCH_ROWS = 65_536
 #: Of columns to which a table's mapping of names gives no id.

@@ -7,7 +7,7 @@ A Parquet file belongs to a table by the ids of its fields, at all levels. Arrow
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -70,12 +70,6 @@ _PLAIN: dict[type[IcebergType], pa.DataType] = {
     BinaryType: pa.binary(),
     UUIDType: pa.binary(16),
 }
-
-
-def field_id(one: pa.Field) -> int | None:
-    """The id of an Arrow field; None if it has none."""
-    text = (one.metadata or {}).get(FIELD_ID)
-    return None if text is None else int(text)
 
 
 def to_iceberg(columns: Iterable[pa.Field]) -> Schema:
@@ -298,32 +292,3 @@ def _widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 def _dotted(path: Sequence[str]) -> str:
     return ".".join(path)
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A column of a Parquet file: the id of its field, its Arrow type, and whether a row has one value at most."""
-
-    id: int | None
-    type: pa.DataType
-    is_single: bool
-
-
-def leaves(schema: pa.Schema) -> Iterator[Leaf]:
-    """The columns of a Parquet file with this schema, in their order."""
-    for one in schema:
-        yield from _leaves(one, True)
-
-
-def _leaves(one: pa.Field, is_single: bool) -> Iterator[Leaf]:
-    kind = one.type
-    if pa.types.is_struct(kind):
-        for child in kind:
-            yield from _leaves(child, is_single)
-    elif pa.types.is_map(kind):
-        yield from _leaves(kind.key_field, False)
-        yield from _leaves(kind.item_field, False)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        yield from _leaves(kind.value_field, False)
-    else:
-        yield Leaf(field_id(one), kind, is_single)

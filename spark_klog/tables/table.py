@@ -198,18 +198,24 @@ def aliases_of(column: pa.Field) -> list[str]:
     return [str(name) for name in json.loads((column.metadata or {}).get(_ALIASES, b"[]"))]
 
 
+def field_id(column: pa.Field) -> int | None:
+    """The id of an Arrow field; None if it has none."""
+    text = (column.metadata or {}).get(FIELD_ID)
+    return None if text is None else int(text)
+
+
 def has_field_ids(columns: pa.Schema) -> bool:
     """Whether a table knows its columns by ids: an Iceberg table, whose partitions are computed of its columns."""
-    return any(FIELD_ID in (one.metadata or {}) for one in columns)
+    return any(field_id(column) is not None for column in columns)
 
 
-def field_ids(columns: Iterable[pa.Field]) -> set[bytes]:
+def field_ids(columns: Iterable[pa.Field]) -> set[int]:
     """The ids of fields at all levels; none of a table, or a file of one, that knows its columns by their names."""
-    ids = set[bytes]()
-    for one in columns:
-        kind = one.type
-        if FIELD_ID in (one.metadata or {}):
-            ids.add(one.metadata[FIELD_ID])
+    ids = set[int]()
+    for column in columns:
+        kind = column.type
+        if (number := field_id(column)) is not None:
+            ids.add(number)
         if pa.types.is_struct(kind):
             ids |= field_ids(kind)
         elif pa.types.is_map(kind):

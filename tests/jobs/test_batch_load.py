@@ -332,7 +332,7 @@ def test_output_of_another_load_is_refused(truth: Truth, make_load: Callable[...
     former.write_bytes(b"theirs")
     complaint = load.run("--json").complaint()
     assert str(load.output) in complaint
-    assert "before it kept runs" in complaint
+    assert "(it has batch=0): use another --output or --table" in complaint
     assert former.read_bytes() == b"theirs"
     assert not (load.output / "_klog").exists()
 

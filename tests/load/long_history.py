@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from spark_klog.base.names import TopicPartition
@@ -56,9 +56,8 @@ def write_runs(output: Path, numbers: Iterable[int], partitions: int = 2, load: 
                 )
             )
         plan = Plan(number, _STARTED, ["t"], [ranges], settings)
-        manifest = make_manifest(
-            plan, results, progress, {(one.topic, one.partition): one.end for one in ranges}, _FINISHED
-        )
+        manifest = make_manifest(plan, results, progress, {(one.topic, one.partition): one.end for one in ranges})
+        manifest = replace(manifest, finished=_FINISHED)
         progress = manifest.progress()
         _write(output / plan_path(number), to_json(plan))
         _write(output / task_path(number, 0), to_json({"ranges": results}))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +19,9 @@ from spark_klog.columns.schema import FULL
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
 from spark_klog.files import folder
-from spark_klog.load import files, planning
+from spark_klog.load import planning
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import LETTERS, STAGED, Range, staged_path
-from spark_klog.load.places import AtRun
+from spark_klog.load.journal.model import LETTERS, STAGED, Range
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import writers
@@ -184,31 +181,6 @@ def test_an_attempt_that_goes_on_after_the_commit(
     assert by_duckdb(tmp_path) == by_pyarrow(tmp_path) == places
     assert status(str(tmp_path)).findings == []
     assert [path for path in tmp_path.rglob("*.part") if path.is_file()] == []
-
-
-def test_a_load_of_an_earlier_version(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """Its files have no token in their names, so that an attempt of that version may have put others of their names."""
-    servers = cluster.bootstrap_servers
-    create_topic(servers, topic)
-    settings = WriteSettings(schema="a bigint")
-    for _ in range(2):
-        produce(servers, topic, [Sent(b'{"a":1}'), Sent(b"no"), Sent(b'{"a":2}')])
-        run(servers, tmp_path, topic, settings=settings, max_bad=MaxBad(9))
-    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
-        if path.suffix == ".json":
-            path.write_text(re.sub("-[0-9a-z]{7}[.](parquet|jsonl)", r".\1", path.read_text()))
-        path.rename(path.with_name(re.sub("-[0-9a-z]{7}[.](parquet|jsonl)", r".\1", path.name)))
-    for path in list((tmp_path / topic).iterdir()):
-        late = tmp_path / staged_path(2, f"{topic}/{path.name}")
-        late.parent.mkdir(parents=True, exist_ok=True)
-        late.write_bytes(b"of a late attempt")
-    whole = [(topic, 0, offset) for offset in (0, 2, 3, 5)]
-    for again in ({}, {"start": AtRun(2)}, {"start": AtRun(1)}):
-        run(servers, tmp_path, topic, settings=settings, max_bad=MaxBad(9), **again)
-        assert by_duckdb(tmp_path) == by_pyarrow([item.path for item in files(str(tmp_path))]) == whole
-        assert status(str(tmp_path)).findings == []
-        lines = [line for text in _letters(tmp_path).values() for line in text.splitlines()]
-        assert sorted(json.loads(line)["offset"] for line in lines) == [1, 4]
 
 
 def _letters(output: Path) -> dict[str, bytes]:

@@ -21,6 +21,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyarrow.fs import LocalFileSystem
 
+from spark_klog.load.journal.model import Range
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.writers import OpenFile
 from spark_klog.tables.change_files import ChangeFiles, ChangeWriter
@@ -107,8 +108,8 @@ def append(table: Table, case: Case, folder: Path) -> None:
         for batch in case.table(rows, schema).to_batches(max_chunksize=2):
             file.add(batch, np.zeros(1, np.int64))
             file.flush()
-        file.close()
-        items.append(DataFile(path, (folder / path).stat().st_size, pq.read_metadata(folder / path), hour))
+        entry = file.complete(path, Range("t", 0, 0, len(rows)), 0, len(rows) - 1)
+        items.append(DataFile(path, entry.size, pq.read_metadata(folder / path), hour))
     table.append(items, Run("load", 1, "token", {}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,7 +140,7 @@ def verify_command(output: str, with_hash: bool, cluster: ChosenCluster, as_json
     With a cluster (-b, --cluster or --command-config) also with the log, as it is now. The exit code is 1 if something
     is missing, double or different.
     """
-    from spark_klog.load.verify import verified_json, verify
+    from spark_klog.load.verify import verify
 
     settings = cluster.settings()
     client = dict(settings) if "bootstrap.servers" in settings else None
@@ -147,7 +148,7 @@ def verify_command(output: str, with_hash: bool, cluster: ChosenCluster, as_json
         raise click.UsageError("--hash needs a cluster: give -b HOST:PORT")
     found = verify(output, client, with_hash=with_hash)
     if as_json:
-        click.echo(json.dumps(verified_json(found)))
+        click.echo(json.dumps(asdict(found)))
     else:
         names = ("partition", "start", "until", "records", "in_files", "lag", "compared", "gone")
         rows = [

@@ -24,13 +24,12 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -40,7 +39,7 @@ from spark_klog.base.addresses import without_user
 from spark_klog.base.names import TopicPartition
 from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.jobs.following import EVERY, MAX_FAILURES, Stop, duration, follow_topics
-from spark_klog.cli.jobs.row_formats import check_row_formats, column_formats, row_format_options
+from spark_klog.cli.jobs.row_formats import RowFormatOptions
 from spark_klog.cli.jobs.running import (
     CONTEXT,
     DONE,
@@ -52,10 +51,13 @@ from spark_klog.cli.jobs.running import (
     exit_code,
     log_to_stderr,
     needed_packages,
+    option,
+    options_of,
     progress_bar,
     spark_session,
 )
 from spark_klog.cli.output import print_table, say
+from spark_klog.cli.schema_registry import ChosenRegistry, registry_options
 from spark_klog.errors import ConfigError, MissingPackage
 from spark_klog.groups.stores import open_store, tree_addresses
 from spark_klog.security.config import Settings
@@ -72,185 +74,11 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.tasks.task import SparkRunner
     from spark_klog.load.values import UTC, read_schema, schema_text
     from spark_klog.spark.options import PROTECTED
-    from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, debezium_type
+    from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, Envelope, debezium_type
     from spark_klog.tables.opening import is_table, open_table
 
 _log = logging.getLogger(__name__)
 _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
-
-
-def _asked(options: SimpleNamespace, client: dict[str, str]) -> LoadOptions:
-    """What the arguments ask for. `UsageError` if they exclude each other or can't be read; errors of the registry's
-    settings, which may stand in files, are those of `column_formats`.
-    """
-    formats = column_formats(options, options.cluster, client)
-    written = {
-        field.name: getattr(options, field.name) for field in fields(WriteSettings) if hasattr(options, field.name)
-    }
-    written |= {name: getattr(options, name) or "" for name in ("sort_by", "upsert_key", "event_time")}
-    written["compression"] = options.compression or CODECS[options.format][0]
-    written["dictionary"] = tuple(name for name in options.dictionary.split(",") if name)
-    try:
-        if options.value_format == "json":
-            kind = read_schema(options.value_schema)
-            written["schema"] = schema_text(debezium_type(kind) if options.envelope == "debezium" else kind)
-        if options.table:
-            open_table(options.table)
-        return LoadOptions(
-            client,
-            options.topics,
-            options.table or options.output,
-            WriteSettings(**written),
-            Limits(options.max_records, options.max_bytes),
-            options.max_time,
-            options.max_file_records,
-            options.max_bad,
-            options.fail_on_data_loss == "true",
-            _start(options),
-            _until(options.until, options.time_zone),
-            formats,
-            options.schema_evolution,
-        )
-    except MissingPackage:
-        raise
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from None
-
-
-def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
-    stop = Stop()
-    make_session = partial(spark_session, _APPLICATION)
-    runner = SparkRunner(stop.surviving(make_session) if options.follow else make_session)
-    asked = _asked(options, client)
-    publish = partial(_set_group, options, client) if options.group else None
-    run = partial(load, asked, runner, partial(progress_bar, options.as_json), publish)
-
-    def once() -> Loaded:
-        return _with_lineage(asked, run, runner) if options.lineage else run()
-
-    try:
-        if options.follow:
-            every, most = options.every or EVERY, options.max_failures or MAX_FAILURES
-            return follow_topics(once, runner, stop, every, most, options.metrics, asked.output, options.as_json)
-        loaded = once()
-    finally:
-        runner.stop()
-    if options.as_json:
-        click.echo(json.dumps(loaded_json(loaded, asked.output)))
-    else:
-        click.echo("loaded")
-        print_table(COLUMNS, table_rows(loaded.partitions), right=set(COLUMNS) - {"topic", "gaps"})
-    for item in loaded.failed:
-        complain(_JOB, f"{item.topic}-{item.partition} is loaded until {item.until} only: {item.error}")
-    if loaded.failed:
-        return FAILED
-    if not loaded.runs:
-        return NOTHING_NEW
-    return DONE_WITH_BAD if loaded.bad else DONE
-
-
-def _set_group(options: SimpleNamespace, client: dict[str, str], offsets: Mapping[TopicPartition, int]) -> None:
-    trees = tree_addresses(options.zookeeper, options.offsets_path)
-    address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
-    with open_store(address, options.group, client, writing=True) as store:
-        store.commit(offsets)
-
-
-def _with_lineage(asked: LoadOptions, run: Callable[[], Loaded], runner: SparkRunner) -> Loaded:
-    """Do the load; the session is begun before, as its settings say where the events go and who the parent is."""
-    from spark_klog.load.lineage import with_lineage
-    from spark_klog.spark.lineage import lineage_settings
-
-    return with_lineage(asked, run, lineage_settings(runner.spark))
-
-
-def _start(options: SimpleNamespace) -> Place | None:
-    if options.from_run is not None:
-        return parse_run("--from-run", options.from_run)
-    if options.from_time is not None:
-        return parse_time("--from-time", options.from_time, ZoneInfo(options.time_zone))
-    return None if options.from_offsets is None else read_offsets("--from-offsets", options.from_offsets)
-
-
-def _until(text: str | None, zone: str) -> Place | None:
-    if text is None:
-        return None
-    if Path(text).is_file():
-        return read_offsets("--until", Path(text))
-    if not _LIKE_A_TIME.match(text):
-        raise ConfigError(
-            f"--until {text} is neither a file nor a time: give a file of offsets, an ISO time "
-            "(2026-11-21T10:00:00Z) or a time before now (-1h)"
-        )
-    return parse_time("--until", text, ZoneInfo(zone))
-
-
-def _load_table(options: SimpleNamespace, client: dict[str, str]) -> int:
-    """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
-    from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
-
-    spark = spark_session(_APPLICATION)
-    reader = (
-        spark.readStream.format("klog")
-        .options(**{f"kafka.{name}": value for name, value in client.items()})
-        .option("subscribe", ",".join(options.topics))
-        .option("startingOffsets", "earliest")
-        .option("failOnDataLoss", options.fail_on_data_loss)
-        .option("includeHeaders", "true")
-    )
-    if options.max_records and HAS_ADMISSION_CONTROL:  # otherwise Spark ends after one micro-batch
-        reader = reader.option("maxOffsetsPerTrigger", options.max_records)
-    if options.group:
-        reader = reader.option("kafka.group.id", options.group).option("commitOffsets", "true")
-    if options.zookeeper:
-        reader = reader.option("kafka.zookeeper.connect", options.zookeeper)
-    if options.offsets_path:
-        reader = reader.option("offsetsPath", options.offsets_path)
-    lineage = _listen(spark) if options.lineage else None
-    try:
-        writer = (
-            reader.load()
-            .writeStream.format(options.format)
-            .outputMode("append")
-            .option("checkpointLocation", options.checkpoint)
-            .option("path", options.output)
-            .trigger(availableNow=True)
-        )
-        if options.lineage:
-            writer = _named(writer, options.output)
-        query = writer.start()
-        while not query.awaitTermination(1):
-            pass  # Python handles signals between two calls
-        records = sum(item["numInputRows"] for item in query.recentProgress)
-    finally:
-        if lineage is not None:
-            lineage.close()
-        spark.stop()
-    output = without_user(options.output)
-    say(options.as_json, {"records": records, "output": output}, f"loaded {records:,} records into {output}")
-    return DONE if records else NOTHING_NEW
-
-
-def _listen(spark: Any) -> Any:
-    from spark_klog.spark.lineage import LineageListener
-
-    lineage = LineageListener(spark)
-    spark.streams.addListener(lineage)
-    return lineage
-
-
-def _named(writer: Any, output: str) -> Any:
-    """The writer with a name by which the query's job is that of a load of files into the same output."""
-    from spark_klog.lineage.datasets import folder_use
-
-    return writer.queryName(folder_use(output).name.strip("/") or "_")
-
-
-def _reading(settings: dict[str, str]) -> dict[str, str]:
-    """The settings without those of a program that shares their file, which Spark's sources refuse."""
-    if unused := sorted(settings.keys() & PROTECTED.keys()):
-        _log.warning("settings without effect on a load: %s", ", ".join(unused))
-    return Settings({name: value for name, value in settings.items() if name not in PROTECTED})
 
 
 def _bad(text: str) -> MaxBad:
@@ -287,68 +115,8 @@ def _topics(text: str) -> list[str]:
     return topics
 
 
-def _check(options: SimpleNamespace) -> None:
-    """Refuse options that exclude or need each other."""
-    for names in (("from_run", "from_time", "from_offsets"), ("zookeeper", "offsets_path")):
-        given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
-        if len(given) > 1:
-            raise click.UsageError(f"give only one of {' and '.join(given)}")
-    if (options.zookeeper or options.offsets_path) and not options.group:
-        raise click.UsageError("--zookeeper and --offsets-path need --group")
-    _check_follow(options)
-    check_row_formats(options)
-    if bool(options.output) == bool(options.table):
-        raise click.UsageError("give either --output or --table")
-    if options.output and is_table(options.output):
-        raise click.UsageError(f"--output {without_user(options.output)} is a table: write it as --table")
-    if options.table:
-        if not is_table(options.table):
-            raise click.UsageError(
-                f"--table {without_user(options.table)}: write delta:URI or iceberg:CATALOG.NAMESPACE.TABLE"
-            )
-        if options.format != "parquet":
-            raise click.UsageError("--table has files of --format parquet")
-    if options.envelope != "none" and options.upsert_key is None:
-        options.upsert_key = RECORD_KEY
-    if options.upsert_key and (given := [name for name in _OF_FILES if name in options.given]):
-        raise click.UsageError(f"{given[0]} is for the files of records: with an upsert key the table writes its own")
-    if options.format in CODECS:
-        if options.checkpoint:
-            raise click.UsageError(
-                "--checkpoint is for a --format that Spark writes: the runs of the others are in OUTPUT/_klog"
-            )
-    elif not options.checkpoint:
-        raise click.UsageError(
-            f"--format {options.format} needs --checkpoint if Spark is to write it; the job itself writes "
-            f"{', '.join(sorted(CODECS))}"
-        )
-    elif given := [name for name in options.given if name not in _OF_SPARK]:
-        advice = ""
-        if options.value_format != "bytes" or options.key_format != "bytes":
-            advice = (
-                ". A stream of format klog into Spark's sink takes the options valueFormat and keyFormat: "
-                "docs/recipes/tables-streaming.md"
-            )
-        raise click.UsageError(
-            f"Spark writes --format {options.format}, and these options are for parquet, arrow, json and --table: "
-            f"{', '.join(given)}{advice}"
-        )
-
-
-def _check_follow(options: SimpleNamespace) -> None:
-    if not options.follow:
-        if given := [name for name in ("every", "max_failures", "metrics") if getattr(options, name) is not None]:
-            raise click.UsageError(f"--{given[0].replace('_', '-')} is for --follow")
-    elif options.from_run or options.from_time or options.from_offsets or options.until:
-        raise click.UsageError(
-            "--from-run, --from-time, --from-offsets, --until exclude --follow: load once from there, then follow"
-        )
-    elif options.format not in CODECS:
-        raise click.UsageError(
-            f"--follow is for {', '.join(sorted(CODECS))}: a query of Spark has a trigger of its own"
-        )
-
-
+_DEFAULTS = WriteSettings()
+_AT_LEAST_1 = click.IntRange(1)
 #: Options of the job that a load by Spark's own sink takes, beside those of the cluster.
 _OF_SPARK = {
     "--topics",
@@ -375,93 +143,335 @@ _OF_FILES = (
 )
 
 
-def _given(names: Container[str]) -> list[str]:
-    """The options of the job's parameters that are among its arguments, in the order of the help."""
+@dataclass(frozen=True)
+class JobOptions:
+    """The arguments of the job. `given` are the names of the options that its user has given, in the order of the help.
+
+    `check` has the rules that options are given or left out by; those about their values are `LoadOptions`' own.
+    """
+
+    cluster: ChosenCluster
+    as_json: bool
+    row_formats: RowFormatOptions
+    given: list[str]
+    topics: list[str] = option(required=True, type=_topics, metavar="TOPIC[,...]", help="Topics to load.")
+    output: str | None = option(help="Folder or URI of this load: its files, and its runs in _klog.")
+    table: str | None = option(
+        metavar="ADDRESS",
+        help="Load into a table instead: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE. Its runs are in its _klog.",
+    )
+    table_columns: str = option(
+        type=click.Choice(TABLE_COLUMNS),
+        default=_DEFAULTS.table_columns,
+        help="values: a column for each field of the values. Default: records.",
+    )
+    format: str = option(
+        default="parquet", help="parquet, arrow, json; others, with --checkpoint, are written by Spark."
+    )
+    checkpoint: str | None = option(help="Folder or URI of the progress of a --format that Spark writes.")
+    from_run: str | None = option(metavar="RUN", help="Load again what this run and later ones have loaded.")
+    from_time: str | None = option(metavar="TIME", help="Load from this time on: 2026-11-21T10:00:00Z, -1h.")
+    from_offsets: Path | None = option(
+        type=click.Path(path_type=Path), metavar="FILE", help="Load from offsets of `klog load offsets`."
+    )
+    until: str | None = option(metavar="TIME|FILE", help="Load until this time, or offsets as of --from-offsets.")
+    group: str | None = option(
+        type=_name, metavar="NAME", help="Publish the progress as offsets of this group, by default at Kafka."
+    )
+    zookeeper: str | None = option(
+        type=_name, metavar="HOST:PORT[/CHROOT]", help="Publish to /consumers/GROUP/offsets there."
+    )
+    offsets_path: str | None = option(type=_name, metavar="URI", help="Publish to the same tree in plain files.")
+    max_records: int | None = option(type=_AT_LEAST_1, metavar="N", help="Load at most about N records.")
+    max_bytes: int | None = option(type=_AT_LEAST_1, metavar="N", help="Load at most about N bytes of the log.")
+    max_time: float | None = option(type=_seconds, metavar="SECONDS", help="Stop reading after this time.")
+    max_bad: MaxBad = option(type=_bad, default="0", metavar="N|P%", help="Fail if more batches and values are bad.")
+    fail_on_data_loss: str = option(type=click.Choice(["true", "false"]), default="true", help="Default: true.")
+    layout: str = option(
+        "--partition-by", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time."
+    )
+    event_time: str | None = option(type=_name, metavar="FIELD", help="Of values: the time for --partition-by.")
+    time_zone: str = option(default=UTC, metavar="ZONE", help="For --partition-by and times without a zone.")
+    sort_by: str | None = option(type=click.Choice(SORTED), default=None, help="Sort each row group of Parquet files.")
+    upsert_key: str | None = option(
+        type=_name,
+        metavar="FIELDS",
+        help="Of a --table: records are changes of rows with this key, fields of the value or `key`, the record's key.",
+    )
+    envelope: Envelope = option(type=click.Choice(ENVELOPES), default="none", help="What the values with changes are.")
+    compression: str | None = option(help="zstd (default), snappy, lz4, gzip, none.")
+    compression_level: int | None = option(type=int, help="Of the codec.")
+    dictionary: str = option(default=",".join(_DEFAULTS.dictionary), help="Parquet columns with a dictionary.")
+    row_group_rows: int = option(type=_AT_LEAST_1, default=_DEFAULTS.row_group_rows, metavar="N", help="The largest.")
+    row_group_bytes: int = option(type=_AT_LEAST_1, default=_DEFAULTS.row_group_bytes, metavar="N", help="The largest.")
+    file_bytes: int = option(type=_AT_LEAST_1, default=_DEFAULTS.file_bytes, metavar="N", help="Size to end files at.")
+    max_file_records: int | None = option(
+        type=_AT_LEAST_1, metavar="N", help="Offsets of a file and of a task's range."
+    )
+    lineage: bool = option(is_flag=True, help="Send OpenLineage events, as OPENLINEAGE_URL and others say.")
+    follow: bool = option(is_flag=True, help="Run again and again in one Spark application, until SIGTERM.")
+    every: float | None = option(type=duration, metavar="DURATION", help="With --follow: from run to run; default 30s.")
+    max_failures: int | None = option(
+        type=_AT_LEAST_1, metavar="N", help="With --follow: failed runs in a row; default 10."
+    )
+    metrics: str | None = option(metavar="HOST:PORT", help="With --follow: serve metrics for Prometheus at /metrics.")
+
+    def check(self) -> None:
+        """Refuse options that exclude or need each other."""
+        for names in (("from_run", "from_time", "from_offsets"), ("zookeeper", "offsets_path")):
+            given = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
+            if len(given) > 1:
+                raise click.UsageError(f"give only one of {' and '.join(given)}")
+        if (self.zookeeper or self.offsets_path) and not self.group:
+            raise click.UsageError("--zookeeper and --offsets-path need --group")
+        self._check_follow()
+        self.row_formats.check()
+        if bool(self.output) == bool(self.table):
+            raise click.UsageError("give either --output or --table")
+        if self.output and is_table(self.output):
+            raise click.UsageError(f"--output {without_user(self.output)} is a table: write it as --table")
+        if self.key and (given := [name for name in _OF_FILES if name in self.given]):
+            raise click.UsageError(
+                f"{given[0]} is for the files of records: with an upsert key the table writes its own"
+            )
+        if self.is_of_spark:
+            self._check_spark()
+        elif self.checkpoint:
+            raise click.UsageError(
+                "--checkpoint is for a --format that Spark writes: the runs of the others are in OUTPUT/_klog"
+            )
+
+    def _check_follow(self) -> None:
+        if not self.follow:
+            if given := [name for name in ("--every", "--max-failures", "--metrics") if name in self.given]:
+                raise click.UsageError(f"{given[0]} is for --follow")
+        elif self.from_run or self.from_time or self.from_offsets or self.until:
+            raise click.UsageError(
+                "--from-run, --from-time, --from-offsets, --until exclude --follow: load once from there, then follow"
+            )
+        elif self.is_of_spark:
+            raise click.UsageError(
+                f"--follow is for {', '.join(sorted(CODECS))}: a query of Spark has a trigger of its own"
+            )
+
+    def _check_spark(self) -> None:
+        if not self.checkpoint:
+            raise click.UsageError(
+                f"--format {self.format} needs --checkpoint if Spark is to write it; the job itself writes "
+                f"{', '.join(sorted(CODECS))}"
+            )
+        if given := [name for name in self.given if name not in _OF_SPARK]:
+            advice = ""
+            if self.row_formats.value_format != "bytes" or self.row_formats.key_format != "bytes":
+                advice = (
+                    ". A stream of format klog into Spark's sink takes the options valueFormat and keyFormat: "
+                    "docs/recipes/tables-streaming.md"
+                )
+            raise click.UsageError(
+                f"Spark writes --format {self.format}, and these options are for parquet, arrow, json and --table: "
+                f"{', '.join(given)}{advice}"
+            )
+
+    @property
+    def is_of_spark(self) -> bool:
+        """Whether Spark writes, and not the job."""
+        return self.format not in CODECS and not self.table
+
+    @property
+    def destination(self) -> str:
+        """The table's address, or the folder's."""
+        return self.table or self.output or ""
+
+    @property
+    def key(self) -> str:
+        """The fields of an upsert's key; "" to append."""
+        return self.upsert_key or (RECORD_KEY if self.envelope != "none" else "")
+
+    def load_options(self, client: dict[str, str]) -> LoadOptions:
+        """What to load. `UsageError` if values exclude each other or can't be read; errors of the registry's settings,
+        which may stand in files, are those of `RowFormatOptions.formats`."""
+        formats = self.row_formats.formats(self.cluster, client)
+        written = {each.name: getattr(self, each.name) for each in fields(WriteSettings) if hasattr(self, each.name)}
+        written |= {"sort_by": self.sort_by or "", "upsert_key": self.key, "event_time": self.event_time or ""}
+        written["dictionary"] = tuple(name for name in self.dictionary.split(",") if name)
+        try:
+            if self.row_formats.value_format == "json":
+                kind = read_schema(str(self.row_formats.value_schema))
+                written["schema"] = schema_text(debezium_type(kind) if self.envelope == "debezium" else kind)
+            if self.table:
+                open_table(self.table)
+            written["compression"] = self.compression or CODECS.get(self.format, ("",))[0]
+            return LoadOptions(
+                client,
+                self.topics,
+                self.destination,
+                WriteSettings(**written),
+                Limits(self.max_records, self.max_bytes),
+                self.max_time,
+                self.max_file_records,
+                self.max_bad,
+                self.fail_on_data_loss == "true",
+                self._start(),
+                _until(self.until, self.time_zone),
+                formats,
+                self.row_formats.schema_evolution,
+            )
+        except MissingPackage:
+            raise
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from None
+
+    def _start(self) -> Place | None:
+        if self.from_run is not None:
+            return parse_run("--from-run", self.from_run)
+        if self.from_time is not None:
+            return parse_time("--from-time", self.from_time, ZoneInfo(self.time_zone))
+        return None if self.from_offsets is None else read_offsets("--from-offsets", self.from_offsets)
+
+
+def _until(text: str | None, zone: str) -> Place | None:
+    if text is None:
+        return None
+    if Path(text).is_file():
+        return read_offsets("--until", Path(text))
+    if not _LIKE_A_TIME.match(text):
+        raise ConfigError(
+            f"--until {text} is neither a file nor a time: give a file of offsets, an ISO time "
+            "(2026-11-21T10:00:00Z) or a time before now (-1h)"
+        )
+    return parse_time("--until", text, ZoneInfo(zone))
+
+
+def _load_files(options: JobOptions, client: dict[str, str]) -> int:
+    stop = Stop()
+    make_session = partial(spark_session, _APPLICATION)
+    runner = SparkRunner(stop.surviving(make_session) if options.follow else make_session)
+    asked = options.load_options(client)
+    publish = partial(_set_group, options, client) if options.group else None
+    run = partial(load, asked, runner, partial(progress_bar, options.as_json), publish)
+
+    def once() -> Loaded:
+        return _with_lineage(asked, run, runner) if options.lineage else run()
+
+    try:
+        if options.follow:
+            every, most = options.every or EVERY, options.max_failures or MAX_FAILURES
+            return follow_topics(once, runner, stop, every, most, options.metrics, asked.output, options.as_json)
+        loaded = once()
+    finally:
+        runner.stop()
+    if options.as_json:
+        click.echo(json.dumps(loaded_json(loaded, asked.output)))
+    else:
+        click.echo("loaded")
+        print_table(COLUMNS, table_rows(loaded.partitions), right=set(COLUMNS) - {"topic", "gaps"})
+    for item in loaded.failed:
+        complain(_JOB, f"{item.topic}-{item.partition} is loaded until {item.until} only: {item.error}")
+    if loaded.failed:
+        return FAILED
+    if not loaded.runs:
+        return NOTHING_NEW
+    return DONE_WITH_BAD if loaded.bad else DONE
+
+
+def _set_group(options: JobOptions, client: dict[str, str], offsets: Mapping[TopicPartition, int]) -> None:
+    assert options.group is not None
+    trees = tree_addresses(options.zookeeper, options.offsets_path)
+    address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
+    with open_store(address, options.group, client, writing=True) as store:
+        store.commit(offsets)
+
+
+def _with_lineage(asked: LoadOptions, run: Callable[[], Loaded], runner: SparkRunner) -> Loaded:
+    """Do the load; the session is begun before, as its settings say where the events go and who the parent is."""
+    from spark_klog.load.lineage import with_lineage
+    from spark_klog.spark.lineage import lineage_settings
+
+    return with_lineage(asked, run, lineage_settings(runner.spark))
+
+
+def _load_table(options: JobOptions, client: dict[str, str]) -> int:
+    """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
+    from spark_klog.lineage.datasets import folder_use
+    from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
+
+    spark = spark_session(_APPLICATION)
+    reader = (
+        spark.readStream.format("klog")
+        .options(**{f"kafka.{name}": value for name, value in client.items()})
+        .option("subscribe", ",".join(options.topics))
+        .option("startingOffsets", "earliest")
+        .option("failOnDataLoss", options.fail_on_data_loss)
+        .option("includeHeaders", "true")
+    )
+    if options.max_records and HAS_ADMISSION_CONTROL:  # otherwise Spark ends after one micro-batch
+        reader = reader.option("maxOffsetsPerTrigger", options.max_records)
+    if options.group:
+        reader = reader.option("kafka.group.id", options.group).option("commitOffsets", "true")
+    if options.zookeeper:
+        reader = reader.option("kafka.zookeeper.connect", options.zookeeper)
+    if options.offsets_path:
+        reader = reader.option("offsetsPath", options.offsets_path)
+    lineage = None
+    if options.lineage:
+        from spark_klog.spark.lineage import LineageListener
+
+        lineage = LineageListener(spark)
+        spark.streams.addListener(lineage)
+    try:
+        writer = (
+            reader.load()
+            .writeStream.format(options.format)
+            .outputMode("append")
+            .option("checkpointLocation", options.checkpoint)
+            .option("path", options.destination)
+            .trigger(availableNow=True)
+        )
+        if options.lineage:  # the query's job is that of a load of files into the same output
+            writer = writer.queryName(folder_use(options.destination).name.strip("/") or "_")
+        query = writer.start()
+        while not query.awaitTermination(1):
+            pass  # Python handles signals between two calls
+        records = sum(item["numInputRows"] for item in query.recentProgress)
+    finally:
+        if lineage is not None:
+            lineage.close()
+        spark.stop()
+    output = without_user(options.destination)
+    say(options.as_json, {"records": records, "output": output}, f"loaded {records:,} records into {output}")
+    return DONE if records else NOTHING_NEW
+
+
+def _reading(settings: dict[str, str]) -> dict[str, str]:
+    """The settings without those of a program that shares their file, which Spark's sources refuse."""
+    if unused := sorted(settings.keys() & PROTECTED.keys()):
+        _log.warning("settings without effect on a load: %s", ", ".join(unused))
+    return Settings({name: value for name, value in settings.items() if name not in PROTECTED})
+
+
+def _given() -> list[str]:
+    """The options of `JobOptions` that are among the arguments, in the order of the help."""
     context = click.get_current_context()
-    given = [one for one in context.command.params if one.name in names]
+    names = {each.name for kind in (JobOptions, RowFormatOptions) for each in fields(kind)}
     return [
-        one.opts[0]
-        for one in given
-        if context.get_parameter_source(str(one.name)) is click.core.ParameterSource.COMMANDLINE
+        each.opts[0]
+        for each in context.command.params
+        if each.name in names and context.get_parameter_source(str(each.name)) is click.core.ParameterSource.COMMANDLINE
     ]
 
 
-_DEFAULTS = WriteSettings()
-_AT_LEAST_1 = click.IntRange(1)
-
-
 @click.command(context_settings=CONTEXT)
-@click.option("--topics", required=True, type=_topics, metavar="TOPIC[,...]", help="Topics to load.")
-@click.option("--output", help="Folder or URI of this load: its files, and its runs in _klog.")
-@click.option(
-    "--table",
-    metavar="ADDRESS",
-    help="Load into a table instead: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE. Its runs are in its _klog.",
-)
-@click.option(
-    "--table-columns",
-    type=click.Choice(TABLE_COLUMNS),
-    default=_DEFAULTS.table_columns,
-    help="values: a column for each field of the values. Default: records.",
-)
-@click.option(
-    "--format", default="parquet", help="parquet, arrow, json; others, with --checkpoint, are written by Spark."
-)
-@click.option("--checkpoint", help="Folder or URI of the progress of a --format that Spark writes.")
-@click.option("--from-run", metavar="RUN", help="Load again what this run and later ones have loaded.")
-@click.option("--from-time", metavar="TIME", help="Load from this time on: 2026-11-21T10:00:00Z, -1h.")
-@click.option(
-    "--from-offsets",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Load from offsets of `klog load offsets`.",
-)
-@click.option("--until", metavar="TIME|FILE", help="Load until this time, or offsets as of --from-offsets.")
-@click.option(
-    "--group", type=_name, metavar="NAME", help="Publish the progress as offsets of this group, by default at Kafka."
-)
-@click.option(
-    "--zookeeper", type=_name, metavar="HOST:PORT[/CHROOT]", help="Publish to /consumers/GROUP/offsets there."
-)
-@click.option("--offsets-path", type=_name, metavar="URI", help="Publish to the same tree in plain files.")
-@click.option("--max-records", type=_AT_LEAST_1, metavar="N", help="Load at most about N records.")
-@click.option("--max-bytes", type=_AT_LEAST_1, metavar="N", help="Load at most about N bytes of the log.")
-@click.option("--max-time", type=_seconds, metavar="SECONDS", help="Stop reading after this time.")
-@click.option("--max-bad", type=_bad, default="0", metavar="N|P%", help="Fail if more batches and values are bad.")
-@click.option("--fail-on-data-loss", type=click.Choice(["true", "false"]), default="true", help="Default: true.")
-@click.option("--partition-by", "layout", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time.")
-@click.option("--event-time", type=_name, metavar="FIELD", help="Of values: the time for --partition-by.")
-@click.option("--time-zone", default=UTC, metavar="ZONE", help="For --partition-by and times without a zone.")
-@click.option("--sort-by", type=click.Choice(SORTED), default=None, help="Sort each row group of Parquet files.")
-@row_format_options
-@click.option(
-    "--upsert-key",
-    type=_name,
-    metavar="FIELDS",
-    help="Of a --table: records are changes of rows with this key, fields of the value or `key`, the record's key.",
-)
-@click.option("--envelope", type=click.Choice(ENVELOPES), default="none", help="What the values with changes are.")
-@click.option("--compression", help="zstd (default), snappy, lz4, gzip, none.")
-@click.option("--compression-level", type=int, help="Of the codec.")
-@click.option("--dictionary", default=",".join(_DEFAULTS.dictionary), help="Parquet columns with a dictionary.")
-@click.option("--row-group-rows", type=_AT_LEAST_1, default=_DEFAULTS.row_group_rows, metavar="N", help="The largest.")
-@click.option(
-    "--row-group-bytes", type=_AT_LEAST_1, default=_DEFAULTS.row_group_bytes, metavar="N", help="The largest."
-)
-@click.option("--file-bytes", type=_AT_LEAST_1, default=_DEFAULTS.file_bytes, metavar="N", help="Size to end files at.")
-@click.option("--max-file-records", type=_AT_LEAST_1, metavar="N", help="Offsets of a file and of a task's range.")
-@click.option("--lineage", is_flag=True, help="Send OpenLineage events, as OPENLINEAGE_URL and others say.")
-@click.option("--follow", is_flag=True, help="Run again and again in one Spark application, until SIGTERM.")
-@click.option("--every", type=duration, metavar="DURATION", help="With --follow: from run to run; default 30s.")
-@click.option("--max-failures", type=_AT_LEAST_1, metavar="N", help="With --follow: failed runs in a row; default 10.")
-@click.option("--metrics", metavar="HOST:PORT", help="With --follow: serve metrics for Prometheus at /metrics.")
+@options_of(JobOptions)
+@options_of(RowFormatOptions)
+@registry_options
 @cluster_options
-def main(cluster: ChosenCluster, **values: Any) -> None:
+def main(cluster: ChosenCluster, as_json: bool, registry: ChosenRegistry, **values: Any) -> None:
     """Load topics into files, each record once."""
-    options = SimpleNamespace(**values, cluster=cluster, given=_given(values))
-    _check(options)
+    of_rows = {each.name: values.pop(each.name) for each in fields(RowFormatOptions) if each.metadata}
+    options = JobOptions(cluster, as_json, RowFormatOptions(registry, **of_rows), _given(), **values)
+    options.check()
     log_to_stderr(_JOB)
-    work = _load_files if options.format in CODECS else _load_table
+    work = _load_table if options.is_of_spark else _load_files
     sys.exit(exit_code(_JOB, lambda: work(options, _reading(cluster.settings()))))
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import field, fields
 from functools import wraps
 from typing import Any
 
@@ -49,6 +50,25 @@ def spark_session(name: str) -> Any:
             # Spark would take the python3 of the PATH: not this one, if no environment is activated
             context.pythonExec = context.getConf().get("spark.pyspark.python", sys.executable)
     return spark
+
+
+def option(*names: str, **attributes: Any) -> Any:
+    """A field of a dataclass of options: an option of a job. Without `names` it is called as the field; the other
+    arguments are click's."""
+    return field(metadata={"names": names, "attributes": attributes})
+
+
+def options_of(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options that are fields of a dataclass."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for each in reversed(fields(kind)):
+            if each.metadata:
+                names = each.metadata["names"] or [f"--{each.name.replace('_', '-')}"]
+                function = click.option(*names, each.name, **each.metadata["attributes"])(function)
+        return function
+
+    return decorate
 
 
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,7 +34,7 @@ from spark_klog.load.journal.model import (
     run_name,
 )
 from spark_klog.load.journal.store import Store
-from spark_klog.load.journal.summary import COMPACTION, LOAD, Finding, KnownRange, Summary
+from spark_klog.load.journal.summary import COMPACTION, LOAD, Finding, Summary
 
 _log = logging.getLogger(__name__)
 #: Runs from one checkpoint to the next: so many manifests are read at most beside it.
@@ -145,7 +145,7 @@ def _state(summary: Summary) -> dict[str, Any]:
     """Rows instead of objects: a year has tens of thousands."""
     numbers = {path: number for number, path in enumerate(summary.files)}
     ranges = [
-        [*key, [[*_range_row(item.result), [numbers[path] for path in item.paths]] for item in of_key.values()]]
+        [*key, [[*_range_row(each), [numbers[file.path] for file in each.files]] for each in of_key.values()]]
         for key, of_key in summary.ranges.items()
     ]
     return {
@@ -184,7 +184,8 @@ def _summary(state: dict[str, Any], with_ranges: bool) -> Summary:
     for topic, partition, incarnation, rows in state["ranges"] if with_ranges else ():
         known = summary.ranges[topic, partition, incarnation] = {}
         for *row, numbers in rows:
-            result = RangeResult(topic, partition, files=[], **dict(zip(_RANGE, row, strict=True)))
-            known[result.start, result.until] = KnownRange(result, tuple(files[one][0].path for one in numbers))
+            of_range = [files[number][0] for number in numbers]
+            result = RangeResult(topic, partition, files=of_range, **dict(zip(_RANGE, row, strict=True)))
+            known[result.start, result.until] = result
     summary.unranged = {tuple(key): tuple(place) for *key, place in ((*row[:3], row[3:]) for row in state["unranged"])}
     return summary

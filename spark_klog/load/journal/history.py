@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from spark_klog.errors import LoadError
@@ -48,9 +48,6 @@ class Identity:
     #: The first run that the journal has; the manifests of those before it were lost.
     first: int = 1
     version: int = VERSION
-
-    #: Versions that are read: 2 has been compacted in an object store.
-    VERSIONS = (VERSION, 2)
 
     def table_at(self, output: str) -> Table | None:
         """The load's table; None if it has none. `output` is what the load was opened by."""
@@ -131,13 +128,6 @@ def is_compaction(store: Store, manifest: Manifest) -> bool:
     return plan is not None and plan.asked == COMPACTED
 
 
-def raise_version(store: Store) -> None:
-    """Have earlier versions of the program refuse the load from now on."""
-    identity = read_identity(store)
-    if identity is not None and identity.version < max(Identity.VERSIONS):
-        store.write(LOAD, to_json(replace(identity, version=max(Identity.VERSIONS))))
-
-
 def is_pointed_to(store: Store, run: int) -> bool:
     """Whether `latest.json` names the run: it is the last step of showing it."""
     return (read_json(store, LATEST) or {}).get("run") == run_name(run)
@@ -198,7 +188,4 @@ def new_identity(
 
 def claim_output(store: Store, identity: Identity) -> Identity:
     """Make a new output this load's; returns the load that has it, which is another one if its run was quicker."""
-    values = vars(identity)
-    if not identity.table:  # earlier versions of the program read a load of files, and know no tables
-        values = {name: value for name, value in values.items() if name not in ("table", "first")}
-    return identity if store.create(LOAD, to_json(values)) else read_identity(store) or identity
+    return identity if store.create(LOAD, to_json(identity)) else read_identity(store) or identity

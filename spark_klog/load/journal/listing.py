@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import open_load
-from spark_klog.load.journal.model import STAGED, FileEntry, place_of, staged_path
+from spark_klog.load.journal.model import FileEntry, place_of, staged_path
+from spark_klog.load.journal.store import Store
 from spark_klog.load.journal.summary import Summary
 from spark_klog.tables.table import Table
 
@@ -35,18 +36,25 @@ def files(output: str, topic: str | None = None) -> list[CommittedFile]:
     if table is not None:
         found = [one for one in table_files(table, summary) if topic in (None, one.topic) or not one.topic]
         return [replace(one, path=store.uri(one.path)) if is_below(one.path) else one for one in found]
-    entries = [each for each in summary.files.values() if topic in (None, each[0].topic)]
+    listed = [file for file in committed(summary) if topic in (None, file.topic)]
+    return [replace(file, path=store.uri(stored_path(store, summary, file))) for file in sorted(listed, key=_order)]
 
-    def place(item: FileEntry, run: int) -> str:
-        # The last run may have been killed between its commit and its last rename.
-        is_staged = run == summary.run and not store.shows_whole_files_only
-        if is_staged and store.size(staged_path(run, item.path)) is not None:
-            return store.uri(staged_path(run, item.path))
-        return store.uri(item.path)
 
-    made = [CommittedFile(**{**vars(item), "path": place(item, run)}, run=run) for item, run in entries]
-    incarnations = {item.path: (place_of(item.path.removesuffix(STAGED)) or (0, 0, 0))[2] for item in made}
-    return sorted(made, key=lambda item: (item.topic, item.partition, incarnations[item.path], item.first))
+def committed(summary: Summary) -> list[CommittedFile]:
+    """The files of a load in a folder, by their final paths."""
+    return [CommittedFile(**vars(entry), run=run) for entry, run in summary.files.values()]
+
+
+def stored_path(store: Store, summary: Summary, file: CommittedFile) -> str:
+    """Where a file of a load is: the last run may have been killed between its commit and its last rename."""
+    path = staged_path(file.run, file.path)
+    is_staged = file.run == summary.run and not store.shows_whole_files_only
+    return path if is_staged and store.size(path) is not None else file.path
+
+
+def _order(file: CommittedFile) -> tuple[str, int, int, int]:
+    incarnation = (place_of(file.path) or (0, 0, 0))[2]
+    return file.topic, file.partition, incarnation, file.first
 
 
 def is_below(path: str) -> bool:
@@ -64,5 +72,4 @@ def table_files(table: Table, summary: Summary) -> list[CommittedFile]:
         else:
             place, extent = next(iter(one.offsets.items())) if len(one.offsets) == 1 else (("", -1), (0, 0))
             made.append(CommittedFile(one.path, *place, *extent, one.records, one.size, 0, 0, 0))
-    again = {item.path: (place_of(item.path) or (0, 0, 0))[2] for item in made}
-    return sorted(made, key=lambda item: (item.topic, item.partition, again[item.path], item.first))
+    return sorted(made, key=_order)

@@ -35,9 +35,8 @@ _Of = TypeVar("_Of", "FileEntry", "Range", "RangeResult")
 _HIDDEN = re.compile(r"^[_.]")
 _OF_VALUES = "values+"
 _TOKEN_LETTERS = string.digits + string.ascii_lowercase
-#: Names of earlier versions have no token.
 _TOKEN = r"-([0-9a-z]{7})"
-_FILE = re.compile(rf".*\+(\d+)\+(\d{{20}})\+\d{{20}}(?:\+(\d+))?(?:{_TOKEN})?\.[a-z.]+")
+_FILE = re.compile(rf".*\+(\d+)\+(\d{{20}})\+\d{{20}}(?:\+(\d+))?{_TOKEN}\.[a-z.]+")
 _OF_ATTEMPT = re.compile(rf".*\+\d{{20}}(?:\+\d+)?{_TOKEN}\.[a-z.]+")
 _ATTEMPT = re.compile(rf"(\d{{{_DIGITS},}}){_TOKEN}")
 #: Milliseconds since the epoch, or before it. No other number in the files of a load is negative.
@@ -104,7 +103,7 @@ def new_token() -> str:
 
 
 def token_of(path: str) -> str | None:
-    """The token of the attempt that has written a file; None for files of earlier versions and of others."""
+    """The token of the attempt that has written a file; None for files of others."""
     found = _OF_ATTEMPT.fullmatch(path.rpartition("/")[2])
     return None if found is None else found[1]
 
@@ -357,9 +356,8 @@ def from_json(kind: type[_T], value: Any, where: str) -> _T:
 def _build(kind: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         raise TypeError(f"no JSON object for {kind.__name__}")
-    known = getattr(kind, "VERSIONS", (VERSION,))
-    if value.get("version", VERSION) not in known:
-        raise ValueError(f"version {value['version']}, this is version {max(known)}")
+    if value.get("version", VERSION) != VERSION:
+        raise ValueError(f"version {value['version']}, this is version {VERSION}")
     required, readers = _fields(kind)
     if unknown := value.keys() - readers.keys():
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from spark_klog.base.names import TopicPartition
-from spark_klog.load.journal.model import FileEntry, Manifest, PartitionAudit, RangeResult, run_name
+from spark_klog.load.journal.model import FileEntry, Manifest, PartitionAudit, RangeResult, by_partition, run_name
 
 #: A topic, a partition, and how often the topic has been created again.
 Incarnation = tuple[str, int, int]
@@ -26,14 +26,6 @@ class Finding:
     topic: str
     partition: int
     what: str
-
-
-@dataclass(frozen=True)
-class KnownRange:
-    """A range that the load has, without its files, of which it has the paths."""
-
-    result: RangeResult
-    paths: tuple[str, ...]
 
 
 @dataclass
@@ -56,7 +48,7 @@ class Summary:
     taken: dict[TopicPartition, Extents] = field(default_factory=dict)
     files: dict[str, tuple[FileEntry, int]] = field(default_factory=dict)
     letters: dict[str, tuple[int, int]] = field(default_factory=dict)
-    ranges: dict[Incarnation, dict[tuple[int, int], KnownRange]] = field(default_factory=dict)
+    ranges: dict[Incarnation, dict[tuple[int, int], RangeResult]] = field(default_factory=dict)
     unranged: dict[Incarnation, tuple[int, int]] = field(default_factory=dict)
     """The first offset from which on ranges are known, and the last run of which they are not."""
 
@@ -76,12 +68,8 @@ class Summary:
             self._add_ranges(manifest, results)
 
     def known_ranges(self, key: Incarnation) -> list[RangeResult]:
-        """The ranges of a partition that can be loaded again, in the order of offsets, with their files."""
-        return [self._with_files(item) for _, item in sorted(self.ranges.get(key, {}).items())]
-
-    def _with_files(self, item: KnownRange) -> RangeResult:
-        files = [self.files[path][0] for path in item.paths]
-        return RangeResult(**{**vars(item.result), "files": files})
+        """The ranges of a partition that can be loaded again, in the order of offsets."""
+        return [result for _, result in sorted(self.ranges.get(key, {}).items())]
 
     def holes(self) -> dict[Incarnation, Extents]:
         """The offsets [start, end) between loaded ones that no run has, without those that retention took."""
@@ -172,25 +160,22 @@ class Summary:
         for gone in manifest.replaced:
             key = gone.topic, gone.partition, progress[gone.topic, gone.partition].incarnation
             self.ranges.get(key, {}).pop((gone.start, gone.until), None)
-        files: dict[TopicPartition, list[FileEntry]] = defaultdict(list)
-        for entry in manifest.files:
-            files[entry.topic, entry.partition].append(entry)
+        files = by_partition(manifest.files)
         # In an object store two attempts may have ended at once: each has written a file of offsets, of which the last
         # one stays.
-        found: dict[TopicPartition, list[RangeResult]] = defaultdict(list)
-        for result in results:
-            found[result.topic, result.partition].append(result)
+        of_tasks = by_partition(results)
         for item in manifest.partitions:
             if item.until == item.start:
                 continue
             place = item.topic, item.partition
             key = *place, progress[place].incarnation
-            known = {}
-            for result in found[place]:
-                if item.start <= result.start < result.until <= item.until:
-                    paths = [one.path for one in files[place] if result.start <= one.first < result.until]
-                    short = RangeResult(**{**vars(result), "files": []})
-                    known[result.start, result.until] = KnownRange(short, tuple(paths))
+            known = {
+                (result.start, result.until): replace(
+                    result, files=[file for file in files[place] if result.start <= file.first < result.until]
+                )
+                for result in of_tasks[place]
+                if item.start <= result.start < result.until <= item.until
+            }
             if joined(known) == [(item.start, item.until)]:
                 self.ranges.setdefault(key, {}).update(known)
             else:  # files of tasks are gone: what this run has can't be told apart any more

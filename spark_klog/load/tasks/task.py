@@ -43,9 +43,8 @@ from spark_klog.load.journal.model import (
 from spark_klog.load.journal.store import Store, open_store, to_json
 from spark_klog.load.rows import fitted, named_type
 from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, WriteSettings
-from spark_klog.load.tasks.change_writers import ChangeRangeWriter
 from spark_klog.load.tasks.time_limit import TaskTime
-from spark_klog.load.tasks.writers import HOUR_US, RangeWriter, time_text
+from spark_klog.load.tasks.writers import HOUR_US, ChangeRangeWriter, RangeWriter, time_text
 from spark_klog.load.values import (
     FIRST_US,
     LAST_US,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from spark_klog.columns.plain_json import plain_json
-from spark_klog.load.journal.model import FileEntry, Range, file_path
+from spark_klog.load.journal.model import FileEntry, Range, changes_path, file_path
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_columns import as_columns
 from spark_klog.load.values import microseconds
+from spark_klog.tables.change_files import ChangeWriter
 from spark_klog.tables.columns import NAN_COLUMNS, nan_columns
 from spark_klog.tables.table import has_field_ids
 
@@ -145,9 +146,12 @@ class OpenFile:
             self._waiting = []
             self.rows = self.bytes = 0
 
-    def close(self) -> None:
+    def complete(self, path: str, of: Range, first: int, last: int) -> FileEntry:
+        """Close the file, which covers the offsets from `first` to `last`; returns its entry at its final path."""
         self.flush()
         self._writer.close()
+        size, times = self.path.stat().st_size, (self.min_us // 1000, self.max_us // 1000)
+        return FileEntry(path, of.topic, of.partition, first, last, self.records, size, *times)
 
 
 class RangeWriter:
@@ -248,13 +252,52 @@ class RangeWriter:
         self._first = last + 1
 
     def _complete(self, folder: str, file: OpenFile, last: int) -> None:
+        path = file_path(self._range, self._first, last, folder, self._token, self._settings.extension)
+        self._put(file.path, file.complete(path, self._range, self._first, last))
+
+
+class ChangeRangeWriter:
+    """As `RangeWriter`, for changes of rows, in files that wait for the run's commit in its folder `changes`.
+
+    A file has the last change of each key among its records. The `records` of its entry are those of the log, also the
+    ones that it has no changes of.
+    """
+
+    def __init__(
+        self,
+        item: Range,
+        key: Sequence[str],
+        scratch: Path,
+        put: Callable[[Path, FileEntry], None],
+        token: str,
+        run: int,
+    ) -> None:
+        self._range, self._put, self._token, self._run = item, put, token, run
+        self._writer = ChangeWriter(key, scratch, self._complete)
+        self._first, self._last = item.start, item.start - 1
+        self._records = 0
+        self._times: list[int] = []
+
+    def add(self, changes: pa.RecordBatch, times: NDArray[np.int64], last: int) -> None:
+        """Add the changes of records up to offset `last`, whose `times` are their timestamps in microseconds."""
+        self._records += len(times)
+        self._last = last
+        self._times += [int(times.min()) // 1000, int(times.max()) // 1000]
+        self._writer.add(changes)
+
+    def finish(self, until: int) -> None:
+        """Complete the last file; the range has been read up to `until`."""
+        self._last = until - 1
+        self._writer.finish()
+
+    def _complete(self, source: Path, _changes: int) -> None:
         item = self._range
-        file.close()
-        path = file_path(item, self._first, last, folder, self._token, self._settings.extension)
-        size = file.path.stat().st_size
-        times = file.min_us // 1000, file.max_us // 1000
-        entry = FileEntry(path, item.topic, item.partition, self._first, last, file.records, size, *times)
-        self._put(file.path, entry)
+        name = file_path(item, self._first, self._last, "", self._token, "parquet").rpartition("/")[2]
+        low, high = min(self._times), max(self._times)
+        place = item.topic, item.partition, self._first, self._last
+        size = source.stat().st_size
+        self._put(source, FileEntry(changes_path(self._run, name), *place, self._records, size, low, high))
+        self._first, self._records, self._times = self._last + 1, 0, []
 
 
 def _exact_slots(batch: pa.RecordBatch, times: NDArray[np.int64], event_time: str, slot_us: int) -> NDArray[np.int64]:
