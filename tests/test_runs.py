@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -146,26 +145,21 @@ def test_a_server_for_all_workers(tmp_path: Path) -> None:
     assert list(tmp_path.glob("logs/*")) == []  # no test failed
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.test_all("again"))])
-def test_no_server_outlives_a_run(tmp_path: Path, end: signal.Signals) -> None:
+def test_no_server_outlives_a_run(tmp_path: Path) -> None:
     run = _pytest(tmp_path, {"test_a.py": _TESTS}, "-q", "-n1", "--dist=loadfile")
     try:
         wait_until((tmp_path / "marks").exists, seconds=60)
         assert _stubs(tmp_path / "logs") != []
     finally:
-        if end == signal.SIGINT:
-            os.killpg(run.pid, end)  # as a terminal does
-        else:
-            run.send_signal(end)
+        run.kill()
         run.wait(timeout=60)
         assert run.stdout is not None
         run.stdout.close()
     wait_until(lambda: _stubs(tmp_path / "logs") == [], seconds=60)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.test_all("again")), 1])
-def test_a_failure_is_said_last_with_its_servers_log(tmp_path: Path, workers: int) -> None:
-    run = _pytest(tmp_path, {"test_a.py": _FAILS}, "-q", f"-n{workers}", "--dist=loadfile")
+def test_a_failure_is_said_last_with_its_servers_log(tmp_path: Path) -> None:
+    run = _pytest(tmp_path, {"test_a.py": _FAILS}, "-q", "-n1", "--dist=loadfile")
     output, _ = run.communicate(timeout=120)
     assert run.returncode == 1, output
     first, last = re.split(r"\n1 failed, 3 skipped, .*1 error", output)
@@ -205,7 +199,7 @@ def test_failures_beside_a_test_are_said_last_too(tmp_path: Path) -> None:
     ids=["no such file", "left out"],
 )
 def test_why_nothing_has_run(tmp_path: Path, arguments: list[str], said: str) -> None:
-    files = {"test_a.py": 'import pytest\n@pytest.mark.test_all("again")\ndef test_a(): pass\n'}
+    files = {"test_a.py": 'import pytest\n@pytest.mark.test_all("kill")\ndef test_a(): pass\n'}
     output, _ = _pytest(tmp_path, files, "-q", "-n1", "--dist=loadfile", *arguments).communicate(timeout=120)
     assert said in output
 
@@ -291,3 +285,15 @@ def test_the_processes_of_a_program_that_has_ended() -> None:
     program.wait(30)
     program.pid = os.getpid()
     assert tree_of(program) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others count children that are waited for only")
+def test_processor_seconds_of_processes_that_nobody_waits_for() -> None:
+    work = "import time\nwhile time.process_time() < 1: pass"
+    leaves = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]); sys.exit(3)"
+    command = [sys.executable, "-m", "tests.support.runs.processor_seconds", sys.executable, "-c", leaves, work]
+    result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 3
+    seconds, text = result.stdout.strip().split(" ", 1)
+    assert text == "processor seconds of all processes"
+    assert 1 <= int(seconds) <= 3
