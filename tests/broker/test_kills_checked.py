@@ -18,10 +18,8 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from spark_klog.records.formats.batch import iter_batches
-from tests.support.brokers.batches import read_records
 from tests.support.checker.history import History, Outcome
-from tests.support.checker.log_checker import Kind, anomalies
+from tests.support.checker.log_checker import anomalies
 from tests.support.checker.log_mutations import MUTATIONS
 from tests.support.checker.recording_clients import (
     PARTITIONS,
@@ -120,27 +118,3 @@ def test_no_anomaly_when_the_broker_is_killed(broker: KlogBroker, seed: int) -> 
         found = anomalies(planted[0])
         assert {anomaly.kind for anomaly in found} == {kind}, (plant, figures)
         assert planted[1] <= {(anomaly.partition, anomaly.value) for anomaly in found}, (plant, figures)
-
-
-def _cut(folder: Path, batches: int) -> list[str]:
-    """Cut the last batches off the last segment's file; return the values in them."""
-    path = max(folder.glob("*.log"))
-    data = path.read_bytes()
-    sizes = [header.size for header, _ in iter_batches(data)]
-    size = sum(sizes[:-batches])
-    path.write_bytes(data[:size])
-    return [(record.value or b"").decode() for record in read_records(data[size:])]
-
-
-@pytest.mark.test_all("again")
-def test_records_that_a_disk_lost_are_named(broker: KlogBroker) -> None:
-    """A broker started on a log without its last batches has lost their records, and nothing else is wrong."""
-    history, figures = _run(broker, 77, 2, {"idempotent-0": IdempotentClient, "idempotent-1": IdempotentClient})
-    broker.kill()
-    cut = {(1, value) for value in _cut(broker.data_dir / "t-1", 3)}
-    broker.start()
-    read_finally(broker.bootstrap_servers, "t", history)
-    found = anomalies(history)
-    assert {anomaly.kind for anomaly in found} == {Kind.LOST_WRITE}, figures
-    assert {(anomaly.partition, anomaly.value) for anomaly in found} == cut, figures
-    assert len({anomaly.process for anomaly in found}) == 3  # all final readers

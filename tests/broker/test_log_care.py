@@ -203,21 +203,16 @@ def test_a_damaged_partition_is_named_the_others_are_served_and_repair_goes_on(s
     assert "is not damaged" in here.stdout
 
 
-@pytest.mark.parametrize(
-    "is_clean", [pytest.param(True, marks=pytest.mark.test_all("again")), False], ids=["stopped", "killed"]
-)
-def test_a_partition_that_has_lost_its_files_goes_on_where_it_ended(server_dir: Path, is_clean: bool) -> None:
+def test_a_partition_that_has_lost_its_files_goes_on_where_it_ended(server_dir: Path) -> None:
     broker = start(server_dir)
     create(broker, "t")
     for number in range(5):
         produce(broker, "t", [("k", str(number))], **{"linger.ms": 0})
     broker.stop()
     folder = broker.data_dir / "t-0"
-    for path in folder.glob("0*"):
-        if is_clean or path.suffix == ".log":
-            path.unlink()
-    if not is_clean:
-        (broker.data_dir / ".kafka_cleanshutdown").unlink()
+    for path in folder.glob("0*.log"):
+        path.unlink()
+    (broker.data_dir / ".kafka_cleanshutdown").unlink()  # as after a kill
     broker.start()
     advice = broker.wait_for_log("t-0 is not served", "has no .log files")
     command = advice.partition("`klog ")[2].partition("`")[0].split()

@@ -15,7 +15,7 @@ from tests.support.servers.shared_kafka import SharedKafkas
 
 
 @pytest.fixture(
-    scope="module", params=["ours", pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("again")])]
+    scope="module", params=["ours", pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")])]
 )
 def place(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Place]:
     if request.param == "ours":

@@ -33,18 +33,13 @@ from tests.support.clients.klog import klog_bytes, klog_command
 from tests.support.clients.tools import kcat
 from tests.support.clients.topics import make_topic
 from tests.support.servers.broker import KlogBroker
-from tests.support.servers.kafka import Kafka
 
 _FIELDS = r"%t %p %o %k|%K %s|%S %h %T\n"
 
 
-@pytest.fixture(
-    scope="module", params=["ours", pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("again")])]
-)
-def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    is_ours = request.param == "ours"
-    broker = KlogBroker(module_server_dir, *NO_DELAY) if is_ours else Kafka("3.9.1", module_server_dir / "kafka")
-    with broker:
+@pytest.fixture(scope="module")
+def servers(module_server_dir: Path) -> Iterator[str]:
+    with KlogBroker(module_server_dir, *NO_DELAY) as broker:
         yield broker.bootstrap_servers
 
 

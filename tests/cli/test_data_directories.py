@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -241,20 +241,19 @@ def test_logs_that_the_registry_does_not_know_are_told(tmp_path: Path) -> None:
         assert line.endswith(f"{broker.data_dir} {told}")
 
 
-@pytest.mark.parametrize("command", [pytest.param(_broker, marks=pytest.mark.test_all("again")), _cluster])
-def test_a_disk_that_is_full_is_named(tmp_path: Path, command: Callable[[Path], tuple[str, ...]]) -> None:
+def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
     """A limit on file sizes simulates it: the first byte written to a file fails."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
-    arguments = klog_command(*command(tmp_path / "full"))
+    arguments = klog_command(*_cluster(tmp_path / "full"))
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, preexec_fn=limit)
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" not in done.stderr
     reason = f"klog: data directory {tmp_path / 'full'} can't be used: File too large"
     assert done.stderr.splitlines()[-1] == reason
-    with _running(*command(tmp_path / "full")):  # there is room again
+    with _running(*_cluster(tmp_path / "full")):  # there is room again
         pass
 
 

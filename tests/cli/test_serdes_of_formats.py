@@ -25,7 +25,7 @@ def registry(cluster: EmbeddedCluster) -> Iterator[str]:
         yield running.url
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_messages(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
     servers, client = cluster.bootstrap_servers, SchemaRegistryClient({"url": registry})
 

@@ -16,15 +16,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.support.clients.klog import klog
 from tests.support.servers.broker import KlogBroker
 from tests.support.servers.java_tools import JavaTools
-from tests.support.servers.kafka import Kafka
 
 
-@pytest.fixture(
-    scope="module", params=["ours", pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("again")])]
-)
-def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    broker = KlogBroker(module_server_dir) if request.param == "ours" else Kafka("3.9.1", module_server_dir / "kafka")
-    with broker:
+@pytest.fixture(scope="module")
+def servers(module_server_dir: Path) -> Iterator[str]:
+    with KlogBroker(module_server_dir) as broker:
         yield broker.bootstrap_servers
 
 

@@ -26,7 +26,7 @@ from tests.support.clients.klog import klog, klog_command, klog_lines, klog_refu
 from tests.support.clients.transactional.readers import by_confluent
 from tests.support.servers.any_broker import serving
 from tests.support.servers.java_tools import JavaTools
-from tests.support.servers.kafka import NEWEST, Kafka
+from tests.support.servers.kafka import NEWEST
 from tests.support.servers.shared_kafka import SharedKafkas
 
 _SECONDS = 60
@@ -41,10 +41,7 @@ def tools() -> Iterator[JavaTools]:
         yield running
 
 
-_AGAIN = pytest.mark.test_all("again")
-on_both = pytest.mark.parametrize(
-    "servers", ["ours", pytest.param(NEWEST, marks=[pytest.mark.peer, _AGAIN])], indirect=True
-)
+on_ours = pytest.mark.parametrize("servers", ["ours"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +72,7 @@ def open_transaction(servers: str, name: str, topic: str, partitions: int = 2) -
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("servers", [pytest.param("ours", marks=_AGAIN), NEWEST], indirect=True)
+@pytest.mark.parametrize("servers", [NEWEST], indirect=True)
 def test_what_kafka_says(servers: str, topic: str, tools: JavaTools) -> None:
     create_topic(servers, topic, 2)
     b = ("--bootstrap-server", servers)
@@ -116,7 +113,7 @@ def test_what_kafka_says(servers: str, topic: str, tools: JavaTools) -> None:
         assert "open ones begin at 0" in klog_refusal("transactions", "abort", *b, *at, "--start-offset", "7", "--yes")
 
 
-@on_both
+@on_ours
 def test_abort_by_id(servers: str, topic: str) -> None:
     create_topic(servers, topic, 2)
     b = ("--bootstrap-server", servers)
@@ -136,7 +133,7 @@ def test_abort_by_id(servers: str, topic: str) -> None:
     assert (missing.returncode, _NOT_FOUND in missing.stderr, topic in missing.stdout) == (1, True, True)
 
 
-@on_both
+@on_ours
 def test_an_abort_by_id_spares_a_later_transaction(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With transaction.version 2 a producer that aborts late gets the new epoch, and may be faster than the fence."""
     create_topic(servers, topic, 1)
@@ -182,22 +179,13 @@ def test_an_abort_by_id_fences_the_producer(servers: str, topic: str) -> None:
 
 
 @pytest.fixture
-def forgetful(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def forgetful(tmp_path: Path) -> Iterator[str]:
     """A broker of its own, whose coordinators are to forget a transaction."""
-    if request.param == "ours":
-        with EmbeddedCluster(data_dir=tmp_path / "klog") as cluster:
-            yield cluster.bootstrap_servers
-    else:
-        with Kafka(request.param, tmp_path / "kafka") as kafka:
-            yield kafka.bootstrap_servers
+    with EmbeddedCluster(data_dir=tmp_path / "klog") as cluster:
+        yield cluster.bootstrap_servers
 
 
-@pytest.mark.parametrize(
-    "forgetful",
-    ["ours", pytest.param(NEWEST, marks=[pytest.mark.peer, _AGAIN])],
-    indirect=True,
-)
-def test_hanging(forgetful: str, topic: str, request: pytest.FixtureRequest) -> None:
+def test_hanging(forgetful: str, topic: str) -> None:
     """The coordinators forget a transaction with their topic: found and ended without its id."""
     create_topic(forgetful, topic, 2)
     b = ("--bootstrap-server", forgetful)
@@ -212,10 +200,6 @@ def test_hanging(forgetful: str, topic: str, request: pytest.FixtureRequest) -> 
         limited = ("--broker-id", broker, "--topic", topic, "--partition", "1", "--max-transaction-timeout", "0")
         (one,) = klog_lines("transactions", "hanging", *b, *limited)
         assert one | {"durationMs": 0} == found[1] | {"durationMs": 0}
-        if "peer" in request.node.keywords:
-            with JavaTools(NEWEST) as tools:
-                theirs = kafka_transactions(tools, forgetful, "find-hanging", *limited)
-            assert [(row["ProducerId"], row["StartOffset"]) for row in theirs] == [(str(found[1]["producerId"]), "0")]
         at = ("abort", *b, "--topic", topic, "--yes", "--json", "--partition")
         (line,) = klog_lines("transactions", *at, "0", "--start-offset", "0")
         assert line == {"topic": topic, "partition": 0, "producerId": found[0]["producerId"], "aborted": True}
@@ -228,7 +212,7 @@ def test_hanging(forgetful: str, topic: str, request: pytest.FixtureRequest) -> 
         assert [end.offset for end in ends.values()] == [2, 2], "the record and its marker"
 
 
-@on_both
+@on_ours
 def test_transactions_of_a_sink(servers: str, topic: str) -> None:
     create_topic(servers, topic, 2)
     identity = Identity(f"{topic}.")
@@ -262,7 +246,7 @@ def test_transactions_of_a_sink(servers: str, topic: str) -> None:
         assert klog("transactions", *abort, first, "--force").returncode == 0
 
 
-@pytest.mark.parametrize("servers", ["ours"], indirect=True)
+@on_ours
 def test_what_changes_before_the_answer(servers: str, topic: str) -> None:
     """The question may be open for long: a decision in that time, or another transaction, is noticed."""
     create_topic(servers, topic, 2)
@@ -306,7 +290,7 @@ def asked_to_abort(servers: str, name: str, *more: str) -> Iterator[subprocess.P
         yield command
 
 
-@on_both
+@on_ours
 def test_a_checkpoint_whose_decisions_are_in_a_topic(topic: str, tmp_path: Path, servers: str) -> None:
     """`klog checkpoint show` with a cluster, and transactions by the address of the checkpoint."""
     create_topic(servers, topic, 1)

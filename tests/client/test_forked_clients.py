@@ -8,18 +8,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spark_klog.classic import ConsumerConnector, KeyedMessage, Producer as ClassicProducer, SimpleConsumer
+from spark_klog.classic import KeyedMessage, Producer as ClassicProducer, SimpleConsumer
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import AdminClosed, ConsumerClosed, ForkedClient, KlogError, ProducerClosed
-from spark_klog.trees.opening import open_tree
 from tests.support.clients.topics import create_topic
 from tests.support.servers.certificates import Certificates
 from tests.support.servers.secure_broker import SecureBroker
@@ -154,29 +152,6 @@ def test_all_other_clients(cluster: EmbeddedCluster, topic: str) -> None:
         classic.send(KeyedMessage(topic, b"parent"))
     with SimpleConsumer(host, int(port)) as simple:
         assert [record.value for record in simple.fetch(topic, 0, 0)] == [*values, b"parent"]
-
-
-@pytest.mark.test_all("again")
-def test_a_connector(make_cluster: Callable[..., EmbeddedCluster], topic: str) -> None:
-    running = make_cluster(zookeeper=True)
-    values = _filled({"bootstrap.servers": running.bootstrap_servers}, topic, 10)
-    settings = {"zookeeper.connect": running.zookeeper_connect, "group.id": topic, "auto.offset.reset": "smallest"}
-    with ConsumerConnector({**settings, "consumer.timeout.ms": int(1000 * SECONDS)}) as connector:
-        (stream,) = connector.create_message_streams({topic: 1})[topic]
-        found = [next(stream).value for _ in range(5)]
-
-        def child() -> None:
-            with connector:
-                _refused(iter, stream)
-                _refused(connector.commit_offsets)
-            connector.shutdown()
-
-        _in_child(child)
-        found += [next(stream).value for _ in range(5)]
-        connector.commit_offsets()
-        with closing(open_tree(f"zookeeper://{running.zookeeper_connect}")) as tree:
-            assert tree.children(f"/consumers/{topic}/ids") == [connector.consumer_id]
-    assert found == values
 
 
 def test_an_embedded_cluster(topic: str) -> None:

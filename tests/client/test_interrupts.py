@@ -237,8 +237,6 @@ def test_transactions(servers: str, topic: str) -> None:
     [
         (False, False),
         (True, True),
-        pytest.param(False, True, marks=pytest.mark.test_all("again")),
-        pytest.param(True, False, marks=pytest.mark.test_all("again")),
     ],
 )
 def test_poll(servers: str, topic: str, is_arrow: bool, is_subscribed: bool) -> None:

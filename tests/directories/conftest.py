@@ -44,9 +44,6 @@ def open_another(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> I
             tree = open_tree(str(tmp_path))
         elif kind == "arrow-local":
             tree = FileTree(FastArrowFiles(fs.LocalFileSystem(), str(tmp_path / "base")))
-        elif kind == "arrow-subtree":
-            sub = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-            tree = FileTree(FastArrowFiles(sub, "base"))
         elif kind == "arrow-mock":
             tree = FileTree(FastArrowFiles(mock, ""))
         elif kind == "arrow-rigid":

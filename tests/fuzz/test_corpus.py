@@ -42,7 +42,7 @@ def test_corpus(target: str) -> None:
     reason="NOT FUZZED: SPARK_KLOG_FUZZ_SECONDS=0, or atheris is not installed; run.py says where it has wheels",
 )
 @pytest.mark.parametrize(
-    "target", [pytest.param(one, marks=() if one in _IN_QUICK else pytest.mark.test_all("again")) for one in TARGETS]
+    "target", [pytest.param(one, marks=() if one in _IN_QUICK else pytest.mark.test_all("long")) for one in TARGETS]
 )
 def test_fuzz(target: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     seconds = min(SECONDS, _QUICK) if pytestconfig.getoption("--quick") else SECONDS

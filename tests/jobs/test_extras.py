@@ -366,7 +366,7 @@ def test_a_pyspark_that_was_there_before_is_left_alone(wheel: Path, tmp_path: Pa
     assert _pyspark_of_doctor(python, tmp_path) == _OLD_PYSPARK
 
 
-@pytest.mark.test_all("again")  # the round trip, with a pyspark that pip does not know
+@pytest.mark.test_all("version")  # the round trip, with a pyspark that pip does not know
 def test_a_platform_whose_pyspark_is_newer_and_has_no_metadata(wheel: Path, tmp_path: Path) -> None:
     """As on Databricks, where pyspark is on sys.path from a folder of the platform's own."""
     folder = tmp_path / "platform" / "python"

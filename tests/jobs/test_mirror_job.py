@@ -70,7 +70,7 @@ def test_slots_share_the_partitions(cluster: EmbeddedCluster, target: EmbeddedCl
         prepare(settings, 2)
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_tasks_share_the_partitions(cluster: EmbeddedCluster, target: EmbeddedCluster, server_dir: Path) -> None:
     sides = ("--from", cluster.bootstrap_servers, "--to", target.bootstrap_servers)
     producer = _fill(cluster.bootstrap_servers, "clicks")

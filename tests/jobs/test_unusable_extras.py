@@ -57,18 +57,6 @@ except MissingPackage as error:
     print(error)
 """
 
-_SPARK = """
-from pyspark.sql import SparkSession
-
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-with builder.getOrCreate() as spark:
-    for way in (spark.read, spark.readStream):
-        try:
-            way.format("klog").load()
-        except Exception as error:
-            print(str(error).count(NEEDED))
-"""
-
 
 def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     paths = f"{folder}{os.pathsep}{ROOT}"
@@ -102,13 +90,6 @@ def test_the_source_says_what_it_lacks(tmp_path: Path, file: str, content: str, 
     """Spark shows an error of the source's `__init__`; of one that it does not find, only that there is none."""
     (tmp_path / file).write_text(content)
     assert _python(_SOURCE, tmp_path) == f"The Spark connector {needed}\n"
-
-
-@pytest.mark.parametrize(("file", "content", "needed"), _CAUSES)
-@pytest.mark.test_all("again")  # in Spark
-def test_spark_says_what_the_source_lacks(tmp_path: Path, file: str, content: str, needed: str) -> None:
-    (tmp_path / file).write_text(content)
-    assert _python(f"NEEDED = {needed!r}\n{_SPARK}", tmp_path) == "1\n1\n"
 
 
 def test_the_source_without_pyspark(tmp_path: Path) -> None:

@@ -155,29 +155,6 @@ def test_partitions_by_a_time_of_the_values(cluster: EmbeddedCluster, topic: str
     assert (loaded.bad, seen(warehouse)) == (5, [(topic, 0, offset) for offset in (5, 6, 7)])
 
 
-@pytest.mark.test_all("again")
-def test_rolled_back(cluster: EmbeddedCluster, topic: str, warehouse: Warehouse) -> None:
-    servers = cluster.bootstrap_servers
-    create_topic(servers, topic)
-    snapshots = []
-    for number in range(3):
-        produce(servers, topic, values(10, start=10 * number))
-        run(servers, _ADDRESS, topic)
-        snapshots.append(warehouse.stranger().metadata.current_snapshot_id)
-    assert snapshots[0] is not None
-    warehouse.stranger().manage_snapshots().rollback_to_snapshot(snapshots[0]).commit()
-    with pytest.raises(LoadError, match=r"was rolled back: run 3 .* has its runs up to 1"):
-        run(servers, _ADDRESS, topic)
-    assert seen(warehouse) == expected(topic, {0: 10})
-    with warehouse.stranger().transaction() as transaction:
-        transaction.remove_properties("klog.run")
-    with pytest.raises(LoadError, match=r"has run 1 of this load last, and its journal .* run 3"):
-        run(servers, _ADDRESS, topic)
-    shutil.rmtree(Path(warehouse.open().location.removeprefix("file://")) / "_klog")
-    assert run(servers, _ADDRESS, topic).runs == [2]
-    assert seen(warehouse) == expected(topic, {0: 30})
-
-
 def test_a_topic_that_does_not_exist_leaves_nothing(cluster: EmbeddedCluster, warehouse: Warehouse) -> None:
     with pytest.raises(ConfigError, match="does not exist at"):
         run(cluster.bootstrap_servers, _ADDRESS, "no-such-topic")

@@ -87,11 +87,10 @@ class _Topic:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(WriteSettings(table_columns=VALUES), marks=pytest.mark.test_all("again")),
-        pytest.param(WriteSettings(), marks=pytest.mark.test_all("again")),
+        pytest.param(WriteSettings(), marks=pytest.mark.test_all("long")),
         WriteSettings(upsert_key="id"),
     ],
-    ids=["values", "records", "upserts"],
+    ids=["records", "upserts"],
 )
 def test_a_renamed_field_is_a_renamed_column(
     cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path, environment: Any, settings: WriteSettings

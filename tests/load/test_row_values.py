@@ -49,7 +49,6 @@ from tests.support.clients.mirrors import read_topic
 __all__ = ["environment"]
 
 _TIME = 1_700_002_800_000  # 2023-11-14T23:00Z
-_HOUR_MS = 3_600_000
 _DIED = 9
 _V1: dict[str, Any] = {
     "type": "record",

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
-from confluent_kafka.schema_registry.avro import AvroSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
 
 from spark_klog.columns import decode
 from spark_klog.embedded import EmbeddedCluster
@@ -20,16 +16,12 @@ from spark_klog.load import files
 from spark_klog.load.audit import status
 from spark_klog.load.compaction import compact
 from spark_klog.load.journal import lease
-from spark_klog.load.journal.model import ATTEMPTS, LATEST, LETTERS, Range, run_name
+from spark_klog.load.journal.model import ATTEMPTS, Range
 from spark_klog.load.journal.store import locked, open_store
-from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import task
 from spark_klog.load.tasks.task import Job
-from spark_klog.schema_registry import SchemaRegistry
-from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
-from spark_klog.security.config import Settings
 from tests.load.buckets import bucket, committed, seen
 from tests.load.support import (
     DiesLate,
@@ -44,8 +36,7 @@ from tests.load.support import (
     run,
     send_batch,
 )
-from tests.schemas.registry.asking import ask
-from tests.spark.support import Sent, create_topic, delete_records, produce, values
+from tests.spark.support import create_topic, delete_records, produce, values
 from tests.support.servers.kafka import free_port
 
 _HOST = "127.0.0.1"
@@ -154,63 +145,6 @@ def test_a_compaction_beside_a_run(cluster: EmbeddedCluster, topic: str, s3: str
     assert status(uri).findings == []
 
 
-@pytest.mark.test_all("again")
-def test_a_refused_run_takes_the_newest_schema(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
-    """Files by the old schema are removed; a call that dies at any change of it leaves none twice."""
-    servers = cluster.bootstrap_servers
-    create_topic(servers, topic)
-    with SchemaRegistry({"bootstrap.servers": servers}, "0") as registry:
-        client = SchemaRegistryClient({"url": registry.url})
-
-        def send(name: str, count: int) -> None:
-            fields = [{"name": "id", "type": "int"}, {"name": name, "type": "string"}]
-            if name == "c":
-                fields[1]["default"] = "-"
-            write = AvroSerializer(client, json.dumps({"type": "record", "name": "Row", "fields": fields}))
-            context = SerializationContext(topic, MessageField.VALUE, [])
-            produce(servers, topic, [Sent(write({"id": one, name: "x"}, context)) for one in range(count)])
-
-        formats = (ColumnFormat("value", "avro", RegistrySettings(Settings({"url": registry.url}))),)
-        uris = [bucket(s3, f"newest{number}") for number in (0, 2, 4, 7, 11)]
-        send("a", 10)
-        for uri in uris:
-            run(servers, uri, topic, formats=formats)
-        send("a", 10)
-        send("c", 10)
-        for number, uri in zip((0, 2, 4, 7, 11), uris, strict=True):
-            with pytest.raises(LoadError, match="version 2 now"):
-                run(servers, uri, topic, formats=formats, max_task_records=10)
-            assert len(seen(uri)) == 20  # of the task that has ended
-            with suppress(Killed), failing(ArrowFolder, number, die):
-                run(servers, uri, topic, formats=formats, max_task_records=10, evolution="latest")
-            run(servers, uri, topic, formats=formats, max_task_records=10, evolution="latest")
-            assert seen(uri) == committed(uri) == expected(topic, {0: 30})
-            assert status(uri).findings == []
-            assert not open_store(uri).names(LETTERS)
-
-
-@pytest.mark.test_all("again")
-def test_rows_that_decode_later(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
-    """A refused run has files in the store, which readers see; the call that goes on replaces them and its letters."""
-    servers, uri = cluster.bootstrap_servers, bucket(s3, "rows")
-    create_topic(servers, topic)
-    with SchemaRegistry({"bootstrap.servers": servers}, "0") as registry:
-        write = AvroSerializer(SchemaRegistryClient({"url": registry.url}), '"string"')
-        good = [write(str(number), SerializationContext(topic, MessageField.VALUE, [])) for number in range(20)]
-        late = [b"\0" + (700).to_bytes(4, "big") + value[5:] for value in good if value]
-        produce(servers, topic, [Sent(value) for value in (*good, *late)])
-        formats = (ColumnFormat("value", "avro", RegistrySettings(Settings({"url": registry.url}))),)
-        with pytest.raises(LoadError, match="more than --max-bad 0"):
-            run(servers, uri, topic, formats=formats, max_task_records=15)
-        assert ask(registry.url, "PUT", f"/mode/{topic}", {"mode": "IMPORT"})[0] == 200
-        more = {"schema": '{"type":"string","later":1}', "id": 700, "version": 1}
-        assert ask(registry.url, "POST", f"/subjects/{topic}/versions", more)[0] == 200
-        assert run(servers, uri, topic, formats=formats, max_task_records=15).runs == [1]
-    assert seen(uri) == committed(uri) == expected(topic, {0: 40})
-    assert open_store(uri).names(LETTERS) == []
-    assert status(uri).findings == []
-
-
 def test_a_store_that_fails(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
@@ -265,16 +199,12 @@ def test_a_run_that_began_before_the_plan_of_another(
     assert seen(uri) == committed(uri) == expected(topic, {0: 60, 1: 60})
 
 
-_AGAIN = pytest.mark.test_all("again")  # test_sequences.py and test_again.py show it with a local store
-
-
-@pytest.mark.parametrize("at", [pytest.param("scratch", marks=_AGAIN), "put", pytest.param("create", marks=_AGAIN)])
-def test_an_attempt_that_goes_on_after_the_commit(cluster: EmbeddedCluster, topic: str, s3: str, at: str) -> None:
+def test_an_attempt_that_goes_on_after_the_commit(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
     """It reads what retention has left: its file does not replace the committed one, and is removed."""
-    servers, uri = cluster.bootstrap_servers, bucket(s3, f"late-{at}")
+    servers, uri = cluster.bootstrap_servers, bucket(s3, "late-put")
     create_topic(servers, topic)
     produce(servers, topic, values(100))
-    late = Frozen(ArrowFolder, at)
+    late = Frozen(ArrowFolder, "put")
     load(LoadOptions({"bootstrap.servers": servers}, [topic], uri, fail_on_loss=False), late)
     assert seen(uri) == committed(uri) == expected(topic, {0: 100})
     delete_records(servers, topic, {0: 60})
@@ -299,25 +229,6 @@ def test_an_attempt_that_dies_after_the_commit(cluster: EmbeddedCluster, topic: 
         produce(servers, topic, values(10, start=count))
     store = open_store(uri)
     assert store.names(ATTEMPTS) == []
-
-
-@_AGAIN
-def test_what_the_log_has_lost_since_the_plan_stays(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
-    """A reload reads less than the run before it: the files of that run stay, as only they have these records."""
-    servers, uri = cluster.bootstrap_servers, bucket(s3, "lost")
-    create_topic(servers, topic, 2)
-    produce(servers, topic, values(100, partitions=2))
-    run(servers, uri, topic)
-
-    class Late(InProcess):
-        def run(self, tasks: Any, job: Any) -> None:
-            delete_records(servers, topic, {0: 20})
-            super().run(tasks, job)
-
-    options = LoadOptions({"bootstrap.servers": servers}, [topic], uri, fail_on_loss=False, start=AtRun(1))
-    load(options, Late())
-    assert seen(uri) == committed(uri) == expected(topic, {0: 50, 1: 50})
-    assert [item.what for item in status(uri).findings if "lost" not in item.what] == []
 
 
 def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
@@ -350,33 +261,6 @@ _FETCHED = task._RangeLoad.fetched
 def _out_of_time(observer: task._RangeLoad, batches: Any, start: int, records: int) -> bool:
     _FETCHED(observer, batches, start, records)
     return False
-
-
-@_AGAIN
-def test_killed_before_the_pointer_twice(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
-    servers, uri = cluster.bootstrap_servers, bucket(s3, "pointer")
-    create_topic(servers, topic)
-    produce(servers, topic, values(10))
-    run(servers, uri, topic)
-    for number in (2, 3):
-        produce(servers, topic, values(10))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ArrowFolder, "write", _not_the_pointer(number))
-            with pytest.raises(Killed):
-                run(servers, uri, topic)
-    run(servers, uri, topic)
-    assert seen(uri) == committed(uri) == expected(topic, {0: 30})
-
-
-def _not_the_pointer(run_number: int) -> Callable[..., None]:
-    real = ArrowFolder.write
-
-    def write(store: ArrowFolder, path: str, content: bytes) -> None:
-        if path == LATEST and run_name(run_number).encode() in content:
-            die()
-        real(store, path, content)
-
-    return write
 
 
 def test_ranges_after_one_that_failed(cluster: EmbeddedCluster, topic: str, s3: str) -> None:

@@ -211,7 +211,7 @@ def test_a_topic_that_loses_records_and_is_made_anew(cluster: EmbeddedCluster, t
     assert len(status(lake.address).findings) == 2
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 @_KINDS
 def test_a_topic_that_is_compacted_between_runs(topic: str, lake: Lake, server_dir: Path) -> None:
     """A table of changes has the source's rows, although the log has no longer all changes."""

@@ -83,7 +83,6 @@ def test_runs_of_a_table(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -
 
 
 _KILL = pytest.mark.test_all("kill")
-_AGAIN = pytest.mark.test_all("again")
 
 
 @pytest.mark.parametrize(
@@ -174,9 +173,7 @@ def test_earlier_versions_can_be_read(
     assert DeltaTable(tmp_path, version=version).to_pyarrow_table().num_rows == 30
 
 
-@pytest.mark.parametrize(
-    "lost", ["journal", pytest.param("manifest", marks=_AGAIN), "candidate", pytest.param("runs", marks=_AGAIN)]
-)
+@pytest.mark.parametrize("lost", ["journal", "candidate"])
 def test_the_journal_is_lost(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
@@ -215,7 +212,9 @@ def test_the_journal_is_lost(
 
 
 @pytest.mark.parametrize(
-    "lost", [False, pytest.param(True, marks=_AGAIN)], ids=["the journal is there", "the journal is lost"]
+    "lost",
+    [False, pytest.param(True, marks=pytest.mark.test_all("long"))],
+    ids=["the journal is there", "the journal is lost"],
 )
 def test_the_commit_is_no_longer_in_the_history(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, lost: bool
@@ -300,27 +299,19 @@ def test_files_are_vacuumed_before_the_commit(
     assert kept in committed(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "other", [*(pytest.param(one, marks=_AGAIN) for one in ("append", "compact", "vacuum")), "all"]
-)
-def test_another_writer_between_runs(cluster: EmbeddedCluster, topic: str, tmp_path: Path, other: str) -> None:
+def test_another_writer_between_runs(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     servers, address = cluster.bootstrap_servers, f"delta:{tmp_path}"
     create_topic(servers, topic, 2)
-    theirs = 0
     for number in range(3):
         produce(servers, topic, values(20, start=number * 20, partitions=2))
         run(servers, address, topic)
         table = DeltaTable(tmp_path)
-        if other in ("append", "all"):
-            row = {"topic": ["theirs"], "partition": pa.array([9], pa.int32()), "offset": [theirs]}
-            write_deltalake(table, pa.table(row), mode="append", schema_mode="merge")
-            theirs += 1
-        if other in ("compact", "all"):
-            DeltaTable(tmp_path).optimize.compact()
-        if other in ("vacuum", "all"):
-            DeltaTable(tmp_path).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+        row = {"topic": ["theirs"], "partition": pa.array([9], pa.int32()), "offset": [number]}
+        write_deltalake(table, pa.table(row), mode="append", schema_mode="merge")
+        DeltaTable(tmp_path).optimize.compact()
+        DeltaTable(tmp_path).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
         ours = expected(topic, dict.fromkeys(range(2), 10 * (number + 1)))
-        assert seen(tmp_path) == sorted([*ours, *(("theirs", 9, offset) for offset in range(theirs))])
+        assert seen(tmp_path) == sorted([*ours, *(("theirs", 9, offset) for offset in range(number + 1))])
         assert status(address).findings == []
         assert sorted(item.path for item in files(address)) == sorted(DeltaTable(tmp_path).file_uris())
 

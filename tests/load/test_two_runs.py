@@ -212,29 +212,6 @@ def test_a_run_that_is_late_but_alone_goes_on(served: Served, monkeypatch: pytes
     assert store.read("file") == b""
 
 
-@pytest.mark.test_all("again")
-def test_both_find_each_other(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The holder renews at the very moment of the take-over: the other one may withdraw, both may, but never none."""
-    uri = bucket(served[0], "moment")
-    holder, other = open_store(uri), open_store(uri)
-    monkeypatch.setattr(lease, "RENEW_SECONDS", 1000.0)
-    monkeypatch.setattr(lease, "LEASE_SECONDS", 1.2)
-    held: list[str] = []
-    with suppress(LoadError), locked(holder):
-        real = lease._Lease._watch
-
-        def watch(self: Any, *arguments: Any) -> bytes:
-            former: bytes = real(self, *arguments)
-            holder.write("renewed", b"")  # the lease has run out by the holder's clock: it renews
-            held.append("holder")
-            return former
-
-        monkeypatch.setattr(lease._Lease, "_watch", watch)
-        with pytest.raises(LoadError, match="is under way"), locked(other):
-            held.append("other")
-    assert held == ["holder"]
-
-
 _HOLDER = """
 import sys, time
 from spark_klog.load.journal.store import locked, open_store

@@ -193,7 +193,7 @@ def _debezium(*events: Any) -> list[Sent]:
     return [Sent(None if each is None else json.dumps(each).encode(), b"k") for each in events]
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_debeziums_json(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str) -> None:
     servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
@@ -274,10 +274,9 @@ def _avro(url: str, topic: str, schema: Any, rows: Sequence[Any], field: str) ->
     return [None if row is None else write(row, SerializationContext(topic, field, [])) for row in rows]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("delta", marks=pytest.mark.test_all("again")), "iceberg"])
-def test_debeziums_avro(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str) -> None:
+def test_debeziums_avro(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any) -> None:
     """Tombstones delete by the record's key; a column that the database gets is one of the table."""
-    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    servers, address = cluster.bootstrap_servers, address_of("iceberg", tmp_path)
     create_topic(servers, topic)
     settings = WriteSettings(upsert_key="key", envelope="debezium")
     with SchemaRegistry({"bootstrap.servers": servers}, "0") as registry:

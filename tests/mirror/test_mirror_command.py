@@ -21,8 +21,6 @@ from tests.support.clients.topics import make_topic
 from tests.support.servers.certificates import make_certificates
 from tests.support.servers.secure_broker import PASSWORDS, SecureBroker
 
-_AGAIN = pytest.mark.test_all("again")
-
 
 def _send(servers: str, topic: str, values: list[bytes], partition: int = 0) -> None:
     producer = Producer({"bootstrap.servers": servers, "log_level": 0})
@@ -35,17 +33,8 @@ def _name() -> str:
     return f"t-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.mark.parametrize(
-    ("more", "number"),
-    [
-        pytest.param((), signal.SIGTERM, id="at least once, SIGTERM"),
-        pytest.param((), signal.SIGINT, id="at least once, SIGINT", marks=_AGAIN),
-        pytest.param(("--exactly-once",), signal.SIGTERM, id="exactly once, SIGTERM", marks=_AGAIN),
-        pytest.param(("--exactly-once",), signal.SIGINT, id="exactly once, SIGINT", marks=_AGAIN),
-    ],
-)
 def test_new_topics_and_partitions_until_it_is_stopped(
-    more: tuple[str, ...], number: signal.Signals, cluster: EmbeddedCluster, target: EmbeddedCluster, server_dir: Path
+    cluster: EmbeddedCluster, target: EmbeddedCluster, server_dir: Path
 ) -> None:
     base = _name()
     sides = cluster.bootstrap_servers, target.bootstrap_servers
@@ -62,7 +51,6 @@ def test_new_topics_and_partitions_until_it_is_stopped(
         "0.2",
         "--commit-interval",
         "0.2",
-        *more,
     )
     mirror = start_mirror(server_dir / "mirror.log", *sides, *chosen)
     try:
@@ -74,7 +62,7 @@ def test_new_topics_and_partitions_until_it_is_stopped(
             admin.create_partitions({f"{base}-a": 3}).check()
         _send(sides[0], f"{base}-a", [b"4"], 2)
         wait_for(mirror, 4)
-        mirror.send_signal(number)
+        mirror.send_signal(signal.SIGTERM)
         rest, _ = mirror.communicate(timeout=SECONDS)
     finally:
         mirror.kill()
@@ -211,7 +199,7 @@ def test_refusals(cluster: EmbeddedCluster, target: EmbeddedCluster, tmp_path: P
     assert "--commit-interval 2 needs a transaction.timeout.ms" in klog_refusal("mirror", *late, "--name", "late")
 
 
-@pytest.mark.test_all("again")  # tests/ui/test_secure_kafka.py mirrors by TLS and SCRAM
+@pytest.mark.test_all("mechanism")
 def test_secure_sides(
     target: EmbeddedCluster, server_dir: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

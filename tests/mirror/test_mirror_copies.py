@@ -18,14 +18,6 @@ from tests.support.clients.mirrors import SECONDS, read_topic
 from tests.support.clients.topics import make_topic
 from tests.support.waiting import wait_until
 
-_MODES = pytest.mark.parametrize(
-    "is_exact",
-    [
-        pytest.param(False, id="at least once", marks=pytest.mark.test_all("again")),
-        pytest.param(True, id="exactly once"),
-    ],
-)
-
 
 def _write(servers: str, topic: str, text: str, count: int) -> list[bytes]:
     values = [f"{text} {number}".encode() for number in range(count)]
@@ -69,9 +61,8 @@ def sides(cluster: EmbeddedCluster, target: EmbeddedCluster) -> Callable[..., _S
     return lambda is_exact=False: _Sides(cluster, target, is_exact=is_exact)
 
 
-@_MODES
-def test_a_copy_that_was_deleted(sides: Callable[..., _Sides], is_exact: bool) -> None:
-    both = sides(is_exact)
+def test_a_copy_that_was_deleted(sides: Callable[..., _Sides]) -> None:
+    both = sides(is_exact=True)
     both.values[both.first] += _write(both.source, both.first, "more", 10)
     _delete(both.target, both.first)
     remedy = rf"in it\. Have it copied again \(--copy-again {both.first}"
@@ -118,9 +109,8 @@ def test_a_copy_that_is_shorter_without_ids_of_topics(
     assert both.copied(both.first) == both.values[both.first]
 
 
-@_MODES
-def test_the_advice_for_a_source_topic_touches_no_other(sides: Callable[..., _Sides], is_exact: bool) -> None:
-    both = sides(is_exact)
+def test_the_advice_for_a_source_topic_touches_no_other(sides: Callable[..., _Sides]) -> None:
+    both = sides(is_exact=True)
     _delete(both.source, both.first)
     make_topic(both.source, both.first, 1)
     new = _write(both.source, both.first, "new", 30)

@@ -41,14 +41,7 @@ def ours(cluster: EmbeddedCluster) -> EmbeddedCluster:
     return cluster
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param((), id="at least once", marks=pytest.mark.test_all("again")),
-        pytest.param(("--exactly-once",), id="exactly once"),
-    ],
-)
-def test_from_kafka_to_ours_and_back(more: tuple[str, ...], shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
+def test_from_kafka_to_ours_and_back(shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
     kafka = shared_kafkas.get(NEWEST)
     topic = f"mirrored-{uuid.uuid4().hex[:8]}"
     with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
@@ -58,7 +51,9 @@ def test_from_kafka_to_ours_and_back(more: tuple[str, ...], shared_kafkas: Share
     before = read_topic(kafka.bootstrap_servers, topic, PARTITIONS)
     assert sum(map(len, before)) == 5 * 400 + 3 * 20
 
-    there = mirror_once(kafka.bootstrap_servers, ours.bootstrap_servers, "--topics", topic, "--name", topic, *more)
+    there = mirror_once(
+        kafka.bootstrap_servers, ours.bootstrap_servers, "--topics", topic, "--name", topic, "--exactly-once"
+    )
     assert read_topic(ours.bootstrap_servers, topic, PARTITIONS) == before
     assert (there["records"], there["rebuilt"], there["lag"], there["lost"]) == (2060, 0, 0, 0)
     with Admin({"bootstrap.servers": ours.bootstrap_servers}) as admin:
@@ -68,7 +63,7 @@ def test_from_kafka_to_ours_and_back(more: tuple[str, ...], shared_kafkas: Share
             "max.message.bytes": "2000000",
         }
 
-    back = ("--topics", topic, "--prefix", "back.", "--name", f"back-{topic}", *more)
+    back = ("--topics", topic, "--prefix", "back.", "--name", f"back-{topic}", "--exactly-once")
     mirror_once(ours.bootstrap_servers, kafka.bootstrap_servers, *back)
     assert read_topic(kafka.bootstrap_servers, f"back.{topic}", PARTITIONS) == before
     for partition in range(PARTITIONS):

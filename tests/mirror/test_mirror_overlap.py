@@ -20,8 +20,6 @@ from tests.support.clients.mirrors import SECONDS, read_topic
 from tests.support.clients.topics import make_topic
 from tests.support.waiting import wait_until
 
-_AGAIN = pytest.mark.test_all("again")
-
 
 class _Process(threading.Thread):
     def __init__(self, settings: MirrorSettings) -> None:
@@ -44,7 +42,7 @@ class _Process(threading.Thread):
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(False, False), pytest.param(False, True, marks=_AGAIN), pytest.param(True, False, marks=_AGAIN), (True, True)],
+    [(False, False), (True, True)],
 )
 def test_the_later_process_goes_on(
     first: bool, second: bool, cluster: EmbeddedCluster, target: EmbeddedCluster

@@ -40,7 +40,7 @@ def run(kernel: str, tmp_path: Path) -> Callable[[str], str]:
     return run_one
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_explore_a_topic(run: Callable[[str], str]) -> None:
     text = run("01-explore-a-topic")
     assert "5000 clicks\n" in text
@@ -54,7 +54,7 @@ def test_follow_a_stream(run: Callable[[str], str]) -> None:
     assert 'klog_query_lag_records{query="readings",source="0",topic="readings",partition="0"}' in text
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_exactly_once_through_a_kill(run: Callable[[str], str]) -> None:
     text = run("03-exactly-once-through-a-kill")
     assert "killed: True\n" in text
@@ -62,7 +62,7 @@ def test_exactly_once_through_a_kill(run: Callable[[str], str]) -> None:
     assert "exit code 0\n20000 records, 20000 different ones\nexactly once: True\n" in text
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_replay_and_audit(run: Callable[[str], str]) -> None:
     text = run("04-replay-and-audit")
     for partition in (0, 1):
@@ -72,14 +72,14 @@ def test_replay_and_audit(run: Callable[[str], str]) -> None:
     assert "the same records: True\n" in text
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_log_directories(run: Callable[[str], str]) -> None:
     text = run("05-log-directories")
     assert "5000 old records, 15000 new records\n" in text
     assert "upgraded: 5000 the same values: True\n" in text
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_rows_by_schemas(run: Callable[[str], str]) -> None:
     text = run("06-rows-by-schemas")
     assert "version 1 id 1\n" in text
@@ -89,7 +89,7 @@ def test_rows_by_schemas(run: Callable[[str], str]) -> None:
     assert "10500 rows, and a letter: orders 0 the record at offset " in text
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_topic_to_delta(run: Callable[[str], str]) -> None:
     text = run("07-topic-to-delta")
     assert "10000 clicks in 24 hours; the most on [('/products/" in text

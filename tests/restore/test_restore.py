@@ -82,7 +82,7 @@ def _client(target: EmbeddedCluster) -> dict[str, str]:
 
 
 _SORTED = pytest.param(
-    WriteSettings(layout="hour", sort_by="key", row_group_rows=16), marks=pytest.mark.test_all("again"), id="by key"
+    WriteSettings(layout="hour", sort_by="key", row_group_rows=16), marks=pytest.mark.test_all("long"), id="by key"
 )
 
 

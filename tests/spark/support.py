@@ -288,15 +288,6 @@ def committed_offsets(checkpoint: Path) -> dict[tuple[str, int], int]:
     }
 
 
-def reported_losses(query: StreamingQuery) -> list[dict[str, Any]]:
-    """The lost ranges in the query's progress records, each with the number of its micro-batch as `batch`."""
-    lost = []
-    for progress in query.recentProgress:
-        latest = json.loads(progress["sources"][0]["latestOffset"] or "null") or {}
-        lost += [{"batch": progress["batchId"], **item} for item in latest.get("lost ranges", [])]
-    return lost
-
-
 class Group:
     """A group's committed offsets at its coordinator, read by confluent-kafka; omits partitions without one."""
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import duckdb
 import fastavro
-import pytest
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from spark_klog.embedded import EmbeddedCluster
@@ -70,25 +69,19 @@ def _load(spark: SparkSession, servers: str, topic: str, output: Path, settings:
     assert sum(item.records for item in loaded.partitions) == _COUNT
 
 
-@pytest.mark.parametrize(
-    "layout", [*(pytest.param(name, marks=pytest.mark.test_all("again")) for name in ("none", "day")), "hour"]
-)
-def test_as_spark_and_duckdb_read_it(
-    spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path, layout: str
-) -> None:
+def test_as_spark_and_duckdb_read_it(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
     sent, rows = _sent(topic)
     produce(servers, topic, sent)
-    _load(spark, servers, topic, tmp_path, WriteSettings(layout=layout))
+    _load(spark, servers, topic, tmp_path, WriteSettings(layout="hour"))
     folder = spark.read.parquet(f"{tmp_path}/{topic}")
     whole = spark.read.option("recursiveFileLookup", True).parquet(str(tmp_path))
     assert _by_spark(folder) == _by_spark(whole) == _by_duckdb(f"'{tmp_path}/**/*.parquet'") == rows
     paths = [item.path for item in files(str(tmp_path))]
     assert len(paths) > 3
     assert _by_spark(spark.read.option("recursiveFileLookup", True).parquet(*paths)) == _by_duckdb(str(paths)) == rows
-    if layout == "hour":
-        _check_an_hour(folder, tmp_path, rows)
+    _check_an_hour(folder, tmp_path, rows)
 
 
 def _check_an_hour(folder: DataFrame, output: Path, rows: list[Row]) -> None:

@@ -66,23 +66,6 @@ def test_read(spark: SparkSession, cluster: EmbeddedCluster, tmp_path: Path) -> 
     assert names["tip"] == "struct<value:bigint>"
 
 
-@pytest.mark.test_all("again")
-def test_what_does_not_decode(spark: SparkSession, cluster: EmbeddedCluster) -> None:
-    topic, servers, url = "poisoned", cluster.bootstrap_servers, cluster.schema_registry_url
-    assert url is not None
-    create_topic(servers, topic)
-    produce(servers, topic, _sent(url, topic))
-    options = {"subscribe": topic, "valueFormat": "protobuf", "schemaRegistryUrl": url}
-    text = error_of(read(spark, servers, **options).collect)
-    assert f"{topic}-0: the record at offset 1 has a value that does not decode: schema id " in text
-    permissive = read(spark, servers, **options, mode="PERMISSIVE").select("offset", "value.id").orderBy("offset")
-    assert [row.id for row in permissive.collect()] == [0, None, 1, None, None, None, 2]
-    other = read(spark, servers, **options, valueMessage="shop.Other", badRecords="skip")
-    assert other.select("value.*").columns == ["id"]
-    assert [row.offset for row in other.orderBy("offset").collect()] == [4, 5]
-    assert "message shop.Order, another one" in error_of(read(spark, servers, **options, valueMessage="Other").collect)
-
-
 def test_write(spark: SparkSession, cluster: EmbeddedCluster) -> None:
     topic, servers, url = "written", cluster.bootstrap_servers, cluster.schema_registry_url
     assert url is not None

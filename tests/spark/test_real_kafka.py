@@ -6,15 +6,12 @@ import json
 import time
 from collections import Counter
 from datetime import timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
 from chispa import assert_df_equality
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, lit
 
@@ -142,31 +139,6 @@ def test_transactions(spark: SparkSession, servers: str, topic: str) -> None:
     assert ours == theirs
 
 
-@pytest.mark.test_all("again")  # test_source_stream.py, with our broker
-def test_streams(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    source, target = f"{topic}-in", f"{topic}-out"
-    create_topic(servers, source, 2)
-    create_topic(servers, target, 3)
-    options = {"kafka.bootstrap.servers": servers, "subscribe": source, "startingOffsets": "earliest"}
-    frame = spark.readStream.format("klog").options(**options, maxOffsetsPerTrigger="100").load()
-    writer = frame.select("key", "value").writeStream.format("klog").trigger(processingTime="100 milliseconds")
-    writer = writer.options(**{"kafka.bootstrap.servers": servers, "topic": target})
-    produce(servers, source, values(300, partitions=2))
-    query = writer.option("checkpointLocation", str(tmp_path)).start()
-    try:
-        wait_for(lambda: len(consume(servers, target)) >= 300, "the first records", query=query)
-        admin = AdminClient({"bootstrap.servers": servers})
-        admin.create_partitions([NewPartitions(source, 3)])[source].result(timeout=30)
-        # A producer refuses a partition that its own metadata does not show yet.
-        wait_for(lambda: (source, 2) in known(servers, source), "the new partition")
-        produce(servers, source, values(300, 300, partitions=3))
-        wait_for(lambda: len(consume(servers, target)) >= 600, "the records of three partitions", query=query)
-    finally:
-        query.stop()
-    found = Counter(record.value for record in consume(servers, target))
-    assert found == {record.value: 1 for record in values(600)}
-
-
 def known(servers: str, topic: str) -> set[tuple[str, int]]:
     found = AdminClient({"bootstrap.servers": servers}).list_topics(topic, timeout=10).topics[topic].partitions
     return {(topic, partition) for partition, entry in found.items() if entry.leader >= 0}
@@ -185,35 +157,6 @@ def test_deleted_records(spark: SparkSession, servers: str, topic: str, spark_lo
         (topic, 0, offset) for offset in range(15, 30)
     ]
     assert f"records can't be read (failOnDataLoss is not true): {lost}" in spark_log.text()
-
-
-@pytest.mark.test_all("again")  # test_loss.py has the causes, test_source_stream.py such streams
-def test_deleted_records_in_a_stream(
-    spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
-) -> None:
-    create_topic(servers, topic)
-    produce(servers, topic, values(10))
-    output, checkpoint = str(tmp_path / "output"), str(tmp_path / "checkpoint")
-
-    def run(**options: str) -> None:
-        settings = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest"}
-        frame = spark.readStream.format("klog").options(**settings, **options).load()
-        writer = frame.writeStream.format("parquet").options(path=output, checkpointLocation=checkpoint)
-        query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(SECONDS)
-
-    run()
-    produce(servers, topic, values(20, 10))
-    delete_records(servers, topic, {0: 15})
-
-    lost = f"{topic}-0: wanted [10, 15), available [15, 30)"
-    with pytest.raises(StreamingQueryException) as caught:
-        run()
-    assert f"records can't be read: {lost} (retention); set failOnDataLoss=false" in str(caught.value)
-    run(failOnDataLoss="false")
-    assert f"records can't be read (failOnDataLoss is not true): {lost}" in spark_log.text()
-    wanted = [(topic, 0, offset) for offset in (*range(10), *range(15, 30))]
-    assert offsets_of(spark.read.parquet(output)) == wanted
 
 
 @pytest.mark.parametrize(("kind", "end"), [("LogAppendTime", 10), ("CreateTime", 30)])

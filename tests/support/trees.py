@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from pyarrow import fs
 
 from spark_klog.trees.arrow_files import ArrowFiles
@@ -22,9 +21,8 @@ from tests.support.waiting import wait_until
 SECONDS = 30.0
 #: Kinds of trees that tests/directories/conftest.py opens: with ephemeral nodes, and those of Arrow's file systems.
 EPHEMERAL_KINDS = ["memory", "local", "zookeeper"]
-_AGAIN = pytest.param("arrow-subtree", marks=pytest.mark.test_all("again"))
 #: The clock of the last one stands still.
-ARROW_KINDS = ["arrow-local", _AGAIN, "arrow-rigid", "arrow-mock"]
+ARROW_KINDS = ["arrow-local", "arrow-rigid", "arrow-mock"]
 Open = Callable[[], Tree]
 
 

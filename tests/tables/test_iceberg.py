@@ -138,7 +138,6 @@ def test_a_run_of_the_same_number_conflicts(warehouse: Warehouse) -> None:
     [
         CommitStateUnknownException("504"),
         CommitFailedException("lost"),
-        pytest.param(TimeoutError(), marks=pytest.mark.test_all("again")),
         ValueError("no such answer"),
     ],
     ids=lambda error: type(error).__name__,

@@ -1,11 +1,10 @@
-"""Compaction of Iceberg tables: rows stay, runs go on, files with deleted rows stay; on local disks and in S3."""
+"""Compaction of Iceberg tables: rows stay, runs go on, files with deleted rows stay."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +25,10 @@ from spark_klog.files import open_folder
 from spark_klog.tables import iceberg_compaction, iceberg_rows
 from spark_klog.tables.iceberg import IcebergTable
 from spark_klog.tables.iceberg_files import Footers
-from spark_klog.tables.table import RunConflict
-from tests.load.buckets import bucket
 from tests.load.support import in_child
-from tests.support.servers.kafka import free_port
 from tests.tables.iceberg_tables import LOAD, TOPIC, Warehouse, before_commit, delete_by_file, rows, run_of, write
 
-_HOST = "127.0.0.1"
-_AGAIN, _KILL = pytest.mark.test_all("again"), pytest.mark.test_all("kill")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer  # half a second of each collection
-
-    port = free_port()
-    server = ThreadedMotoServer(ip_address=_HOST, port=port, verbose=False)
-    server.start()
-    yield f"{_HOST}:{port}"
-    server.stop()
+_KILL = pytest.mark.test_all("kill")
 
 
 def _loaded(warehouse: Warehouse, runs: int = 4) -> IcebergTable:
@@ -57,15 +41,8 @@ def _loaded(warehouse: Warehouse, runs: int = 4) -> IcebergTable:
     return table
 
 
-@pytest.mark.parametrize("store", ["disk", pytest.param("s3", marks=_AGAIN)])
-def test_small_files_become_one_by_partition(tmp_path: Path, request: pytest.FixtureRequest, store: str) -> None:
-    options = {}
-    if store == "s3":
-        server = request.getfixturevalue("s3")
-        bucket(server, "iceberg")
-        keys = {"s3.access-key-id": "key", "s3.secret-access-key": "secret", "s3.region": "us-east-1"}
-        options = {"warehouse": "s3://iceberg/wh", "s3.endpoint": f"http://{server}", **keys}
-    warehouse = Warehouse(tmp_path, **options)
+def test_small_files_become_one_by_partition(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path)
     table = _loaded(warehouse)
     before, offsets = warehouse.stranger(), warehouse.offsets()
     assert table.compact(1) == 0
@@ -117,27 +94,14 @@ def _live_file(warehouse: Warehouse, path: str) -> IcebergFile:
     return file
 
 
-@pytest.mark.parametrize(
-    ("content", "is_during"),
-    [
-        (DataFileContent.POSITION_DELETES, True),
-        pytest.param(DataFileContent.POSITION_DELETES, False, marks=_AGAIN),
-        pytest.param(DataFileContent.EQUALITY_DELETES, True, marks=_AGAIN),
-        pytest.param(DataFileContent.EQUALITY_DELETES, False, marks=_AGAIN),
-    ],
-)
-def test_deleted_rows_stay_deleted(tmp_path: Path, content: DataFileContent, is_during: bool) -> None:
+def test_deleted_rows_stay_deleted(tmp_path: Path) -> None:
     warehouse = Warehouse(tmp_path)
     table = _loaded(warehouse)
-    row = 2 if content == DataFileContent.POSITION_DELETES else 12
 
     def delete() -> None:
-        delete_by_file(warehouse.stranger(), _live_file(warehouse, "1-0.parquet"), row, content)
+        delete_by_file(warehouse.stranger(), _live_file(warehouse, "1-0.parquet"), 2, DataFileContent.POSITION_DELETES)
 
-    if is_during:
-        before_commit(table, delete)
-    else:
-        delete()
+    before_commit(table, delete)
     assert table.compact(1 << 20) == 4  # of the other partition
     schema = table.prepare(table.schema(), "hour", "timestamp", LOAD)  # type: ignore[arg-type]
     for number in (5, 6):  # newer than what was deleted
@@ -145,8 +109,7 @@ def test_deleted_rows_stay_deleted(tmp_path: Path, content: DataFileContent, is_
     assert table.compact(1 << 20) == 2
     names = {one.path.rpartition("/")[2] for one in table.files()}
     assert {f"{number}-0.parquet" for number in range(1, 5)} <= names
-    if content == DataFileContent.POSITION_DELETES:  # pyiceberg reads no others
-        assert warehouse.offsets() == [*range(10, 12), *range(13, 50), 50, 60]
+    assert warehouse.offsets() == [*range(10, 12), *range(13, 50), 50, 60]
 
 
 def test_a_row_that_the_commit_of_its_file_deletes(tmp_path: Path) -> None:
@@ -212,40 +175,6 @@ def test_rows_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         table.compact(1 << 20)
     assert warehouse.offsets() == [*range(10, 50)]
     assert open_folder(table.location).names("data") == []
-
-
-def _commit_and_compact(options: dict[str, str], token: str, results: Any) -> None:
-    """In a process of its own: commit runs as they come, and compact after each."""
-    table = IcebergTable("c.ns.t", options)
-    schema = table.prepare(table.schema(), "hour", "timestamp", LOAD)  # type: ignore[arg-type]
-    while (last := table.last_run(LOAD)) is None or last.number < 8:
-        number = 1 if last is None else last.number + 1
-        one = write(table, schema, f"{token}-{number}", rows([number]))
-        try:
-            table.append([one], run_of(number, number, token))
-            results.put(number)
-        except RunConflict:
-            pass
-        table.compact(1 << 20)
-
-
-@pytest.mark.test_all("again")
-def test_processes_race(tmp_path: Path) -> None:
-    warehouse = Warehouse(tmp_path)
-    warehouse.prepared()
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    workers = [context.Process(target=_commit_and_compact, args=(warehouse.options, name, results)) for name in "abc"]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-        assert worker.exitcode == 0
-    assert warehouse.offsets() == [*range(1, 9)]
-    wins = []
-    while not results.empty():
-        wins.append(results.get())
-    assert sorted(wins) == [*range(1, 9)]
 
 
 _POINTS = {

@@ -22,7 +22,6 @@ from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.table import Layout, with_aliases
 from tests.tables.iceberg_tables import LOAD, Warehouse, before_commit, rows, run_of, write
 
-_AGAIN = pytest.mark.test_all("again")
 _AT = datetime(2024, 1, 1, 5, 30, tzinfo=timezone.utc)
 
 
@@ -213,7 +212,10 @@ def test_a_time_column_that_no_commit_has_binds_no_later_run(
 
 @pytest.mark.parametrize(
     "kind",
-    [pa.timestamp("us"), *(pytest.param(one, marks=_AGAIN) for one in (pa.timestamp("us", tz="UTC"), pa.date32()))],
+    [
+        pa.timestamp("us"),
+        *(pytest.param(one, marks=pytest.mark.test_all("long")) for one in (pa.timestamp("us", tz="UTC"), pa.date32())),
+    ],
     ids=str,
 )
 def test_partitions_by_a_field_of_the_values(warehouse: Warehouse, kind: pa.DataType) -> None:

@@ -143,24 +143,15 @@ def _text(rows: dict[int, dict[str, Any]]) -> list[str]:
     return [f"{key}: {dict(sorted(row.items()))}" for key, row in sorted(rows.items())]
 
 
-@pytest.mark.parametrize("files", ["of the load", pytest.param("without ids", marks=pytest.mark.test_all("again"))])
 @pytest.mark.parametrize("call", ["upsert", "upsert of rows with delete files", "compaction"])
-def test_iceberg(call: str, files: str, tmp_path: Path) -> None:
+def test_iceberg(call: str, tmp_path: Path) -> None:
     source = Source("iceberg", tmp_path)
     schema = source.table.prepare(pa.schema([*FORMAT.row, *_COLUMNS]), "none", "", "load")
     folder = Path(source.table.location.removeprefix("file://"))
     folder.mkdir(parents=True, exist_ok=True)
     batches = [[{"id": 10 * number + place, **row} for place, row in enumerate(_ROWS)] for number in (1, 2)]
-    if files == "of the load":
-        data = [_write(folder, f"{number}.parquet", schema, rows) for number, rows in enumerate(batches)]
-        source.table.append(data, run(1))
-    else:
-        source.table.append([], run(1))
-        plain = pa.schema([_plain(one) for one in schema])
-        for number, rows in enumerate(batches):
-            _write(folder, f"{number}.parquet", plain, rows)
-        place = load_catalog("local", **catalog_options(tmp_path)).load_table("space.table")
-        place.add_files([f"file://{folder}/{number}.parquet" for number in range(len(batches))])
+    data = [_write(folder, f"{number}.parquet", schema, rows) for number, rows in enumerate(batches)]
+    source.table.append(data, run(1))
     _evolve(tmp_path)
     wanted = {row["id"]: _evolved({name: row[name] for name in _COLUMNS.names}) for rows in batches for row in rows}
     if call == "compaction":

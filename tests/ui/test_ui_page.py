@@ -471,28 +471,6 @@ def test_every_view_and_record_has_an_address(browser: Browser) -> None:
     browser.wait(lambda: "1 of 2 groups" in browser.text("#main"))
 
 
-@pytest.mark.test_all("again")
-def test_an_offset_that_does_not_exist(browser: Browser) -> None:
-    """The view says so in place of what was shown before."""
-    browser.open("messages", CLICKS)
-    for offset, order, said in (
-        ("5000", "newest", "offset 5000 is beyond the end of 3 partitions, whose last offset is at most"),
-        ("5000", "oldest", "there are no messages from there on"),
-        ("99999999999999999999", "newest", "must be a number from 0 to"),
-    ):
-        browser.js("document.forms.jump.offset.value = arguments[0]", offset)
-        browser.js("document.forms.jump.order.value = arguments[0]", order)
-        browser.click("#jump button")
-        browser.wait(lambda: said in browser.text("#note"))  # noqa: B023
-        assert (browser.rows() > 0) == (
-            said == "offset 5000 is beyond the end of 3 partitions, whose last offset is at most"
-        )
-    assert [one for one in browser.problems() if "400" not in one] == []  # the console logs the refused request
-    browser.open("record", CLICKS, "0", "5000")
-    assert "is beyond the end of partition 0" in browser.text("#note")
-    assert "Previous: " in browser.text("#main")
-
-
 def test_a_committed_offset_beyond_the_end(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
     """A topic that was made anew: the group's offset has no lag, and the page says why."""
     servers = cluster.bootstrap_servers
@@ -506,7 +484,7 @@ def test_a_committed_offset_beyond_the_end(browser: Browser, cluster: EmbeddedCl
         admin.delete_group(topic)  # other tests count the groups
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_export_by_the_page(browser: Browser, tmp_path: Path) -> None:
     browser.cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     browser.open("messages", CLICKS)
@@ -535,7 +513,7 @@ def test_groups_of_a_topic_and_axes(browser: Browser) -> None:
     browser.wait(lambda: re.fullmatch(r"\d\d:\d\d:\d\d\n\d\d:\d\d:\d\d UTC", browser.text("figure.chart .times")))
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_deletion_by_the_page(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
     make_topic(cluster.bootstrap_servers, topic, 1)
     browser.open("topic", topic)

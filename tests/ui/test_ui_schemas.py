@@ -33,7 +33,7 @@ from spark_klog.security.config import Settings
 from spark_klog.spark.option_table import Use
 from spark_klog.spark.options import split
 from spark_klog.ui.schemas import MessageSchemas, Raw
-from tests.support.clients.klog import klog, klog_lines, klog_refusal
+from tests.support.clients.klog import klog, klog_lines
 from tests.support.clients.topics import make_topic
 from tests.ui.browser import Browser
 from tests.ui.support import Page, serving
@@ -220,7 +220,7 @@ def test_no_secret_in_the_page(cluster: EmbeddedCluster, topic: str, tmp_path: A
     assert _Slow.seen[0] == "Basic bWU6aHVudGVyMkBoMw=="
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_a_silent_registry_holds_up_no_page(cluster: EmbeddedCluster, topic: str) -> None:
     servers = cluster.bootstrap_servers
     make_topic(servers, topic, 1)
@@ -420,15 +420,6 @@ def test_subjects(page: Page, registry: str) -> None:
     assert status == 502
     assert "no such one" in answer["error"]
     assert page.ask("subject", name="pages", version="-1")[0] == 400
-
-
-@pytest.mark.test_all("again")
-def test_wrong_settings(cluster: EmbeddedCluster) -> None:
-    servers = cluster.bootstrap_servers
-    said = klog_refusal("ui", "-b", servers, "--listen", "0", "--schema-registry", "ftp://r", code=1)
-    assert "schema.registry.url must be http" in said
-    said = klog_refusal("ui", "-b", servers, "--listen", "0", "-X", "schema.registry.retries.wait.ms=1", code=1)
-    assert "no URL: give --schema-registry URL" in said
 
 
 def test_what_schemas_hold_is_text(

@@ -179,8 +179,7 @@ def test_a_group_lives_on_after_a_kill_of_the_broker(server_dir: Path) -> None:
         group.close()
 
 
-@pytest.mark.parametrize("assignor", ["range", pytest.param("cooperative-sticky", marks=pytest.mark.test_all("again"))])
-def test_members_of_both_protocols(broker: KlogBroker, topic: str, group: Group, assignor: str) -> None:
+def test_members_of_both_protocols(broker: KlogBroker, topic: str, group: Group) -> None:
     """A group changes its protocol with the first and the last member of the consumer protocol."""
     _produce(broker, topic, 60)
 
@@ -189,7 +188,7 @@ def test_members_of_both_protocols(broker: KlogBroker, topic: str, group: Group,
             groups = raw.request(apis.LIST_GROUPS, 5, {})["groups"]
         return {each["group_id"]: each["group_type"] for each in groups}[group.name]
 
-    classic = {"group_protocol": "classic", "partition_assignment_strategy": assignor, "heartbeat_interval_ms": 300}
+    classic = {"group_protocol": "classic", "partition_assignment_strategy": "range", "heartbeat_interval_ms": 300}
     group.add(topic, **classic)
     group.poll_until(lambda: group.is_shared(6) and len(group.values) == 60)
     group.members[0].commit(asynchronous=False)

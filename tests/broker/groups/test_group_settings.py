@@ -132,7 +132,7 @@ def test_all_brokers_know(cluster: EmbeddedCluster, raw: RawClient) -> None:
         assert _described(raw, "g/ü")[SESSION][0] == "9000"
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("client")
 @pytest.mark.peer
 def test_kafkas_tool_sets_and_shows_them(cluster: EmbeddedCluster) -> None:
     with JavaTools(NEWEST) as tools:

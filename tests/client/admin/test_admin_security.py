@@ -33,13 +33,13 @@ _AUTHORIZERS = {
     NEWEST: "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
 }
 #: They need a Kafka of their own.
-_AGAIN = [
-    pytest.param(name, marks=[pytest.mark.peer, pytest.mark.test_all("again")])
+_KAFKAS = [
+    pytest.param(name, marks=[pytest.mark.peer, pytest.mark.test_all("version")])
     for name in versions(NEWEST, "0.10.2.2", "3.9.1")
 ]
 
 
-@pytest.fixture(scope="module", params=["klog", *_AGAIN])
+@pytest.fixture(scope="module", params=["klog", *_KAFKAS])
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
     name = request.param
     if name in _AUTHORIZERS:

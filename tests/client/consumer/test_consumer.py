@@ -57,9 +57,7 @@ from tests.support.servers.kafka import NEWEST, versions
 from tests.support.servers.shared_kafka import SharedKafkas
 
 _VERSIONS = versions(NEWEST, "0.10.2.2", "3.9.1")
-#: Our broker, and for test-all Kafka's: for tests of groups, in which the members do the work.
-_AGAIN = [pytest.param(name, marks=[pytest.mark.peer, pytest.mark.test_all("again")]) for name in _VERSIONS]
-our_broker_first = pytest.mark.parametrize("server", ["klog", *_AGAIN], indirect=True)
+our_broker = pytest.mark.parametrize("server", ["klog"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])
@@ -349,14 +347,12 @@ def _share_and_hand_over(server: Server, strategy: str) -> None:
         first.close()
 
 
-@our_broker_first
+@our_broker
 @pytest.mark.parametrize(
     ("strategy", "leads"),
     [
         ("range", "ours"),
         ("cooperative-sticky", "theirs"),
-        pytest.param("range", "theirs", marks=pytest.mark.test_all("again")),
-        pytest.param("cooperative-sticky", "ours", marks=pytest.mark.test_all("again")),
     ],
 )
 def test_members_of_librdkafka_in_one_group(server: Server, strategy: str, leads: str) -> None:
@@ -377,7 +373,7 @@ def test_members_of_librdkafka_in_one_group(server: Server, strategy: str, leads
             member.close()
 
 
-@our_broker_first
+@our_broker
 @pytest.mark.test_all("kill")
 def test_a_member_that_is_killed_while_it_rebalances(server: Server) -> None:
     topic = server.topic(4)
@@ -447,7 +443,7 @@ def test_commits(server: Server) -> None:
     theirs.close()
 
 
-@our_broker_first
+@our_broker
 def test_a_member_that_does_not_poll_leaves_the_group(server: Server) -> None:
     topic = server.topic()
     server.send(topic, short(10))

@@ -174,15 +174,6 @@ def test_text_with_a_caret_is_resolved_by_the_coordinator(server: Server) -> Non
         member.consumer.close()
 
 
-@pytest.mark.test_all("again")
-def test_ours_and_librdkafkas_subscribe_by_text(server: Server) -> None:
-    topic = server.topic(4)
-    members: list[Any] = [Member(server, f"^{topic}$", topic), Theirs(server, topic, f"^{topic}.*")]
-    poll_until(members, lambda: is_shared(members, 2, 2))
-    for member in members:
-        member.consumer.close()
-
-
 def _subscription(server: Server, group: str) -> tuple[list[str], str]:
     with Cluster.connect({"bootstrap.servers": server.servers}) as cluster:
         request = {"group_ids": [group], "include_authorized_operations": False}
@@ -333,7 +324,7 @@ def test_a_group_of_others_than_consumers() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["UNKNOWN_MEMBER_ID", "NOT_COORDINATOR", pytest.param("FENCED_MEMBER_EPOCH", marks=pytest.mark.test_all("again"))],
+    ["UNKNOWN_MEMBER_ID", "NOT_COORDINATOR"],
 )
 def test_errors_of_heartbeats(code: str) -> None:
     """Who is lost or fenced tells its listener and joins again; other errors are tried again."""

@@ -36,14 +36,10 @@ def _poll_until(consumer: Consumer, condition: Callable[[], object]) -> None:
     assert condition()
 
 
-@pytest.mark.parametrize("has_group", [False, pytest.param(True, marks=pytest.mark.test_all("again"))])
-def test_a_wrong_port_is_a_warning_with_the_address(caplog: pytest.LogCaptureFixture, has_group: bool) -> None:
+def test_a_wrong_port_is_a_warning_with_the_address(caplog: pytest.LogCaptureFixture) -> None:
     settings = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "enable.auto.commit": False}
     with Consumer(settings) as consumer:
-        if has_group:
-            consumer.subscribe(["t"])
-        else:
-            consumer.assign([("t", 0, 0)])
+        consumer.assign([("t", 0, 0)])
         deadline = time.monotonic() + SECONDS
         while not (found := _warnings(caplog)) and time.monotonic() < deadline:
             assert consumer.poll_arrow(1.0) is None  # as in a user's loop

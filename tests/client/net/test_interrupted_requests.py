@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
-
-import pytest
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import KlogError
 from spark_klog.protocol.apis import METADATA
-from tests.support.brokers.faults import dropped, late
+from tests.support.brokers.faults import late
 from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.checker.interrupts import Interrupt
 
@@ -35,16 +32,6 @@ _QUEUEING_FUNCTIONS = (
     "_admit",
     "new_queue",
     "take_sequences",
-)
-
-#: The code that confirms or resends batches after a response or the end of a connection.
-_PROCESSING = (
-    *_MODULES,
-    *("producer/sender.py", "producer/queues.py", "producer/receipts.py", "producer/outcomes.py", "client/requests.py"),
-)
-_PROCESSING_FUNCTIONS = (
-    *("_take_answers", "_take_answer", "settle", "confirm", "_end", "answered", "resend", "put_off", "receive"),
-    *("_has_answer", "step", "_answer", "_learn", "by_leader", "_group", "_look_for_leaders", "_judge"),
 )
 
 
@@ -113,43 +100,6 @@ def test_an_interrupt_at_each_line_that_queues_records() -> None:
                 written += 1
                 assert [one for one in brokers.values("t", 0) if one.startswith(b"%d " % at)] == values, at
     assert at - written > 10
-
-
-@pytest.mark.test_all("again")
-def test_an_interrupt_at_each_line_that_processes_an_answer() -> None:
-    """The next flush ends soon: it writes all records once, or raises."""
-    with ScriptedCluster({"t": 2}, nodes=2) as brokers:
-        at, is_over = 0, False
-        failed = 0
-        while not is_over:
-            at += 1
-            settings = {"bootstrap.servers": brokers.bootstrap_servers, "linger.ms": "600000", "retry.backoff.ms": "1"}
-            limits = {"request.timeout.ms": "100000", "delivery.timeout.ms": "200000"}
-            producer = Producer.of_cluster(Cluster.connect(settings | limits))
-            values = [[b"%d %d %d" % (at, partition, number) for number in range(3)] for partition in range(2)]
-            for partition in range(2):
-                for value in values[partition]:
-                    producer.send("t", value, partition=partition)
-            brokers.on("Produce", dropped())
-            interrupt = Interrupt(at, _PROCESSING, _PROCESSING_FUNCTIONS)
-            _flush(producer, interrupt)
-            is_over = interrupt.is_over
-            begin, failure = time.monotonic(), ""
-            try:
-                producer.flush()
-            except KlogError as error:
-                failure = str(error)
-            assert time.monotonic() - begin < 60, at
-            producer.abort()
-            brokers.clear()
-            if failure:
-                failed += 1
-                assert _HALFWAY in failure, at
-                continue
-            for partition in range(2):
-                there = [one for one in brokers.values("t", partition) if one.startswith(b"%d " % at)]
-                assert there == values[partition], at
-    assert 10 < failed < at - 10
 
 
 def test_an_interrupt_at_each_line_that_waits_for_requests_of_an_aborted_transaction() -> None:

@@ -178,9 +178,6 @@ def test_types_of_logical_types(logical: str) -> None:
     assert columns_of(schema, "arrow").type == arrow
 
 
-_DURATION = {"type": "fixed", "name": "F", "size": 12, "logicalType": "duration"}
-
-
 @pytest.mark.parametrize(
     ("schema", "spark", "arrow"),
     [

@@ -193,7 +193,7 @@ def test_compatibility_is_that_of_apaches_package(reader: Any, writer: Any) -> N
     assert AvroSchema(ours[0].normalized(), {}).normalized() == ours[0].normalized()
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("client")
 def test_texts_and_differences_are_javas(tmp_path: Path) -> None:
     """Avro for Java, of pyspark's jars, on random schemas: the same canonical texts, and the same differences."""
     pairs: list[tuple[str, str]] = []

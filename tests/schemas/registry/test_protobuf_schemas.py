@@ -255,13 +255,7 @@ _OF_CONFLUENT = {name: f"{_HEAD}{options}\n{_BODY}" for name, options in _OPTION
 }
 
 
-_TELLING = ("by name", "of a field", "a map")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in _TELLING else pytest.param(name, marks=pytest.mark.test_all("again")) for name in _OF_CONFLUENT],
-)
+@pytest.mark.parametrize("name", _OF_CONFLUENT)
 def test_what_another_registry_stored_is_the_same_schema(name: str) -> None:
     """By its own text, and by its source with comments; in another subject it has the same id."""
     log = MemoryLog()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -15,8 +15,8 @@ from typing import IO
 import pytest
 
 from spark_klog.cli.main import _OwnRegistry
-from spark_klog.embedded import ClusterStartError, EmbeddedCluster
-from spark_klog.errors import ConfigError, KlogError
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import KlogError
 from spark_klog.schema_registry import SchemaRegistry
 from tests.schemas.registry.asking import ask, register
 from tests.support.clients.klog import klog_command, klog_refusal
@@ -102,36 +102,6 @@ def test_a_start_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyP
     is_over.set()
     assert time.monotonic() - started < 5
     assert own.error is None
-
-
-@pytest.mark.test_all("again")
-def test_in_a_cluster(make_cluster: Callable[..., EmbeddedCluster], tmp_path: Path) -> None:
-    cluster = make_cluster(2, schema_registry=True)
-    url = cluster.schema_registry_url
-    assert url is not None
-    id = register(url, "s", '"int"')
-    with pytest.raises(ConfigError, match="is running; kill it first"):
-        cluster.restart_schema_registry()
-    cluster.kill_schema_registry()
-    assert cluster.ended() == {"schema registry": -signal.SIGKILL}
-    with pytest.raises(OSError, match="refused"):
-        ask(url, "GET", "/subjects")
-    cluster.restart_schema_registry()
-    assert cluster.schema_registry_url == url
-    assert ask(url, "GET", f"/schemas/ids/{id}")[0] == 200
-
-    without = make_cluster()
-    assert without.schema_registry_url is None
-    for action in (without.kill_schema_registry, without.restart_schema_registry):
-        with pytest.raises(ConfigError, match="there is no schema registry"):
-            action()
-    with pytest.raises(ClusterStartError, match="the schema registry did not start: can't listen on"):
-        make_cluster(schema_registry=url.removeprefix("http://"))
-    port = int(url.rpartition(":")[2])
-    with pytest.raises(ClusterStartError, match=f"can't listen on 127.0.0.1:{port}"):  # a port alone, as in the command
-        make_cluster(schema_registry=port)
-    with pytest.raises(ConfigError, match="needs a first listener without security"):
-        make_cluster(settings={"listeners": "SASL_PLAINTEXT://127.0.0.1:0"}, schema_registry=True)
 
 
 def test_a_port_alone(cluster: EmbeddedCluster) -> None:

@@ -419,7 +419,6 @@ def test_transactions_that_time_out_before_the_decision(query: Query) -> None:
 #: Each waits for 5 s; what Kafka answers after a timeout, the test above shows.
 _OURS_FIRST = [
     "ours",
-    pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("again")]),
     pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
 ]
 

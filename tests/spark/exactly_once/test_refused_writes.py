@@ -31,7 +31,6 @@ from tests.spark.support import error_of
 SCHEMA = StructType([StructField("value", StringType())])
 #: No broker listens at this address.
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "deliveryGuarantee": "exactly-once"}
-_SECONDS = 300
 
 
 @pytest.mark.parametrize(

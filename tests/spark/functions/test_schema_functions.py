@@ -259,7 +259,7 @@ _PROTO = """
 _JSON = {"type": "object", "properties": {"id": {"type": "integer"}, "name": {"type": "string"}}, "required": ["id"]}
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_the_other_formats(spark: SparkSession, registry: str) -> None:
     for codec in ("protobuf", "json_schema"):
         pytest.importorskip(f"spark_klog.schemas.{codec}.codec")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
-import socket
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import fastavro
@@ -27,7 +25,6 @@ from spark_klog.errors import ConfigError
 from spark_klog.spark.options import source_options
 from spark_klog.spark.read.source import KlogDataSource
 from tests.spark.support import Sent, create_topic, error_of, produce, read
-from tests.support.brokers.tcp_proxy import TcpProxy
 from tests.support.clients.srfake import SrFake, serving_srfake
 
 pytestmark = [pytest.mark.peer, pytest.mark.usefixtures("one_attempt")]
@@ -206,32 +203,7 @@ def test_a_stream(spark: SparkSession, servers: str, registry: SrFake, tmp_path:
     assert 1 <= len(asked) <= 6  # by the processes that plan, and once by each of the workers
 
 
-@pytest.mark.test_all("again")
-def test_a_registry_that_is_down_delays(spark: SparkSession, servers: str, registry: SrFake) -> None:
-    topic = "delayed"
-    create_topic(servers, topic)
-    writer = _Writer(registry, topic)
-    values = writer.values(_V1, [_order(0)]) + writer.values({**_V1, "doc": "the second"}, [_order(1)])
-    produce(servers, topic, map(Sent, values))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    options = {"subscribe": topic, "valueFormat": "avro", "schemaRegistryUrl": f"http://127.0.0.1:{port}"}
-    outage = Timer(1, lambda: proxies.append(TcpProxy(port, registry.port, seed=1)))
-    proxies: list[TcpProxy] = []
-    outage.start()
-    try:
-        frame = read(spark, servers, **options).select("value.id")
-        proxies.pop().close()
-        outage = Timer(1, lambda: proxies.append(TcpProxy(port, registry.port, seed=1)))
-        outage.start()
-        assert [row.id for row in frame.collect()] == [0, 1]
-    finally:
-        outage.join()
-        for proxy in proxies:
-            proxy.close()
-
-
-@pytest.mark.parametrize("evolution", ["restart", pytest.param("fail", marks=pytest.mark.test_all("again"))])
+@pytest.mark.parametrize("evolution", ["restart", pytest.param("fail", marks=pytest.mark.test_all("long"))])
 def test_a_stream_that_ends_with_its_schema(
     spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path, evolution: str
 ) -> None:

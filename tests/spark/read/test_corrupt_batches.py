@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.spark.support import Job, create_topic, error_of, offsets_of, produce, read, values
+from tests.spark.support import create_topic, error_of, offsets_of, produce, read, values
 from tests.support.brokers.batches import walk
 
 # Nothing here is about a second attempt of a task.
@@ -59,17 +58,3 @@ def test_batches(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_
     assert (letter["topic"], letter["partition"], letter["offset"]) == (topic, 0, CORRUPT * EACH)
     assert "CRC" in letter["reason"]
     assert base64.b64decode(letter["bytes"]) == corrupt
-
-
-@pytest.mark.test_all("again")
-@pytest.mark.usefixtures("corrupt")
-def test_streams(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    job = Job(spark, cluster.bootstrap_servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="50")
-    with pytest.raises(StreamingQueryException, match=f"{topic}-0: batch of offsets {CORRUPT * EACH}-"):
-        job.run()
-    letters = tmp_path / "letters"
-    job.options |= {"badRecords": "deadletter", "badRecordsPath": str(letters)}
-    job.run()
-    assert offsets_of(job.result) == rest(topic)
-    # micro-batches and tasks end within the corrupt batch, so it was read several times
-    assert len(list(letters.glob(f"{topic}-0-{CORRUPT * EACH}-*.json"))) == len(list(letters.iterdir())) == 1

@@ -15,7 +15,6 @@ from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import DataLossError
@@ -34,7 +33,6 @@ from tests.spark.support import (
     needs_admission_control,
     offsets_of,
     produce,
-    reported_losses,
     values,
     wait_for,
 )
@@ -82,13 +80,6 @@ def logged(job: Job, number: int) -> dict[str, dict[str, int]]:
     return found
 
 
-def run_and_report(job: Job) -> tuple[StreamingQuery, list[dict[str, Any]]]:
-    """Run up to the current end; return the query and its `reported_losses`."""
-    query = job.start(availableNow=True)
-    assert query.awaitTermination(SECONDS)
-    return query, reported_losses(query)
-
-
 @pytest.mark.usefixtures("one_attempt")
 @needs_admission_control
 def test_a_first_batch_that_failed_starts_again_where_it_started(
@@ -118,52 +109,6 @@ def test_no_batch_follows_where_nothing_has_come(spark: SparkSession, servers: s
     produce(servers, topic, values(2, 10))
     assert job.run() == [2]
     assert offsets_of(job.result) == rows(topic, 10, 12)
-
-
-@pytest.mark.usefixtures("one_attempt")
-@needs_admission_control
-@pytest.mark.test_all("again")  # others show losses, and a first micro-batch that is repeated
-def test_what_retention_takes_of_a_first_batch_is_told(
-    spark: SparkSession, servers: str, topic: str, tmp_path: Path
-) -> None:
-    create_topic(servers, topic)
-    produce(servers, topic, values(10))
-    job = FailingJob(spark, servers, tmp_path, subscribe=topic)
-    job.fail()
-    delete_records(servers, topic, {0: 4})
-    with pytest.raises(
-        StreamingQueryException, match=rf"{topic}-0: wanted \[0, 4\), available \[4, 10\) \(retention\)"
-    ):
-        job.run()
-    job.options["failOnDataLoss"] = "report"
-    produce(servers, topic, values(1, 10))
-    _, lost = run_and_report(job)
-    # Spark shows no latest offset of a micro-batch that it repeats: the next progress record has the loss
-    assert [(item["batch"], item["start"], item["end"], item["cause"]) for item in lost] == [(1, 0, 4, "retention")]
-    assert offsets_of(job.result) == rows(topic, 4, 11)
-
-
-@needs_admission_control
-@pytest.mark.test_all("again")
-def test_a_batch_that_can_not_be_read_whole_is_not_in_the_checkpoint(
-    spark: SparkSession, servers: str, topic: str, tmp_path: Path
-) -> None:
-    create_topic(servers, topic)
-    produce(servers, topic, values(10))
-    job = Job(spark, servers, tmp_path, subscribe=topic)
-    assert job.run() == [10]
-    assert logged(job, 0) == {topic: {"0": 10}}, "no more than it must say"
-    produce(servers, topic, values(10, 10))
-    delete_records(servers, topic, {0: 13})
-    with pytest.raises(StreamingQueryException, match=rf"{topic}-0: wanted \[10, 13\), available \[13, 20\)"):
-        job.run()
-    assert not (job.checkpoint / "offsets" / "1").exists()
-    job.options["failOnDataLoss"] = "report"
-    query, lost = run_and_report(job)
-    assert [(item["batch"], item["start"], item["end"]) for item in lost] == [(1, 10, 13)]
-    assert query.lastProgress is not None
-    assert query.lastProgress["numInputRows"] == 7
-    assert offsets_of(job.result) == rows(topic, 0, 10) + rows(topic, 13, 20)
 
 
 def stream_reader(servers: str, topic: str, **options: str) -> StreamReader:

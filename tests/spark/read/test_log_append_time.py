@@ -25,9 +25,7 @@ def _pushdown(spark: SparkSession) -> Iterator[None]:
 @pytest.mark.parametrize(
     "kinds",
     [
-        pytest.param(["LogAppendTime", "LogAppendTime"], marks=pytest.mark.test_all("again")),
         ["CreateTime", "LogAppendTime"],
-        pytest.param(["LogAppendTime", "CreateTime", "LogAppendTime"], marks=pytest.mark.test_all("again")),
         ["CreateTime", "CreateTime"],
     ],
     ids="-".join,

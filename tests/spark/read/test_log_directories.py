@@ -7,7 +7,6 @@ import os
 import shutil
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -17,8 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, lit
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
@@ -498,28 +496,7 @@ def kafka(module_server_dir: Path) -> Iterator[Kafka]:
         yield running
 
 
-@pytest.mark.test_all("again")
-@pytest.mark.peer
-def test_codecs_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
-    kafka.create_topic(topic, len(CODECS))
-    for partition, codec in enumerate(CODECS):
-        for start in range(0, 600, 50):
-            produce(
-                kafka.bootstrap_servers,
-                topic,
-                mixed_values(50, partition, start=start, step=10),
-                compression_type=codec,
-            )
-    for options in (
-        {"includeHeaders": True},
-        {"minPartitions": 9},
-        {"startingTimestamp": NOW + 1234, "endingTimestamp": NOW + 5000},
-        {"startingOffsets": "-111"},
-    ):
-        assert same(spark, kafka.log_dir, kafka.bootstrap_servers, subscribe=topic, **options) > 500
-
-
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("client")
 @pytest.mark.peer
 def test_transactions_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
     """Committed and aborted transactions, and an open one, over many segments, so that producer snapshots matter."""
@@ -559,53 +536,3 @@ def test_transactions_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) ->
 
 
 COMMITTED = {"kafka.isolation.level": "read_committed"}
-
-
-@pytest.mark.test_all("again")
-@pytest.mark.peer
-def test_a_compacted_topic_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
-    kafka.create_topic(
-        topic, 1, {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
-    )
-    for start in range(0, 900, 100):
-        sent = [
-            Sent(b"v%d " % number * 20, b"k%d" % (number % 50), timestamp=NOW + number)
-            for number in range(start, start + 100)
-        ]
-        produce(kafka.bootstrap_servers, topic, sent, compression_type="lz4" if start % 200 else "none")
-        time.sleep(0.3)
-
-    def is_compacted() -> bool:
-        produce(kafka.bootstrap_servers, topic, [Sent(b"again", b"k0")])
-        return read(spark, kafka.bootstrap_servers, subscribe=topic).count() < 500
-
-    wait_for(is_compacted, "the log cleaner")
-    for options in ({}, {"minPartitions": 4}, {"startingTimestamp": NOW + 700}):
-        wait_for(lambda: _settled(spark, kafka, topic, options), "the same rows both ways")  # noqa: B023
-
-
-def _settled(spark: SparkSession, kafka: Kafka, topic: str, options: dict[str, Any]) -> bool:
-    """Whether both ways give the same rows; False also if the cleaner ran between the reads."""
-    before = offsets_of(read(spark, kafka.bootstrap_servers, subscribe=topic, **options))
-    stored = load(spark, kafka.log_dir, subscribe=topic, **options).orderBy("offset").collect()
-    fetched = read(spark, kafka.bootstrap_servers, subscribe=topic, **options).orderBy("offset").collect()
-    if [(row.topic, row.partition, row.offset) for row in fetched] != before:
-        return False
-    return stored == fetched and len(stored) > 20
-
-
-@pytest.mark.test_all("again")
-@pytest.mark.peer
-def test_records_that_kafka_has_deleted(spark: SparkSession, kafka: Kafka, topic: str) -> None:
-    """After DeleteRecords the segment still exists; a stopped broker's checkpoint file has the log start offset."""
-    kafka.create_topic(topic)
-    produce(kafka.bootstrap_servers, topic, values(30))
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    [deleted] = admin.delete_records([TopicPartition(topic, 0, 12)]).values()
-    assert deleted.result(timeout=30).low_watermark == 12
-    kafka.stop()
-    try:
-        found = offsets_of(load(spark, kafka.log_dir, subscribe=topic))
-    finally:
-        kafka.start()
-    assert found == [(topic, 0, offset) for offset in range(12, 30)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.spark.read.source import KlogDataSource
@@ -126,22 +126,6 @@ def test_a_rolling_bounce_and_one_back(place: Place) -> None:
         place.check_seen(seen)
         if configs[0] is configs[1]:
             place.check_stored(configs[0])
-
-
-@pytest.mark.test_all("again")  # the readers of the test above, in Spark
-def test_a_query_moves(spark: SparkSession, place: Place, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-
-    def note(rows: DataFrame, _: int) -> None:
-        seen.extend((row.partition, row.offset) for row in rows.collect())
-
-    for bounce, config in enumerate((BEFORE, TO_KAFKA, IN_KAFKA)):
-        place.produce()
-        frame = spark.readStream.format("klog").options(**place.options, **config, subscribe=place.topic).load()
-        writer = frame.select("partition", "offset").writeStream.foreachBatch(note).trigger(availableNow=True)
-        assert writer.option("checkpointLocation", str(tmp_path / str(bounce))).start().awaitTermination(60)
-        place.check_seen(seen)
-        place.check_stored(config)
 
 
 def test_a_checkpoint_gives_a_group_its_offsets(

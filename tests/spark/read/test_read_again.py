@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.spark.read.tasks import Plan, warn_if_read_again
@@ -74,40 +73,3 @@ def test_a_frame_whose_records_are_gone(spark: SparkSession, servers: str, topic
     text = error_of(frame.count)
     assert "[KLOG_DATA_LOSS.RETENTION]" in text
     assert "call load() again for each use, in a stream within foreachBatch" in text
-
-
-@pytest.mark.test_all("again")
-def test_the_static_side_of_a_streams_join(
-    spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
-) -> None:
-    """The static side keeps its plan; `load()` within `foreachBatch`, the recipe, reads the topic anew each time."""
-    static = f"{topic}-static"
-    create_topic(servers, topic)
-    create_topic(servers, static)
-    produce(servers, static, values(2))
-    joined: list[int] = []
-    loaded: list[int] = []
-
-    def note(rows: DataFrame, _: int) -> None:
-        joined.append(rows.count())
-        loaded.append(read(spark, servers, subscribe=static).count())
-        produce(servers, static, values(1))
-        produce(servers, topic, values(1))
-
-    stream = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers)
-    rows = stream.option("subscribe", topic).option("startingOffsets", "earliest").load().select("value")
-    produce(servers, topic, values(1))
-    frame = read(spark, servers, subscribe=static).selectExpr("value AS other")
-    query = (
-        rows.crossJoin(frame)
-        .writeStream.foreachBatch(note)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(processingTime="0 seconds")
-        .start()
-    )
-    try:
-        wait_for(lambda: _WARNING in spark_log.text() and len(loaded) >= 3, "the warning", query=query)
-    finally:
-        query.stop()
-    assert set(joined) == {2}
-    assert loaded[:3] == [2, 3, 4]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -13,14 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from kazoo.client import KazooClient
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
 from tests.spark.conftest import SparkLog
 from tests.spark.support import (
-    ImpatientJob,
     Job,
     consume,
     create_topic,
@@ -161,52 +158,6 @@ def test_a_topic_that_appears_is_read_from_its_start(
     assert offsets_of(job.result) == all_of(f"{topic}-2", 2, 5)
 
 
-@pytest.mark.test_all("again")
-def test_a_topic_that_goes(spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog) -> None:
-    for name in ("x", "y"):
-        create_topic(servers, f"{topic}-{name}")
-        produce(servers, f"{topic}-{name}", values(10))
-    job = ImpatientJob(spark, servers, tmp_path, subscribePattern=f"{topic}-.")
-    job.run()
-    delete_topic(servers, f"{topic}-x")
-    message = f"{topic}-x-0 was deleted; the query has read it up to offset 10"
-    with pytest.raises(StreamingQueryException, match=re.escape(f"{message}; set failOnDataLoss=false")):
-        job.run()
-    produce(servers, f"{topic}-y", values(5, 10))
-    job.options["failOnDataLoss"] = "false"
-    assert job.run() == [5]
-    assert f"(failOnDataLoss is not true): {message}" in spark_log.text()
-    assert offsets_of(job.result) == all_of(f"{topic}-x", 1, 10) + all_of(f"{topic}-y", 1, 15)
-
-
-@pytest.mark.test_all("again")  # test_refused_fetches.py and test_loss.py have it without Spark
-def test_a_log_that_became_shorter(
-    spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
-) -> None:
-    create_topic(servers, topic)
-    produce(servers, topic, values(10))
-    job = Job(spark, servers, tmp_path, subscribe=topic)
-    job.run()
-    delete_topic(servers, topic)
-    create_topic(servers, topic)
-    produce(servers, topic, values(4))
-    lost = rf"{topic}-0 was read up to offset 10, but its log was truncated since: available \[0, \d\)"
-    query = job.start(processingTime="100 milliseconds")
-    with pytest.raises(StreamingQueryException, match=f"records can't be read: {lost}"):
-        query.awaitTermination(SECONDS)
-    job.options["failOnDataLoss"] = "false"
-    query = job.start(processingTime="100 milliseconds")
-    try:
-        message = "records can't be read (failOnDataLoss is not true)"
-        wait_for(lambda: message in spark_log.text(), "the warning", query=query)
-        produce(servers, topic, values(8, 4))
-        wait_for(lambda: job.committed() == {(topic, 0): 12}, "the end", query=query)
-    finally:
-        query.stop()
-    # After a restart the query can't know that the topic is new: it skips the records that the log had by then.
-    assert sorted(offsets_of(job.result)) == sorted(all_of(topic, 1, 10) + all_of(topic, 1, 12)[4:])
-
-
 def test_a_topic_that_is_made_anew(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
 ) -> None:
@@ -224,22 +175,6 @@ def test_a_topic_that_is_made_anew(
         query.stop()
     assert f"{topic}-0 was read up to offset 10, but its log was recreated since" in spark_log.text()
     assert sorted(offsets_of(job.result)) == sorted(all_of(topic, 1, 10) + all_of(topic, 1, 4))
-
-
-@pytest.mark.test_all("again")
-def test_available_now_notices_a_log_that_became_shorter(
-    spark: SparkSession, servers: str, topic: str, tmp_path: Path
-) -> None:
-    create_topic(servers, topic)
-    produce(servers, topic, values(10))
-    job = Job(spark, servers, tmp_path, subscribe=topic)
-    job.run()
-    delete_topic(servers, topic)
-    create_topic(servers, topic)
-    produce(servers, topic, values(4))
-    query = job.start(availableNow=True)
-    with pytest.raises(StreamingQueryException, match=rf"{topic}-0 was read up to offset 10, .* available \[0, 4\)"):
-        query.awaitTermination(SECONDS)
 
 
 Group = dict[tuple[str, int], int]
@@ -265,45 +200,11 @@ def watch_group(job: Job, topic: str, servers: str, group: Callable[[], Group]) 
         query.stop()
 
 
-@pytest.mark.test_all("again")
-def test_group_offsets_in_zookeeper(
-    spark: SparkSession, make_cluster: Callable[..., EmbeddedCluster], topic: str, tmp_path: Path
-) -> None:
-    cluster = make_cluster(zookeeper=True)
-    create_topic(cluster.bootstrap_servers, topic, 2)
-    options = {"kafka.group.id": "g-1", "kafka.zookeeper.connect": cluster.zookeeper_connect, "commitOffsets": "true"}
-    job = Job(spark, cluster.bootstrap_servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="20", **options)
-    client = KazooClient(cluster.zookeeper_connect)
-    client.start()
-    try:
-
-        def group() -> Group:
-            found = {}
-            for partition in range(2):
-                path = f"/consumers/g-1/offsets/{topic}/{partition}"
-                if client.exists(path):
-                    found[topic, partition] = int(client.get(path)[0].decode("ascii"))
-            return found
-
-        watch_group(job, topic, cluster.bootstrap_servers, group)
-
-        # The next run publishes offsets that the last one did not.
-        client.delete("/consumers/g-1", recursive=True)
-        job.run()
-        assert group() == {(topic, 0): 60, (topic, 1): 60}
-        assert client.get(f"/consumers/g-1/offsets/{topic}/1")[0] == b"60"
-    finally:
-        client.stop()
-        client.close()
-
-
 @needs_admission_control
-@pytest.mark.parametrize("form", ["path", pytest.param("uri", marks=pytest.mark.test_all("again"))])
-def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str, tmp_path: Path, form: str) -> None:
+def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     create_topic(servers, topic, 2)
     tree = tmp_path / "the tree"
-    path = f"file://{tree}" if form == "uri" else str(tree)  # not as_uri: Spark decodes nothing in a file: URI
-    options = {"kafka.group.id": "g", "offsetsPath": path, "commitOffsets": "true"}
+    options = {"kafka.group.id": "g", "offsetsPath": str(tree), "commitOffsets": "true"}
     job = Job(spark, servers, tmp_path, subscribe=topic, **options)
 
     def group() -> Group:

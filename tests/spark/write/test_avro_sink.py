@@ -197,17 +197,14 @@ def test_without_a_registry(spark: SparkSession, servers: str) -> None:
     assert values == [{"id": 0}, {"id": 1}]
 
 
-@pytest.mark.parametrize(
-    "guarantee", [pytest.param("at-least-once", marks=pytest.mark.test_all("again")), "exactly-once"]
-)
-def test_a_stream(spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path, guarantee: str) -> None:
-    topic = f"stream-{guarantee}"
+def test_a_stream(spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path) -> None:
+    topic = "stream-exactly-once"
     create_topic(servers, topic)
     frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
     writer = frame.select(struct("value").alias("value")).writeStream.format("klog")
     writer = writer.option("kafka.bootstrap.servers", servers).option("topic", topic)
     writer = writer.option("valueFormat", "avro").option("schemaRegistryUrl", registry.url)
-    writer = writer.option("deliveryGuarantee", guarantee).option("checkpointLocation", str(tmp_path))
+    writer = writer.option("deliveryGuarantee", "exactly-once").option("checkpointLocation", str(tmp_path))
     before = len(registry.requests)
     query = writer.start()
     try:
@@ -273,7 +270,7 @@ def test_options_that_do_not_fit(options: dict[str, str], text: str) -> None:
         sink_options({"kafka.bootstrap.servers": "a:1", "topic": "t", **options})
 
 
-@pytest.mark.test_all("again")
+@pytest.mark.test_all("long")
 def test_a_column_of_topics(spark: SparkSession, servers: str, registry: SrFake) -> None:
     for topic in ("one", "two"):
         create_topic(servers, topic)

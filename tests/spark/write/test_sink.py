@@ -79,12 +79,9 @@ def test_keys_values_and_compression(
     assert codecs_on_disk(cluster, topic) == {CODEC_IDS[codec]}
 
 
-@pytest.mark.parametrize(
-    "acks", ["0", *(pytest.param(acks, marks=pytest.mark.test_all("again")) for acks in ("1", "all"))]
-)
-def test_acks(spark: SparkSession, servers: str, topic: str, acks: str) -> None:
+def test_acks(spark: SparkSession, servers: str, topic: str) -> None:
     create_topic(servers, topic)
-    write(spark.range(50).selectExpr("cast(id as string) as value"), servers, topic=topic, **{"kafka.acks": acks})
+    write(spark.range(50).selectExpr("cast(id as string) as value"), servers, topic=topic, **{"kafka.acks": "0"})
     assert Counter(record.value for record in consume(servers, topic)) == {b"%d" % n: 1 for n in range(50)}
 
 
@@ -250,23 +247,6 @@ def test_overwrite_is_refused(spark: SparkSession, servers: str, topic: str) -> 
     frame = spark.range(1).selectExpr("'x' as value")
     text = error_of(lambda: write(frame, servers, "overwrite", topic=topic))
     assert 'a topic can\'t be overwritten: use mode("append")' in text
-
-
-@pytest.mark.test_all(
-    "again"
-)  # test_producer_cache.py and tests/client/producer/test_producer_record_sizes.py: without Spark
-def test_rows_that_can_not_be_written(spark: SparkSession, servers: str, topic: str) -> None:
-    create_topic(servers, topic, 2)
-    no_utf_8 = spark.range(0, 9, 1, 1).selectExpr("if(id = 8, cast(X'61ff' as string), 'a') as topic", "'x' as value")
-    assert "row 8: column 'topic' is b'a" in error_of(lambda: write(no_utf_8, servers))
-    large = spark.range(1).selectExpr("0 as partition", "repeat('x', 3000000) as value")
-    message = f"row 0, a record for {topic}, takes 3000088 bytes, kafka.max.request.size=1048576: it is not sent"
-    assert message in error_of(lambda: write(large, servers, topic=topic))
-    more = {"kafka.max.request.size": "4000000"}
-    text = error_of(lambda: write(large, servers, topic=topic, **more))
-    assert "MESSAGE_TOO_LARGE" in text
-    assert f"{topic}-0" in text
-    assert consume(servers, topic) == []
 
 
 def stream_of(spark: SparkSession, servers: str, topic: str) -> DataFrame:
