@@ -1,7 +1,6 @@
 """Model brokers that append to lists; a test decides the fate of each Produce request.
 
-The brokers share one replicated log, so that a leader may move at any time. Checks of producer ids follow KIP-98 and
-Kafka's `ProducerAppendInfo`, without the package's code; kafka-python reads the batches.
+The brokers share one replicated log, so that a leader may move at any time. kafka-python reads the batches.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,14 +22,11 @@ from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import API_VERSIONS, BY_KEY, INIT_PRODUCER_ID, METADATA, PRODUCE
 from spark_klog.protocol.codec import decode_request, decode_request_header, encode_response
 from spark_klog.wire.primitives import Reader
+from tests.support.brokers.idempotence import Numbers, Producers
 from tests.support.servers.kafka import HOST
 
 Key = tuple[str, int]
 _NONE = 0
-#: Producer id, epoch, base sequence and record count in a batch of magic 2.
-_PRODUCER = struct.Struct(">qhii")
-_PRODUCER_POSITION = 43
-_KEPT_BATCHES = 5
 
 
 @dataclass
@@ -59,14 +55,6 @@ class Fate:
 
 #: Returns the fate of a request, given the broker's node id and the request's partitions.
 Script = Callable[[int, list[Key]], Fate]
-
-
-class _Producer:
-    """A partition's state of a producer id: (first, last) sequences of its last batches."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batches: deque[tuple[int, int]] = deque(maxlen=_KEPT_BATCHES)
 
 
 class ModelCluster:
@@ -100,7 +88,7 @@ class ModelCluster:
         self.max_bytes = 1 << 20
         #: The most requests in flight on a connection, counted when a Produce request is handled.
         self.most_in_flight = 0
-        self._producers: dict[Key, dict[int, _Producer]] = {key: {} for key in keys}
+        self._producers = {key: Producers() for key in keys}
         self._brokers = [_Broker(self, node) for node in range(nodes)]
 
     @property
@@ -162,7 +150,7 @@ class ModelCluster:
             self.leaders.update(fate.moves)
         if fate.forget_producers:
             for producers in self._producers.values():
-                producers.clear()
+                producers.forget()
         responses = []
         for topic in message["topic_data"]:
             entries = []
@@ -198,43 +186,24 @@ class ModelCluster:
             batches += 1
             values += [record.value for record in batch]
         assert batches == 1, "one batch a partition, from Produce 3 on"
-        producer_id, epoch, first, count = _PRODUCER.unpack_from(data, _PRODUCER_POSITION)
-        self.numbers[key].append((producer_id, epoch, first))
-        assert count == len(values)
-        if producer_id >= 0:
-            verdict = self._check(key, producer_id, epoch, first, (first + count - 1) & 0x7FFFFFFF)
-            if verdict is not None:
-                return verdict
-        self.log[key] += values
-        return _NONE
-
-    def _check(self, key: Key, producer_id: int, epoch: int, first: int, last: int) -> int | None:
-        """None if the batch is new, 0 if it is a duplicate, else the error."""
-        known = self._producers[key].get(producer_id)
-        if known is not None and epoch < known.epoch:
-            return int(ErrorCode.INVALID_PRODUCER_EPOCH)
-        if known is None or epoch > known.epoch:
-            if known is not None and first != 0:
-                return int(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-            if known is None and first != 0 and not self.takes_any_first:
-                return int(ErrorCode.UNKNOWN_PRODUCER_ID)
-            known = self._producers[key][producer_id] = _Producer(epoch)
-        elif (first, last) in known.batches:
-            return _NONE
-        elif known.batches and first != (known.batches[-1][1] + 1) & 0x7FFFFFFF:
-            return int(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-        known.batches.append((first, last))
-        return None
+        numbers = Numbers.of(data)
+        self.numbers[key].append((numbers.producer_id, numbers.epoch, numbers.first))
+        assert numbers.count == len(values)
+        end = len(self.log[key])
+        code, base = self._producers[key].append(numbers, end, takes_any_first=self.takes_any_first)
+        if not code and base == end:
+            self.log[key] += values
+        return code
 
     def expect(self, key: Key, producer_id: int, last: int) -> None:
         """Set a producer's last sequence in a partition."""
-        self._producers[key][producer_id].batches.append((last, last))
+        self._producers[key].expect(producer_id, last)
 
     def forget_producers(self) -> None:
         """Forget all producers, as brokers do after a day without writes."""
         with self.lock:
             for producers in self._producers.values():
-                producers.clear()
+                producers.forget()
 
     def make_anew(self, topic: str, partitions: int) -> None:
         """Delete a topic and create it again."""
@@ -250,7 +219,7 @@ class ModelCluster:
             for number in range(self.topics[topic], self.topics[topic] + count):
                 key = topic, number
                 self.leaders[key] = number % len(self._brokers)
-                self.log[key], self.numbers[key], self._producers[key] = [], [], {}
+                self.log[key], self.numbers[key], self._producers[key] = [], [], Producers()
             self.topics[topic] += count
 
     def disconnect(self, node: int) -> None:

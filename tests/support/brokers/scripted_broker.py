@@ -14,7 +14,7 @@ the brokers work correctly and keep everything in memory. The faults are in `tes
 
 `brokers.leaders["t", 0] = 1` moves a leader (-1: none); `brokers.coordinator` and `brokers.controller` are node ids
 too. A node that is not the leader answers NOT_LEADER_OR_FOLLOWER. Produce supports idempotent producers: a repeated
-last batch gets the same answer again, a gap gets OUT_OF_ORDER_SEQUENCE_NUMBER.
+batch gets the same answer again, a gap gets OUT_OF_ORDER_SEQUENCE_NUMBER.
 """
 
 from __future__ import annotations

@@ -8,24 +8,25 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tests.support.brokers.idempotence import Numbers, Producers
 from tests.support.brokers.kafka_python_wire import Message, Request, known_versions
 from tests.support.servers.kafka import HOST
 
 TopicPartition = tuple[str, int]
 UNKNOWN_TOPIC_OR_PARTITION, NO_LEADER, NOT_LEADER, NOT_COORDINATOR, TOPIC_EXISTS = 3, 5, 6, 16, 36
 FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH = 74, 75
-INVALID_PARTITIONS, NOT_CONTROLLER, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE = 37, 41, 45, 48
+INVALID_PARTITIONS, NOT_CONTROLLER, INVALID_TXN_STATE = 37, 41, 48
 NOW = 1_700_000_000_000
 
 
 @dataclass
 class _Log:
-    """Batches of magic 2 with their first offsets, and (epoch, next sequence, last base offset) by producer id."""
+    """Batches of magic 2 with their first offsets, and what is known of producers."""
 
     start: int = 0
     end: int = 0
     batches: list[tuple[int, bytes]] = field(default_factory=list)
-    producers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    producers: Producers = field(default_factory=Producers)
     #: The leader epoch; -1 before the first `elect`.
     epoch: int = -1
 
@@ -378,14 +379,7 @@ def _each(
 
 def _append(log: _Log, records: bytes) -> tuple[int, int]:
     """Append a produced batch of magic 2; return (error code, first offset)."""
-    producer_id, epoch, sequence, count = struct.unpack_from(">qhii", records, 43)
-    if producer_id < 0:
-        return 0, log.append(records)
-    known_epoch, following, last = log.producers.get(producer_id, (epoch, 0, -1))
-    if epoch == known_epoch and sequence + count == following and last >= 0:
-        return 0, last
-    if epoch == known_epoch and sequence != following:
-        return OUT_OF_ORDER_SEQUENCE_NUMBER, -1
-    base = log.append(records)
-    log.producers[producer_id] = epoch, sequence + count, base
-    return 0, base
+    code, base = log.producers.append(Numbers.of(records), log.end)
+    if not code and base == log.end:
+        log.append(records)
+    return code, base
