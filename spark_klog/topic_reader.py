@@ -126,7 +126,7 @@ def read(
         if len(names) > 1:
             serialization.check_one_schema()
         decoders = Deserializers(serialization).decoders(names[0], schema.names)
-        schema = with_types(schema, {column: one.type for column, one in decoders.items()})
+        schema = with_types(schema, {column: decoder.type for column, decoder in decoders.items()})
     brokers = Cluster.connect(client)
     try:
         keys = [(topic, partition) for topic, numbers in brokers.partitions(names).items() for partition in numbers]
@@ -187,9 +187,9 @@ class _Stream:
                 except BaseException:
                     self.close()
                     raise
-            found = self._part.slice(0, size)
-            self._part = self._part.slice(found.size)
-            return found
+            piece = self._part.slice(0, size)
+            self._part = self._part.slice(piece.size)
+            return piece
 
     def read(self, size: int) -> bytes:
         return bytes(self.read_buffer(size))
@@ -250,8 +250,8 @@ def _fetches(brokers: Cluster, ranges: _Ranges, topic_ids: Mapping[str, UUID]) -
     if len(short) > 1:
         together = ShortRanges(brokers, topic_ids)
         for node, keys in by_leader(brokers, short).items():
-            for found in together.fetch(node, {key: ranges[key] for key in keys}):
-                for key, fetched in found.items():
+            for answers in together.fetch(node, {key: ranges[key] for key in keys}):
+                for key, fetched in answers.items():
                     del left[key]
                     yield fetched
     for (topic, partition), (start, end) in left.items():
@@ -269,11 +269,11 @@ def _settings(
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise ConfigError(f"give only one of {' and '.join(named)}")
-    found: dict[str, Any] = Settings() if cluster is None else named_cluster(cluster)
+    chosen: dict[str, Any] = Settings() if cluster is None else named_cluster(cluster)
     if bootstrap_servers is not None or not named:
-        found["bootstrap.servers"] = _DEFAULT_SERVERS if bootstrap_servers is None else bootstrap_servers
-    found.update(settings or {})
-    return found
+        chosen["bootstrap.servers"] = _DEFAULT_SERVERS if bootstrap_servers is None else bootstrap_servers
+    chosen.update(settings or {})
+    return chosen
 
 
 def _spec(name: str, place: Place) -> Spec | int:

@@ -41,10 +41,10 @@ def local_path(address: str) -> str | None:
         return address
     if scheme[1].lower() != "file":
         return None
-    found = _FILE.fullmatch(address)
-    if found is None:
+    match = _FILE.fullmatch(address)
+    if match is None:
         raise ConfigError(f"{without_user(address)!r} is not a local folder: write file:///PATH")
-    return found[1]
+    return match[1]
 
 
 def is_single_writer(address: str) -> bool:

@@ -30,10 +30,10 @@ def parse_properties(data: bytes, source: str) -> dict[str, str]:
     """Values by name; `ConfigError` names `source` and the line of an invalid \\u escape."""
     result = {}
     for number, line in _logical_lines(data.removeprefix(codecs.BOM_UTF8).decode("latin-1")):
-        found = _ENTRY.fullmatch(line)
-        assert found is not None, "it matches any line"
+        match = _ENTRY.fullmatch(line)
+        assert match is not None, "it matches any line"
         try:
-            name, value = (_unescaped(part) for part in found.groups())
+            name, value = (_unescaped(part) for part in match.groups())
         except ValueError:
             raise ConfigError(f"{source}, line {number}: \\u must be followed by 4 hexadecimal digits") from None
         result[name] = value
@@ -63,8 +63,8 @@ def _unescaped(text: str) -> str:
     if "\\" not in text:
         return text
 
-    def character(found: re.Match[str]) -> str:
-        digits, other = found.groups()
+    def character(match: re.Match[str]) -> str:
+        digits, other = match.groups()
         if digits is not None:
             return chr(int(digits, 16))
         if other == "u":

@@ -74,7 +74,7 @@ def setting(name: str, default: Any, kind: Kind, *, broker: str = "") -> Any:
 
 def settings_of(config: Any) -> dict[str, Field[Any]]:
     """The fields of a configuration that are settings, by the names that users know."""
-    return {item.metadata["name"]: item for item in fields(config) if item.metadata}
+    return {setting.metadata["name"]: setting for setting in fields(config) if setting.metadata}
 
 
 def value_of(kind: Kind, name: str, text: str, wording: str = "{}={}: set {}") -> Any:
@@ -123,8 +123,8 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1)
     """
     from difflib import get_close_matches  # only for errors
 
-    by_lower = {one.lower(): one for one in known}
-    close = [by_lower[one] for one in get_close_matches(name.lower(), by_lower, most, cutoff)]
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    close = [by_lower[match] for match in get_close_matches(name.lower(), by_lower, most, cutoff)]
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 

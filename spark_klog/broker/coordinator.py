@@ -172,9 +172,9 @@ def stored_rows(log: PartitionLog) -> Iterator[Rows | TransactionEnd]:
     """All rows in order. Raises `DecodeError` if batches are damaged, OSError, `LogRetired` if the log is deleted."""
     builder = kernels.load().builder(frozenset({"key", "value", "timestamp"}))
     offset = log.start_offset
-    while (found := log.read(offset, _READ_BYTES)) is not None:
+    while (part := log.read(offset, _READ_BYTES)) is not None:
         log.check_open()
-        data = memoryview(found.read())
+        data = memoryview(part.read())
         position, begin = 0, offset
         while True:
             position, offset = builder.append_batches(data, position, offset, _LAST_OFFSET, _NO_LIMIT, _NO_LIMIT)

@@ -60,14 +60,14 @@ async def clean_logs(logs: LogDirectory, config: BrokerConfig, is_loading: Calla
 
     while True:
         now_ms = system_ms()
-        found = await _dirtiest(logs, now_ms)
-        if found is None:
+        dirtiest = await _dirtiest(logs, now_ms)
+        if dirtiest is None:
             if offsets is not None:
                 unused, offsets = offsets, None
                 await asyncio.to_thread(unused.close)
             await asyncio.sleep(config.cleaner_backoff_ms / 1000)
             continue
-        log, cleanable = found
+        log, cleanable = dirtiest
         if offsets is None:
             offsets = OffsetMap(config.cleaner_memory_bytes)
         try:
@@ -99,12 +99,12 @@ async def _dirtiest(logs: LogDirectory, now_ms: int) -> tuple[PartitionLog, Clea
             if log.config.compacts:
                 for _ in log.check_indexes():
                     await pace.rest()
-            found = logs.cleanable(log, now_ms) if log.is_open else None
+            cleanable = logs.cleanable(log, now_ms) if log.is_open else None
         except Exception as error:
             _leave(logs, log, "checked for compaction", error)
             continue
-        if found is not None and (dirtiest is None or found.dirty_ratio > dirtiest[1].dirty_ratio):
-            dirtiest = log, found
+        if cleanable is not None and (dirtiest is None or cleanable.dirty_ratio > dirtiest[1].dirty_ratio):
+            dirtiest = log, cleanable
         await pace.rest()
     return dirtiest
 

@@ -101,13 +101,13 @@ def _paths(struct: Struct) -> Iterable[Path]:
 
 
 def _count_errors(message: Mapping[str, Any], path: Path, errors: dict[int, int]) -> None:
-    found = message.get(path[0])
-    if not found:
+    inner = message.get(path[0])
+    if not inner:
         return
     if len(path) == 1:
-        errors[int(found)] += 1
-    elif isinstance(found, Mapping):
-        _count_errors(found, path[1:], errors)
+        errors[int(inner)] += 1
+    elif isinstance(inner, Mapping):
+        _count_errors(inner, path[1:], errors)
     else:
-        for item in found:
-            _count_errors(item, path[1:], errors)
+        for entry in inner:
+            _count_errors(entry, path[1:], errors)

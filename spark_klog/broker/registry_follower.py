@@ -300,7 +300,7 @@ class RegistryFollower:
                 for start in range(0, len(works), _AT_ONCE):
                     await self._run(topic, works[start : start + _AT_ONCE])
                 made = {(topic.name, partition) for partition, _ in works}
-                self._not_renamed = [item for item in self._not_renamed if item[0] not in made]
+                self._not_renamed = [drop for drop in self._not_renamed if drop[0] not in made]
                 self._note_followed(topic)
             await self._rename_dropped()
 
@@ -425,8 +425,8 @@ class RegistryFollower:
     def _renamed(self, dropped: list[_Dropped]) -> tuple[list[Path], list[_Dropped]]:
         """(new paths, entries that could not be renamed)."""
         paths, failed = [], []
-        for item in dropped:
-            (name, partition), rename = item
+        for drop in dropped:
+            (name, partition), rename = drop
             try:
                 paths.append(rename())
             except FileNotFoundError as error:
@@ -435,7 +435,7 @@ class RegistryFollower:
             except OSError as error:
                 text = "the folder of the deleted partition %s-%d can't be renamed, will retry: %s"
                 _log.error(text, name, partition, error)
-                failed.append(item)
+                failed.append(drop)
                 self._mark_deleted(name, partition)
         return paths, failed
 

@@ -116,8 +116,8 @@ def streams_by_topic(
     if registration.pattern == STATIC:
         return dict(registration.subscription)
     ((regex, streams),) = registration.subscription.items()
-    found = (Whitelist if registration.pattern == WHITE_LIST else Blacklist)(regex)
-    return {topic: streams for topic in topics if found.allows(topic, exclude_internal_topics)}
+    chosen = (Whitelist if registration.pattern == WHITE_LIST else Blacklist)(regex)
+    return {topic: streams for topic in topics if chosen.allows(topic, exclude_internal_topics)}
 
 
 def thread_id(consumer: str, number: int) -> str:
@@ -129,13 +129,13 @@ def threads_by_topic(
     members: Mapping[str, Registration], topics: Collection[str], exclude_internal_topics: bool = True
 ) -> dict[str, list[str]]:
     """The ids of the threads that read each topic, in order; `topics` are all that exist."""
-    found: dict[str, list[str]] = {}
+    owners: dict[str, list[str]] = {}
     for consumer, registration in members.items():
         for topic, streams in streams_by_topic(registration, topics, exclude_internal_topics).items():
-            found.setdefault(topic, []).extend(thread_id(consumer, number) for number in range(streams))
+            owners.setdefault(topic, []).extend(thread_id(consumer, number) for number in range(streams))
     return {
         topic: sorted(threads, key=lambda thread: thread.encode("utf-16-be", "surrogatepass"))  # Java's order
-        for topic, threads in found.items()
+        for topic, threads in owners.items()
     }
 
 
@@ -165,12 +165,12 @@ def broker_addresses(tree: Tree, protocol: str) -> list[str]:
     """HOST:PORT of each registered broker's listener with this security protocol, sorted."""
     names = tree.children(BROKER_IDS_PATH)
     payloads = tree.get_many([f"{BROKER_IDS_PATH}/{name}" for name in names])
-    found = set()
+    addresses = set()
     for name, payload in zip(names, payloads, strict=True):
         if payload is not None:
             endpoints = parse_broker(payload, f"{BROKER_IDS_PATH}/{name}")
-            found |= {f"{one.host}:{one.port}" for one in endpoints if one.security_protocol == protocol}
-    return sorted(found)
+            addresses |= {f"{point.host}:{point.port}" for point in endpoints if point.security_protocol == protocol}
+    return sorted(addresses)
 
 
 class Membership:
@@ -215,7 +215,7 @@ class Membership:
         paths = [f"{top}/{name}" for name in names]
         payloads = zip(names, paths, self._tree.get_many(paths), strict=True)
         members = {name: parse_registration(payload, path) for name, path, payload in payloads if payload is not None}
-        is_static = all(one.pattern == STATIC for one in members.values())
+        is_static = all(registration.pattern == STATIC for registration in members.values())
         topics = [] if is_static else self._tree.children(BROKER_TOPICS_PATH)
         threads = threads_by_topic(members, topics, self._exclude_internal)
         own = streams_by_topic(self._registration, topics, self._exclude_internal)
@@ -227,14 +227,14 @@ class Membership:
     def _partitions(self, topics: Iterable[str]) -> dict[str, list[int]]:
         paths = {topic: topic_path(topic) for topic in topics}
         payloads = self._tree.get_many(list(paths.values()))
-        found = zip(paths.items(), payloads, strict=True)
-        return {topic: list(parse_topic(payload, path)[0]) for (topic, path), payload in found if payload}
+        answers = zip(paths.items(), payloads, strict=True)
+        return {topic: list(parse_topic(payload, path)[0]) for (topic, path), payload in answers if payload}
 
     def lost(self, owned: Mapping[TopicPartition, str]) -> list[TopicPartition]:
         """The partitions that are another member's now, because this member's session was lost meanwhile."""
         paths = [owner_path(self._group, *key) for key in owned]
-        found = zip(owned.items(), self._tree.get_many(paths), strict=True)
-        return [key for (key, thread), payload in found if payload != thread.encode()]
+        answers = zip(owned.items(), self._tree.get_many(paths), strict=True)
+        return [key for (key, thread), payload in answers if payload != thread.encode()]
 
     def claim(self, wanted: Mapping[TopicPartition, str]) -> list[TopicPartition]:
         """Become the owner of partitions (step 9); those that another member still owns are left out."""
@@ -275,11 +275,11 @@ class OffsetStorages:
         """The committed offsets; with both storages the larger one, as in Kafka."""
         if not partitions:
             return {}
-        found = GroupOffsets(cluster, self._group).fetch(partitions) if self._in_kafka else {}
+        offsets = GroupOffsets(cluster, self._group).fetch(partitions) if self._in_kafka else {}
         if self._directory is not None:
             for key, offset in self._directory.fetch(partitions).items():
-                found[key] = max(offset, found.get(key, offset))
-        return found
+                offsets[key] = max(offset, offsets.get(key, offset))
+        return offsets
 
 
 class Member:
@@ -532,12 +532,12 @@ class Member:
 
     def _find_brokers(self) -> bool:
         """Look for brokers in ZooKeeper; False if there is none. The clients are made again if all have moved."""
-        found = broker_addresses(self._tree, str(self._config.client.get("security.protocol", "PLAINTEXT")).upper())
-        if not found:
+        addresses = broker_addresses(self._tree, str(self._config.client.get("security.protocol", "PLAINTEXT")).upper())
+        if not addresses:
             return self._cluster is not None
-        if not set(found) & set(self._addresses):
+        if not set(addresses) & set(self._addresses):
             self._close_clients()
-            settings = self._config.client_settings(found)
+            settings = self._config.client_settings(addresses)
             self._cluster = Cluster(client_config(settings))
             self._consumer = Consumer(
                 {
@@ -551,7 +551,7 @@ class Member:
             )
             self._assigned = {}
             self._assign()
-        self._addresses = found
+        self._addresses = addresses
         return True
 
     def _first_offsets(self, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -561,10 +561,10 @@ class Member:
             return {}
         cluster = self._connected()
         cluster.metadata(sorted({topic for topic, _ in keys}))
-        found, failed = offsets_of_led(cluster, dict.fromkeys(keys, place))
+        offsets, failed = offsets_of_led(cluster, dict.fromkeys(keys, place))
         for key, error in failed.items():
             _log.info("the first offset of %s-%d is looked up later: %s", *key, error)
-        return found
+        return offsets
 
     def _assign(self) -> None:
         """Read exactly the held partitions from now on; those read before go on."""

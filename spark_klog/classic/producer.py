@@ -72,17 +72,17 @@ def hash_partitioner(key: Any, partitions: int) -> int:
     So text and bytes go where Kafka's DefaultPartitioner and ByteArrayPartitioner sent them.
     """
     if isinstance(key, int):
-        found = (key ^ (key >> 32)) & 0xFFFFFFFF if not -(2**31) <= key < 2**31 else key & 0xFFFFFFFF
+        digest = (key ^ (key >> 32)) & 0xFFFFFFFF if not -(2**31) <= key < 2**31 else key & 0xFFFFFFFF
     elif isinstance(key, (bytes, bytearray)):
-        found = 1
+        digest = 1
         for byte in key:
-            found = (31 * found + (byte - 256 if byte > 127 else byte)) & 0xFFFFFFFF
+            digest = (31 * digest + (byte - 256 if byte > 127 else byte)) & 0xFFFFFFFF
     else:
-        found = 0
+        digest = 0
         units = str(key).encode("utf-16-be", "surrogatepass")
         for at in range(0, len(units), 2):
-            found = (31 * found + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
-    signed = found - 2**32 if found >= 2**31 else found
+            digest = (31 * digest + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    signed = digest - 2**32 if digest >= 2**31 else digest
     return (0 if signed == -(2**31) else abs(signed)) % partitions
 
 
@@ -299,7 +299,7 @@ class Producer:
 
     def _dispatch(self, messages: Sequence[KeyedMessage]) -> None:
         """Write messages and wait until they are confirmed."""
-        encoded = [(one, self._encoder(one.message), self._key_encoder(one.key)) for one in messages]
+        encoded = [(message, self._encoder(message.message), self._key_encoder(message.key)) for message in messages]
         with self._lock:
             if self._has_changed.is_set():  # new brokers or partitions in ZooKeeper; nothing is under way
                 self._has_changed.clear()
@@ -307,11 +307,11 @@ class Producer:
             used: dict[int, ClientProducer] = {}
             try:
                 deliveries = []
-                for one, value, key in encoded:
-                    producer = self._producer(one.topic)
+                for message, value, key in encoded:
+                    producer = self._producer(message.topic)
                     used[id(producer)] = producer
-                    partition = self._partition(one, producer.partitions(one.topic))
-                    deliveries.append(producer.send(one.topic, value, key, partition))
+                    partition = self._partition(message, producer.partitions(message.topic))
+                    deliveries.append(producer.send(message.topic, value, key, partition))
                 for producer in used.values():
                     producer.flush()
                 for delivery in deliveries:
@@ -324,10 +324,10 @@ class Producer:
         key = message.key if message.part_key is None else message.part_key
         if key is None:
             return random.randrange(partitions)
-        found = self._partitioner(key, partitions)
-        if not 0 <= found < partitions:
-            raise ConfigError(f"the partitioner gave {found} for topic {message.topic}: set 0 to {partitions - 1}")
-        return found
+        chosen = self._partitioner(key, partitions)
+        if not 0 <= chosen < partitions:
+            raise ConfigError(f"the partitioner gave {chosen} for topic {message.topic}: set 0 to {partitions - 1}")
+        return chosen
 
     def _producer(self, topic: str) -> ClientProducer:
         """The client producer for a topic's messages."""
@@ -369,11 +369,11 @@ class Producer:
 
 
 def _keyed(messages: Sequence[KeyedMessage | ProducerData]) -> Iterator[KeyedMessage]:
-    for one in messages:
-        if isinstance(one, KeyedMessage):
-            yield one
-        elif isinstance(one, ProducerData):
-            for data in one.data:
-                yield KeyedMessage(one.topic, data, None, one.key)
+    for given in messages:
+        if isinstance(given, KeyedMessage):
+            yield given
+        elif isinstance(given, ProducerData):
+            for data in given.data:
+                yield KeyedMessage(given.topic, data, None, given.key)
         else:
-            raise TypeError(f"send: {type(one).__name__} is neither a KeyedMessage nor ProducerData")
+            raise TypeError(f"send: {type(given).__name__} is neither a KeyedMessage nor ProducerData")

@@ -118,10 +118,10 @@ class SimpleConsumer:
         `version` is that of Fetch, None for the highest one of both sides. `DecodeError` for corrupt messages.
         """
         request = FetchRequest(topic, partition, offset, fetch_size)
-        (found,) = self.multifetch([request], max_wait_ms=max_wait_ms, min_bytes=min_bytes, version=version)
-        if isinstance(found, KlogError):
-            raise found
-        return found
+        (answer,) = self.multifetch([request], max_wait_ms=max_wait_ms, min_bytes=min_bytes, version=version)
+        if isinstance(answer, KlogError):
+            raise answer
+        return answer
 
     def multifetch(
         self,
@@ -132,17 +132,17 @@ class SimpleConsumer:
         version: int | None = None,
     ) -> list[list[ConsumerRecord] | KlogError]:
         """Several fetches in one request; for each its messages, or its error. No partition may be there twice."""
-        wanted = {(one.topic, one.partition): one for one in requests}
+        wanted = {(request.topic, request.partition): request for request in requests}
         if len(wanted) < len(requests):
             raise ConfigError("multifetch: a partition is given twice, fetch it again in another call")
-        for one in requests:
+        for request in requests:
             for name in ("partition", "offset", "fetch_size"):
-                if not isinstance(getattr(one, name), int):
-                    raise ConfigError(f"{name}={getattr(one, name)!r}: set a whole number")
-            if not 0 < one.fetch_size <= self._buffer_size:
-                raise ConfigError(f"fetch_size={one.fetch_size}: set 1 to buffer_size={self._buffer_size} bytes")
+                if not isinstance(getattr(request, name), int):
+                    raise ConfigError(f"{name}={getattr(request, name)!r}: set a whole number")
+            if not 0 < request.fetch_size <= self._buffer_size:
+                raise ConfigError(f"fetch_size={request.fetch_size}: set 1 to buffer_size={self._buffer_size} bytes")
         wait = {"max_wait_ms": max_wait_ms, "min_bytes": min_bytes}
-        found: dict[TopicPartition, list[ConsumerRecord] | KlogError] = {}
+        answers: dict[TopicPartition, list[ConsumerRecord] | KlogError] = {}
         while wanted:
             answered = self._call(partial(self._fetch, wanted, wait, version))
             wanted = {}
@@ -150,8 +150,8 @@ class SimpleConsumer:
                 if isinstance(result, FetchRequest):
                     wanted[key] = result
                 else:
-                    found[key] = result
-        return [found[one.topic, one.partition] for one in requests]
+                    answers[key] = result
+        return [answers[request.topic, request.partition] for request in requests]
 
     def _fetch(
         self, wanted: Mapping[TopicPartition, FetchRequest], wait: Mapping[str, int], version: int | None
@@ -187,7 +187,8 @@ class SimpleConsumer:
         """Send one request, and return each partition's part of the response."""
         ids = self._topic_ids(connection, {topic for topic, _ in wanted}) if version >= FETCH_WITH_TOPIC_IDS else {}
         asked = {
-            key: FetchParameters(one.offset, one.fetch_size, topic_id=ids.get(key[0])) for key, one in wanted.items()
+            key: FetchParameters(request.offset, request.fetch_size, topic_id=ids.get(key[0]))
+            for key, request in wanted.items()
         }
         isolation, topics = self._config.isolation_level, topics_to_fetch(asked)
         request = {**wait, "max_bytes": self._buffer_size, "isolation_level": isolation, "topics": topics}
@@ -201,14 +202,14 @@ class SimpleConsumer:
         """The messages of an answer, or the fetch that is needed to get some: a larger or a later one."""
         key = request.topic, request.partition
         limits = Limits(request.fetch_size, self._buffer_size, is_shared, "buffer_size")
-        found = read_entry(key, entry, request.offset, limits)
-        if found is None:
+        result = read_entry(key, entry, request.offset, limits)
+        if result is None:
             return []
-        if isinstance(found, Larger):
-            return request._replace(fetch_size=found.size)
-        messages = [record for part, _ in self._decoder.parts(found) for record in part]
-        if not messages and found.next_offset < entry["high_watermark"]:  # markers, or batches emptied by compaction
-            return request._replace(offset=found.next_offset)
+        if isinstance(result, Larger):
+            return request._replace(fetch_size=result.size)
+        messages = [record for part, _ in self._decoder.parts(result) for record in part]
+        if not messages and result.next_offset < entry["high_watermark"]:  # markers, or batches emptied by compaction
+            return request._replace(offset=result.next_offset)
         return messages
 
     def _look_behind(self, connection: Connection, request: FetchRequest) -> list[ConsumerRecord] | FetchRequest:
@@ -219,13 +220,13 @@ class SimpleConsumer:
         version = min(connection.version_of(FETCH), FETCH_WITH_TOPIC_IDS - 1)
         key = request.topic, request.partition
         entry = self._answers(connection, {key: request}, {"max_wait_ms": 0, "min_bytes": 0}, version)[key]
-        found = self._messages(request, entry)
-        if not found or isinstance(found, FetchRequest):
-            return found
+        answer = self._messages(request, entry)
+        if not answer or isinstance(answer, FetchRequest):
+            return answer
         size = first_batch_size(entry["records"]) or 0
         if size > self._buffer_size:
             raise RecordTooLarge(request.topic, request.partition, request.offset, size, 0, "buffer_size")
-        return request._replace(fetch_size=size) if size > request.fetch_size else found
+        return request._replace(fetch_size=size) if size > request.fetch_size else answer
 
     def get_offsets_before(
         self, topic: str, partition: int, timestamp: int, max_offsets: int = 1, *, version: int | None = None
@@ -245,8 +246,8 @@ class SimpleConsumer:
             if used is None and not self._config.isolation_level and connection.speaks(LIST_OFFSETS, _SEVERAL_OFFSETS):
                 used = _SEVERAL_OFFSETS
             used = self._isolated(connection, LIST_OFFSETS, used)
-            found = self._offsets(connection, (topic, partition), timestamp, max_offsets, used)
-            return found or self._offsets(connection, (topic, partition), LATEST_TIME, 1, used)
+            offsets = self._offsets(connection, (topic, partition), timestamp, max_offsets, used)
+            return offsets or self._offsets(connection, (topic, partition), LATEST_TIME, 1, used)
 
         return self._call(ask)
 
@@ -283,10 +284,10 @@ class SimpleConsumer:
         request = {"topics": [{"name": topic} for topic in topics], "allow_auto_topic_creation": False}
         version = self._version(connection, METADATA, max(_METADATA_WITH_IDS, connection.version_of(METADATA)))
         answer = connection.request(METADATA, request, version=version)
-        found = by_key(METADATA, answer, ((entry["name"], entry) for entry in answer["topics"]), topics)
-        for topic, entry in found.items():
+        metadata = by_key(METADATA, answer, ((entry["name"], entry) for entry in answer["topics"]), topics)
+        for topic, entry in metadata.items():
             check_code(METADATA, entry["error_code"], f"topic {topic}")
-        return {topic: entry["topic_id"] for topic, entry in found.items()}
+        return {topic: entry["topic_id"] for topic, entry in metadata.items()}
 
     def _isolated(self, connection: Connection, api: Api, version: int | None) -> int:
         """Like `_version`; `UnsupportedVersionError` if that version has no isolation.level and one is set."""

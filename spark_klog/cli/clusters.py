@@ -30,26 +30,26 @@ servers_option = click.option(
 
 def parse_topics(before: str, texts: Sequence[str]) -> dict[str, set[int] | None]:
     """Parse TOPIC (all partitions: None) or TOPIC:0,1; errors begin with `before`."""
-    found: dict[str, set[int] | None] = {}
+    chosen: dict[str, set[int] | None] = {}
     for text in texts:
         name, colon, numbers = text.partition(":")
         parts = numbers.split(",")
         if not name or (colon and not all(part.isascii() and part.isdecimal() for part in parts)):
             raise click.UsageError(f"{before}{text} must be TOPIC or TOPIC:0,1")
-        found[name] = {int(part) for part in parts} if colon else None
-    return found
+        chosen[name] = {int(part) for part in parts} if colon else None
+    return chosen
 
 
 def partitions_of(cluster: Cluster, topics: Mapping[str, set[int] | None]) -> list[TopicPartition]:
     """The chosen partitions; `ProtocolError` if a topic does not exist, `ConfigError` if a partition does not."""
-    found = []
+    partitions = []
     for topic, there in cluster.partitions(list(topics)).items():
         numbers = topics[topic]
         if missing := (numbers or set()).difference(there):
             only = f"{min(there)} to {max(there)}" if len(there) > 1 else str(*there)
             raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, sorted(missing)))}, only {only}")
-        found += [(topic, partition) for partition in there if numbers is None or partition in numbers]
-    return found
+        partitions += [(topic, partition) for partition in there if numbers is None or partition in numbers]
+    return partitions
 
 
 class ChosenCluster(NamedTuple):
@@ -73,10 +73,10 @@ class ChosenCluster(NamedTuple):
         from spark_klog.schemas.registry.settings import check_names as check_registry_names
 
         given, named = self._given(), f"{OF_REGISTRY}url"
-        urls = {one for one in (url, own.get(named), given.get(named)) if one is not None}
+        urls = {address for address in (url, own.get(named), given.get(named)) if address is not None}
         if len(urls) > 1:
             raise ConfigError(f"--schema-registry, --set {named} and {named} of the client settings differ: give one")
-        found = Settings(
+        settings = Settings(
             {
                 name.removeprefix(OF_REGISTRY): value
                 for name, value in {**given, **own}.items()
@@ -84,11 +84,11 @@ class ChosenCluster(NamedTuple):
             }
         )
         if urls:
-            found["url"] = urls.pop()
-        check_registry_names(found, OF_REGISTRY)
-        if found and "url" not in found:
-            raise ConfigError(f"{OF_REGISTRY}{next(iter(found))} is set, but no URL: give --schema-registry URL")
-        return found
+            settings["url"] = urls.pop()
+        check_registry_names(settings, OF_REGISTRY)
+        if settings and "url" not in settings:
+            raise ConfigError(f"{OF_REGISTRY}{next(iter(settings))} is set, but no URL: give --schema-registry URL")
+        return settings
 
     def _given(self) -> dict[str, str]:
         """All settings of the properties file or of the named cluster.
@@ -132,13 +132,13 @@ class ChosenCluster(NamedTuple):
 
         `ConfigError` if one is not NAME=VALUE, or names other servers than -b.
         """
-        found = of_bytes(parse_settings(settings))
-        own = found.get("bootstrap.servers")
+        texts = of_bytes(parse_settings(settings))
+        own = texts.get("bootstrap.servers")
         if self.servers is not None and own is not None and own != self.servers:
             raise ConfigError(
                 f"--bootstrap-server {self.servers} and --set bootstrap.servers={own} differ: remove one of them"
             )
-        return found
+        return texts
 
     def connect(self) -> Admin:
         """Connect to the cluster; errors as of `settings` and `Admin`."""

@@ -81,27 +81,27 @@ class Finding:
 
 
 class NotWell(Exception):
-    def __init__(self, found: str, advice: str) -> None:
-        self.found, self.advice = found, advice
-        super().__init__(found)
+    def __init__(self, text: str, advice: str) -> None:
+        self.text, self.advice = text, advice
+        super().__init__(text)
 
 
 def run(check: str, action: Callable[[], str]) -> Finding:
     """Run a check; its result is what was found."""
     started = time.monotonic()
     try:
-        found, advice = action(), ""
+        text, advice = action(), ""
     except NotWell as error:
-        found, advice = error.found, error.advice
+        text, advice = error.text, error.advice
     except AuthenticationError as error:
-        found, advice = str(error), "set what the message names; docs/recipes/security has the settings"
+        text, advice = str(error), "set what the message names; docs/recipes/security has the settings"
     except HandshakeInterrupted as error:
-        found, advice = str(error), "set security.protocol to the one of the broker's listener on this port"
+        text, advice = str(error), "set security.protocol to the one of the broker's listener on this port"
     except (ConnectionFailed, RequestTimedOut) as error:
-        found, advice = str(error), "check the broker's log, and that security.protocol is the one of its listener"
+        text, advice = str(error), "check the broker's log, and that security.protocol is the one of its listener"
     except (KlogError, OSError) as error:
-        found, advice = str(error), "change what the message names"
-    return Finding(check, time.monotonic() - started, found, advice)
+        text, advice = str(error), "change what the message names"
+    return Finding(check, time.monotonic() - started, text, advice)
 
 
 def python() -> str:
@@ -155,10 +155,10 @@ def _sources_here(python: str) -> str:
     return f". {hides}, and equals it"
 
 
-def _have_same_sources(one: Path, other: Path) -> bool:
-    files = {path.relative_to(folder) for folder in (one, other) for path in folder.rglob("*.py")}
+def _have_same_sources(own: Path, other: Path) -> bool:
+    files = {path.relative_to(folder) for folder in (own, other) for path in folder.rglob("*.py")}
     return all(
-        (one / path).is_file() and (other / path).is_file() and filecmp.cmp(one / path, other / path, shallow=False)
+        (own / path).is_file() and (other / path).is_file() and filecmp.cmp(own / path, other / path, shallow=False)
         for path in files
     )
 
@@ -198,8 +198,8 @@ def spark_version() -> str:
 
 def is_client_only() -> bool:
     """Whether this pyspark is a client of Spark Connect, without a JVM (pyspark-client, databricks-connect)."""
-    found = find_spec("pyspark")
-    folders = [] if found is None else list(map(Path, found.submodule_search_locations or ()))
+    spec = find_spec("pyspark")
+    folders = [] if spec is None else list(map(Path, spec.submodule_search_locations or ()))
     return "SPARK_HOME" not in os.environ and not any((folder / "jars").is_dir() for folder in folders)
 
 
@@ -337,11 +337,11 @@ def _way_to_broker(host: str, port: int, config: ClientConfig) -> Iterator[Findi
 
     def look_up() -> str:
         try:
-            found = addresses_of(host, port, _deadline())
+            entries = addresses_of(host, port, _deadline())
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise NotWell(f"{host}: {reason}", "check the name, and this machine's DNS and /etc/hosts") from None
-        return ", ".join(dict.fromkeys(str(entry[4][0]) for entry in found))
+        return ", ".join(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     def connect() -> str:
         try:
@@ -442,8 +442,8 @@ def main() -> int:
         options = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
         rows = spark.range(_ROWS).selectExpr("CAST(id AS STRING) AS value")
         rows.write.format("klog").options(**options, topic="doctor", createTopics="2").mode("append").save()
-        found = spark.read.format("klog").options(**options, subscribe="doctor").load().select("value").distinct()
-        count = found.count()
+        read = spark.read.format("klog").options(**options, subscribe="doctor").load().select("value").distinct()
+        count = read.count()
         spark.stop()
     times = f"Spark started in {began - started:.1f} s, the rows took {time.monotonic() - began:.1f} s"
     sys.stdout.write(f"{count} of {_ROWS} rows written and read; {times}\n")

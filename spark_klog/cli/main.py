@@ -82,16 +82,16 @@ def _pyspark_version() -> str | None:
     if spec is None or spec.origin is None:
         return None
     try:
-        found = re.search(r"""__version__[^=]*= *["'](.+)["']""", Path(spec.origin).with_name("version.py").read_text())
+        match = re.search(r"""__version__[^=]*= *["'](.+)["']""", Path(spec.origin).with_name("version.py").read_text())
     except OSError:
-        found = None
-    return "of an unknown version" if found is None else found[1]
+        match = None
+    return "of an unknown version" if match is None else match[1]
 
 
 def version_line() -> str:
-    found = versions()
-    pyspark = "no pyspark" if found["pyspark"] is None else f"pyspark {found['pyspark']}"
-    return f"klog {found['klog']}, Python {found['python']}, {pyspark}, kernel {found['kernel']}"
+    known = versions()
+    pyspark = "no pyspark" if known["pyspark"] is None else f"pyspark {known['pyspark']}"
+    return f"klog {known['klog']}, Python {known['python']}, {pyspark}, kernel {known['kernel']}"
 
 
 @click.command(

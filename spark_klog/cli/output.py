@@ -262,7 +262,7 @@ def cell(value: object) -> str:
 
 def table_lines(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
     """The lines of a table without borders, the heads first; the columns `right` are aligned at their right ends."""
-    lines = [list(columns), *([escaped(one) for one in row] for row in rows)]  # names come from their clients
+    lines = [list(columns), *([escaped(cell) for cell in row] for row in rows)]  # names come from their clients
     widths = [max(map(_width, cells)) for cells in zip(*lines, strict=True)]
     return [
         _GAP.join(
@@ -277,7 +277,7 @@ def _width(text: str) -> int:
     """Cells of a terminal."""
     if text.isascii():
         return len(text)
-    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
+    return sum(0 if combining(letter) else 2 if east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def fitting(text: str, width: int) -> str:

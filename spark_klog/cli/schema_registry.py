@@ -33,14 +33,14 @@ class ChosenRegistry(NamedTuple):
         for name in own:
             if not name.startswith(OF_REGISTRY):
                 raise ConfigError(f"-X {name}: only settings of the schema registry, which begin with {OF_REGISTRY}")
-        found = cluster.registry_settings(self.url, own)
-        if not found:
+        chosen = cluster.registry_settings(self.url, own)
+        if not chosen:
             return None
         from spark_klog.schemas.registry.client import RegistrySettings
         from spark_klog.schemas.registry.settings import registry_config
 
-        registry_config(found, OF_REGISTRY, client)
-        return RegistrySettings.beside(client, found)
+        registry_config(chosen, OF_REGISTRY, client)
+        return RegistrySettings.beside(client, chosen)
 
 
 def registry_options(function: Callable[..., Any]) -> Callable[..., Any]:

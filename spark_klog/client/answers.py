@@ -110,19 +110,19 @@ def by_key(
     A broker whose quota is used up may respond with no entries and a throttle time: this raises the retriable
     `ProtocolError` THROTTLING_QUOTA_EXCEEDED. Any other difference raises `DecodeError`.
     """
-    found: dict[_K, Message] = {}
+    matched: dict[_K, Message] = {}
     asked = frozenset(wanted)
     for key, entry in entries:
-        if key in found or key not in asked:
-            difference = "twice" if key in found else "not asked for"
+        if key in matched or key not in asked:
+            difference = "twice" if key in matched else "not asked for"
             raise DecodeError(f"{api.name} response with {_shown(key)}, {difference}")
-        found[key] = entry
-    if len(found) < len(asked):
-        missing = [key for key in wanted if key not in found]
-        if not found and answer.get("throttle_time_ms", 0) > 0:
+        matched[key] = entry
+    if len(matched) < len(asked):
+        missing = [key for key in wanted if key not in matched]
+        if not matched and answer.get("throttle_time_ms", 0) > 0:
             raise answer_error(api, ErrorCode.THROTTLING_QUOTA_EXCEEDED, f"{api.name} of {_shown(missing[0])}")
         raise DecodeError(f"{api.name} response without {_shown(missing[0])}")
-    return found
+    return matched
 
 
 def worst(failures: Collection[Exception]) -> Exception:

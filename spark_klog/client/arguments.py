@@ -70,39 +70,39 @@ def number_of(what: str, value: object, least: int = 0, most: int = INT64_MAX) -
 
 def configs_of(what: str, value: object) -> dict[str, str]:
     """The value as settings: text by name."""
-    found = mapping_of(what, value)
-    for name, text in found.items():
+    configs = mapping_of(what, value)
+    for name, text in configs.items():
         name_of(f"each name in {what}", name)
         if not isinstance(text, str):
             raise TypeError(f"{name} in {what} must be a str, not {type(text).__name__}: write {str(text)!r}")
-    return found
+    return configs
 
 
-def partition_of(call: str, item: Any) -> TopicPartition:
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        raise TypeError(f"{call}: {item!r} must be (topic, partition)")
-    number = _integer(call, "partition", item[1])
+def partition_of(call: str, given: Any) -> TopicPartition:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError(f"{call}: {given!r} must be (topic, partition)")
+    number = _integer(call, "partition", given[1])
     if not 0 <= number <= INT32_MAX:
         raise ConfigError(f"{call}: partition {number} must be from 0 to 2^31 - 1")
-    return _topic(call, item[0]), number
+    return _topic(call, given[0]), number
 
 
 def partitions_of(call: str, items: Any) -> list[TopicPartition]:
     """Check an iterable of (topic, partition); the result has each once."""
-    return list(dict.fromkeys(partition_of(call, item) for item in _iterable(call, items, "(topic, partition)")))
+    return list(dict.fromkeys(partition_of(call, given) for given in _iterable(call, items, "(topic, partition)")))
 
 
 def starts_of(call: str, items: Any) -> list[tuple[str, int, int | None]]:
     """Check an iterable of (topic, partition) and (topic, partition, offset), each partition once."""
-    found: list[tuple[str, int, int | None]] = []
-    for item in _iterable(call, items, "(topic, partition) or (topic, partition, offset)"):
-        if not isinstance(item, tuple | list) or len(item) not in (2, 3):
-            raise TypeError(f"{call}: {item!r} must be (topic, partition) or (topic, partition, offset)")
-        offset = None if len(item) == 2 or item[2] is None else offset_of(call, item[2])
-        found.append((*partition_of(call, item[:2]), offset))
-    if len({item[:2] for item in found}) < len(found):
+    starts: list[tuple[str, int, int | None]] = []
+    for given in _iterable(call, items, "(topic, partition) or (topic, partition, offset)"):
+        if not isinstance(given, tuple | list) or len(given) not in (2, 3):
+            raise TypeError(f"{call}: {given!r} must be (topic, partition) or (topic, partition, offset)")
+        offset = None if len(given) == 2 or given[2] is None else offset_of(call, given[2])
+        starts.append((*partition_of(call, given[:2]), offset))
+    if len({given[:2] for given in starts}) < len(starts):
         raise ConfigError("a partition is assigned twice")
-    return found
+    return starts
 
 
 def offset_of(call: str, offset: Any) -> int:
@@ -118,11 +118,11 @@ def offsets_of(call: str, offsets: Any) -> dict[TopicPartition, Committed]:
     if not isinstance(offsets, Mapping):
         raise TypeError(f"{call}: offsets must be a dict of (topic, partition) to offset, not {type(offsets).__name__}")
     result = {}
-    for key, item in offsets.items():
+    for key, given in offsets.items():
         topic, partition = partition_of(call, key)
-        found = item if isinstance(item, Committed) else Committed(_integer(call, "offset", item))
-        check_committable((topic, partition), _integer(call, "offset", found.offset))
-        result[topic, partition] = found
+        committed = given if isinstance(given, Committed) else Committed(_integer(call, "offset", given))
+        check_committable((topic, partition), _integer(call, "offset", committed.offset))
+        result[topic, partition] = committed
     return result
 
 

@@ -344,8 +344,8 @@ class Cluster:
                 self.topic_ids[topic["name"]] = topic["topic_id"]
             for partition in topic["partitions"]:
                 self._leaders[topic["name"], partition["partition_index"]] = partition["leader_id"]
-        found = {topic["name"]: topic for topic in answer["topics"]}
-        return found if topics is None else {name: found[name] for name in topics if name in found}
+        metadata = {topic["name"]: topic for topic in answer["topics"]}
+        return metadata if topics is None else {name: metadata[name] for name in topics if name in metadata}
 
     def partitions(
         self, topics: Collection[str], *, create: bool = False, missing_ok: bool = False
@@ -450,21 +450,21 @@ class Cluster:
         """Partitions by leader, and the errors of partitions that are unknown or have no leader now."""
         wanted = list(partitions)
         unknown = {topic for topic, partition in wanted if self._leaders.get((topic, partition), -1) < 0}
-        found = self.metadata(unknown) if unknown else {}
-        return by_node({key: self._leader_error(*key, found) or self._leaders[key] for key in wanted})
+        metadata = self.metadata(unknown) if unknown else {}
+        return by_node({key: self._leader_error(*key, metadata) or self._leaders[key] for key in wanted})
 
-    def _leader_error(self, topic: str, partition: int, found: Mapping[str, Message]) -> ProtocolError | None:
+    def _leader_error(self, topic: str, partition: int, metadata: Mapping[str, Message]) -> ProtocolError | None:
         """Why a partition has no leader; `found` is the metadata fetched for topics with unknown leaders."""
-        if topic in found and (code := found[topic]["error_code"]) not in (0, ErrorCode.LEADER_NOT_AVAILABLE):
+        if topic in metadata and (code := metadata[topic]["error_code"]) not in (0, ErrorCode.LEADER_NOT_AVAILABLE):
             return answer_error(METADATA, code, f"topic {topic}")
         node = self._leaders.get((topic, partition))
         if node is not None and node >= 0:
             return None
-        if topic not in found or not found[topic]["partitions"]:
-            code = found[topic]["error_code"] if topic in found else 0
+        if topic not in metadata or not metadata[topic]["partitions"]:
+            code = metadata[topic]["error_code"] if topic in metadata else 0
             return answer_error(METADATA, code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic}")
         if node is None:
-            advice = f"topic {topic} has {len(found[topic]['partitions'])} partitions, numbered from 0"
+            advice = f"topic {topic} has {len(metadata[topic]['partitions'])} partitions, numbered from 0"
             what = f"partition {topic}-{partition}"
             return ProtocolError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, advice=advice)
         return answer_error(METADATA, ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition}")
@@ -524,17 +524,17 @@ class Cluster:
 
 
 def numbers_of(
-    found: Mapping[str, Message], topics: Collection[str], *, missing_ok: bool = False
+    metadata: Mapping[str, Message], topics: Collection[str], *, missing_ok: bool = False
 ) -> dict[str, list[int]]:
     """Partition numbers by topic, of metadata: see `Cluster.partitions`."""
     result = {}
     for name in topics:
-        code = found[name]["error_code"] if name in found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        code = metadata[name]["error_code"] if name in metadata else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if missing_ok and code in UNKNOWN_TOPIC:
             continue
-        if code and not (code == ErrorCode.LEADER_NOT_AVAILABLE and found[name]["partitions"]):
+        if code and not (code == ErrorCode.LEADER_NOT_AVAILABLE and metadata[name]["partitions"]):
             raise answer_error(METADATA, code, f"topic {name}")
-        result[name] = sorted(entry["partition_index"] for entry in found[name]["partitions"])
+        result[name] = sorted(entry["partition_index"] for entry in metadata[name]["partitions"])
     return result
 
 

@@ -36,7 +36,7 @@ def _finding(
     cluster: Cluster, keys: Sequence[str], kind: int, outer: Bounds | None = None
 ) -> Steps[dict[str, int | ProtocolError]]:
     """The steps of `find_coordinators`, in these bounds."""
-    found: dict[str, int | ProtocolError] = {}
+    nodes: dict[str, int | ProtocolError] = {}
     is_of_several = False
 
     def message(version: int) -> Message:
@@ -44,27 +44,27 @@ def _finding(
         is_of_several = version >= _FIRST_OF_SEVERAL
         return {"coordinator_keys": rest, "key_type": kind} if is_of_several else {"key": rest[0], "key_type": kind}
 
-    while rest := [key for key in keys if key not in found]:
+    while rest := [key for key in keys if key not in nodes]:
         answer = yield from cluster.asking_any(FIND_COORDINATOR, message, outer)
         entries = {rest[0]: answer}
         if is_of_several:
-            several = ((str(item["key"]), item) for item in answer["coordinators"])
+            several = ((str(each["key"]), each) for each in answer["coordinators"])
             entries = by_key(FIND_COORDINATOR, answer, several, rest)
         for key, entry in entries.items():
             what = f"coordinator of {'group' if kind == GROUP else 'transactional id'} {key}"
             code = entry["error_code"]
-            found[key] = answer_error(FIND_COORDINATOR, code, what) if code else int(entry["node_id"])
-    if any(isinstance(node, int) for node in found.values()):
+            nodes[key] = answer_error(FIND_COORDINATOR, code, what) if code else int(entry["node_id"])
+    if any(isinstance(node, int) for node in nodes.values()):
         yield from cluster.asking_metadata([], outer)  # the brokers' addresses
-    return found
+    return nodes
 
 
 def find_coordinator(cluster: Cluster, key: str, kind: int = GROUP) -> int:
     """The node id of the coordinator of a group or transactional id; `ProtocolError` if there is none now."""
-    found = find_coordinators(cluster, [key], kind)[key]
-    if isinstance(found, ProtocolError):
-        raise found
-    return found
+    node = find_coordinators(cluster, [key], kind)[key]
+    if isinstance(node, ProtocolError):
+        raise node
+    return node
 
 
 class Coordinators:
@@ -85,9 +85,9 @@ class Coordinators:
         """The coordinators of several groups or transactional ids, as of `find_coordinators`."""
         wanted = list(dict.fromkeys(keys))
         missing = [key for key in wanted if (kind, key) not in self._nodes]
-        found = find_coordinators(self._cluster, missing, kind)
-        self._nodes.update({(kind, key): node for key, node in found.items() if isinstance(node, int)})
-        return {key: found[key] if key in found else self._nodes[kind, key] for key in wanted}
+        looked_up = find_coordinators(self._cluster, missing, kind)
+        self._nodes.update({(kind, key): node for key, node in looked_up.items() if isinstance(node, int)})
+        return {key: looked_up[key] if key in looked_up else self._nodes[kind, key] for key in wanted}
 
     def asking(
         self, key: str, api: Api, message: Message, result: Callable[[Message], _Result], kind: int
@@ -110,10 +110,10 @@ class Coordinators:
             try:
                 with self.forgotten_on_error():
                     if (kind, key) not in self._nodes:
-                        found = (yield from _finding(self._cluster, [key], kind, outer))[key]
-                        if isinstance(found, ProtocolError):
-                            raise found
-                        self._nodes[kind, key] = found
+                        coordinator = (yield from _finding(self._cluster, [key], kind, outer))[key]
+                        if isinstance(coordinator, ProtocolError):
+                            raise coordinator
+                        self._nodes[kind, key] = coordinator
                     deadline = self._cluster.bounds(outer=outer).deadline
                     node = self._nodes[kind, key]
                     try:

@@ -65,17 +65,17 @@ def list_offsets(
     With read_committed, LATEST is the last stable offset; `isolation_level` is by default that of the settings.
     `ProtocolError` names the partition.
     """
-    found: dict[TopicPartition, int] = {}
+    offsets: dict[TopicPartition, int] = {}
 
     def ask() -> None:
-        leaders, failed = cluster.by_leader([key for key in times if key not in found])
+        leaders, failed = cluster.by_leader([key for key in times if key not in offsets])
         answered, refused = _offsets_at(cluster, leaders, times, isolation_level)
-        found.update(answered)
+        offsets.update(answered)
         if failures := [*failed.values(), *refused.values()]:
             raise worst(failures)
 
     cluster.attempt(ask)
-    return found
+    return offsets
 
 
 def offsets_of_led(
@@ -93,11 +93,11 @@ def offsets_of_led(
         return without if node is None else node
 
     leaders, failed = by_node({key: leader(*key) for key in times})
-    found, refused = _offsets_at(cluster, leaders, times, isolation_level)
+    offsets, refused = _offsets_at(cluster, leaders, times, isolation_level)
     for refusal in refused.values():
         if not is_retriable(refusal):
             raise refusal
-    return found, failed | refused
+    return offsets, failed | refused
 
 
 def _offsets_at(
@@ -107,7 +107,7 @@ def _offsets_at(
     isolation_level: int | None,
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KlogError]]:
     """Offsets of partitions grouped by leader, and the errors of the others; `DecodeError` for any bad response."""
-    found: dict[TopicPartition, int] = {}
+    offsets: dict[TopicPartition, int] = {}
     failed: dict[TopicPartition, KlogError] = {}
     requests = {
         node: {
@@ -127,12 +127,12 @@ def _offsets_at(
         for (topic, partition), entry in entries.items():
             code = entry["error_code"]
             if code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT:
-                found[topic, partition] = NO_OFFSET  # magic 0 has no timestamps
+                offsets[topic, partition] = NO_OFFSET  # magic 0 has no timestamps
             elif code:
                 failed[topic, partition] = answer_error(LIST_OFFSETS, code, f"ListOffsets of {topic}-{partition}")
             else:
-                found[topic, partition] = entry["offset"]
-    return found, failed
+                offsets[topic, partition] = entry["offset"]
+    return offsets, failed
 
 
 def partition_entries(answer: Message, requested: Iterable[Message] = ()) -> Iterator[tuple[TopicPartition, Message]]:
@@ -191,12 +191,12 @@ def topics_to_commit(offsets: Mapping[TopicPartition, Committed]) -> list[Messag
         (
             key,
             {
-                "committed_offset": item.offset,
-                "committed_leader_epoch": item.leader_epoch,
-                "committed_metadata": item.metadata,
+                "committed_offset": committed.offset,
+                "committed_leader_epoch": committed.leader_epoch,
+                "committed_metadata": committed.metadata,
             },
         )
-        for key, item in offsets.items()
+        for key, committed in offsets.items()
     )
 
 
@@ -346,7 +346,7 @@ class GroupOffsets:
 
         `topic_ids` and `skips_deleted`: see `Uncommitted`. Without ids the offsets are those of the names.
         """
-        wanted = {key: item if isinstance(item, Committed) else Committed(item) for key, item in offsets.items()}
+        wanted = {key: given if isinstance(given, Committed) else Committed(given) for key, given in offsets.items()}
         left = Uncommitted(self._cluster, wanted, topic_ids, skips_deleted=skips_deleted)
 
         def ask() -> None:
@@ -365,16 +365,16 @@ class GroupOffsets:
 
     def fetch(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """Committed offsets of the given partitions that have one, or (since Kafka 0.10.2) of all that have one."""
-        return {key: found.offset for key, found in self.committed(partitions).items()}
+        return {key: committed.offset for key, committed in self.committed(partitions).items()}
 
     def committed(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
         """Like `fetch`, with leader epochs (from OffsetFetch 5 on) and metadata strings."""
 
         def ask() -> dict[TopicPartition, Committed]:
-            found, failed = self._ask(partitions)
+            offsets, failed = self._ask(partitions)
             if failed:
                 raise worst(list(failed.values()))
-            return found
+            return offsets
 
         return self._coordinators.attempt(ask)
 
@@ -404,13 +404,13 @@ class GroupOffsets:
         if (member := self._reader()) is not None:
             request |= {"member_id": member.member, "member_epoch": member.generation}
         answer = self._cluster.request(node, OFFSET_FETCH, {"groups": [request], **stable})
-        groups = by_key(OFFSET_FETCH, answer, ((item["group_id"], item) for item in answer["groups"]), [self.group])
-        found = groups[self.group]
-        if found["error_code"] in _REFUSED_READER:
+        groups = by_key(OFFSET_FETCH, answer, ((entry["group_id"], entry) for entry in answer["groups"]), [self.group])
+        group = groups[self.group]
+        if group["error_code"] in _REFUSED_READER:
             self._on_refused()
             advice = "the member's next heartbeat tells its epoch or its loss"
-            raise ProtocolError(found["error_code"], f"offsets of group {self.group}", Remedy.RETRY, advice)
-        return self._committed(found | {"throttle_time_ms": answer["throttle_time_ms"]}, partitions, topics or ())
+            raise ProtocolError(group["error_code"], f"offsets of group {self.group}", Remedy.RETRY, advice)
+        return self._committed(group | {"throttle_time_ms": answer["throttle_time_ms"]}, partitions, topics or ())
 
     def _committed(
         self, answer: Message, partitions: Collection[TopicPartition] | None, requested: Iterable[Message] = ()
@@ -420,7 +420,7 @@ class GroupOffsets:
         check_code(OFFSET_FETCH, answer["error_code"], what)
         entries = list(partition_entries(answer, requested))
         wanted = {key for key, _ in entries} if partitions is None else partitions
-        found, failed = {}, {}
+        offsets, failed = {}, {}
         for key, entry in by_key(OFFSET_FETCH, answer, entries, wanted).items():
             code = entry["error_code"]
             if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -430,5 +430,5 @@ class GroupOffsets:
                 failed[key] = answer_error(OFFSET_FETCH, code, what)
             elif entry["committed_offset"] >= 0:
                 epoch, metadata = entry["committed_leader_epoch"], entry["metadata"] or ""
-                found[key] = Committed(entry["committed_offset"], epoch, metadata)
-        return found, failed
+                offsets[key] = Committed(entry["committed_offset"], epoch, metadata)
+        return offsets, failed

@@ -68,8 +68,8 @@ class OffsetSpec(_PartitionValues):
         """What has this offset, for messages: "all partitions", or names of partitions and topics."""
         if self.everywhere is not None:
             return ["all partitions"] if self.everywhere == offset else []
-        found = [f"{topic}-{partition}" for (topic, partition), value in self.each if value == offset]
-        return found + [f"topic {topic}" for topic, value in self.topics if value == offset]
+        holders = [f"{topic}-{partition}" for (topic, partition), value in self.each if value == offset]
+        return holders + [f"topic {topic}" for topic, value in self.topics if value == offset]
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def offsets_at(cluster: Cluster, place: OffsetSpec | TimeSpec | int, end: Offset
     """The offset that a place means in each partition, given the partitions' ends; an offset is taken as it is."""
     if isinstance(place, int):
         return dict.fromkeys(end, place)
-    found = list_offsets(cluster, place.values(end))
-    return {key: end[key] if found[key] == NO_OFFSET else min(found[key], end[key]) for key in end}
+    offsets = list_offsets(cluster, place.values(end))
+    return {key: end[key] if offsets[key] == NO_OFFSET else min(offsets[key], end[key]) for key in end}
 
 
 def warning_of_future(option: str, place: Spec | int, start: Offsets, end: Offsets) -> str | None:

@@ -326,15 +326,15 @@ def _of_client(settings: Mapping[str, Any], direction: Direction) -> dict[str, A
 
 
 def _registry_texts(settings: Mapping[str, Any]) -> Settings:
-    found = Settings()
+    texts = Settings()
     for name, text in setting_texts({k: v for k, v in settings.items() if k.startswith(REGISTRY_LOGINS)}).items():
-        found[name] = text
+        texts[name] = text
     for name, text in setting_texts({k: v for k, v in settings.items() if k.startswith(OF_REGISTRY)}).items():
         own = name.removeprefix(OF_REGISTRY)
-        if own in found:
+        if own in texts:
             raise ConfigError(f"{own} and {name} are both set: remove one of them")
-        found[own] = text
-    return found
+        texts[own] = text
+    return texts
 
 
 def _chosen(name: str, given: Any) -> str | PlainType | Function | None:
@@ -393,5 +393,5 @@ def _takes_context(function: Callable[..., Any]) -> bool:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # of C
         return False
-    places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     return len(places) > 1 and (places[1].default is inspect.Parameter.empty or places[1].name == "ctx")

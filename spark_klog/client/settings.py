@@ -241,8 +241,8 @@ class ClientConfig:
         """How records without a partition get one."""
         if self.partitioner is not None:
             return PARTITIONERS["partitioner"][self.partitioner]
-        found = KAFKAS if self.partitioner_class is None else PARTITIONERS["partitioner.class"][self.partitioner_class]
-        return replace(found, hash=None) if self.partitioner_ignore_keys else found
+        rule = KAFKAS if self.partitioner_class is None else PARTITIONERS["partitioner.class"][self.partitioner_class]
+        return replace(rule, hash=None) if self.partitioner_ignore_keys else rule
 
     @property
     def response_max_bytes(self) -> int:
@@ -272,9 +272,9 @@ def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig
         "bootstrap_servers": parse_bootstrap(settings["bootstrap.servers"], named, security.protocol),
         "prefix": prefix,
     }
-    for name, item in _KNOWN.items():
+    for name, row in _KNOWN.items():
         if name in settings:
-            values[item.name] = value_of(item.metadata["kind"], prefix + name, settings[name])
+            values[row.name] = value_of(row.metadata["kind"], prefix + name, settings[name])
     config = ClientConfig(**values, security=security)
     if config.enable_idempotence and not config.is_idempotent:
         if config.acks == _ACKS["all"]:
@@ -311,9 +311,9 @@ def parse_bootstrap(text: str, name: str = "bootstrap.servers", protocol: str = 
     servers = []
     for part in items(text):
         if scheme := _SCHEME.match(part):
-            part, found = part[scheme.end() :].rstrip("/"), scheme[1].upper()
-            if protocol and found in SECURITY_PROTOCOLS and found != protocol:
-                raise ConfigError(f"{name}: {scheme[0]}{part} contradicts security.protocol={protocol}: set {found}")
+            part, given = part[scheme.end() :].rstrip("/"), scheme[1].upper()
+            if protocol and given in SECURITY_PROTOCOLS and given != protocol:
+                raise ConfigError(f"{name}: {scheme[0]}{part} contradicts security.protocol={protocol}: set {given}")
         host, colon, port = part.rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigError(f"{name}: {part!r} is not HOST:PORT")
@@ -336,7 +336,7 @@ def setting_texts(settings: Mapping[str, Any], prefix: str = "") -> dict[str, st
 def _text(name: str, value: Any, prefix: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if name == "bootstrap.servers" and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+    if name == "bootstrap.servers" and isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
         value = ",".join(value)
     if isinstance(value, str | int | float):
         if is_plain_name(name):
@@ -459,8 +459,8 @@ def _path() -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        return found
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return table
     except FileNotFoundError:
         raise ConfigError(
             f"there is no {path}, which defines clusters: write it, or set the environment variable {_VARIABLE} to "
@@ -484,7 +484,7 @@ def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tu
             yield name, str(value).lower()
         elif isinstance(value, str | int):
             yield name, str(value)
-        elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        elif isinstance(value, list) and value and all(isinstance(element, str) for element in value):
             yield name, ",".join(value)
         else:
             raise ConfigError(f"{where}{name} must be a text, a whole number, true, false or a list of texts")

@@ -237,7 +237,7 @@ class PartitionDecoder:
         return Unreadable(topic, partition, BadBatch(offset, memoryview(data), error, record))
 
     def _record(self, row: int, columns: RecordColumns) -> RecordFields:
-        key, value = (None if one is None else one.value(row) for one in (columns.key, columns.value))
+        key, value = (None if column is None else column.value(row) for column in (columns.key, columns.value))
         return RecordFields(key, value, () if columns.headers is None else columns.headers.row(row))
 
 

@@ -149,7 +149,9 @@ def _texts(column: pa.Array, ascii: bool) -> pa.Array:
         try:
             column = column.cast(pa.binary())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return _in_quotes(pa.array([None if one is None else str(one) for one in column.to_pylist()], pa.string()))
+            return _in_quotes(
+                pa.array([None if cell is None else str(cell) for cell in column.to_pylist()], pa.string())
+            )
     quoted = None if ascii else _quoted(column)
     if quoted is None:
         texts = (json.dumps(json_value(value), ensure_ascii=ascii) for value in column.cast(pa.binary()).to_pylist())

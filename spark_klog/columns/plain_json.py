@@ -26,8 +26,8 @@ def plain_json(value: Any, kind: pa.DataType) -> Any:
         return json_value(value)
     if isinstance(value, list):
         if pa.types.is_map(kind):
-            return {str(key): plain_json(item, kind.item_type) for key, item in value}
-        return [plain_json(item, kind.value_type) for item in value]
+            return {str(key): plain_json(entry, kind.item_type) for key, entry in value}
+        return [plain_json(entry, kind.value_type) for entry in value]
     if isinstance(value, dict):
         return {field.name: plain_json(value[field.name], field.type) for field in kind}
     if isinstance(value, float) and not math.isfinite(value):

@@ -38,7 +38,7 @@ def in_milliseconds(schema: pa.Schema) -> pa.Schema:
 
 def with_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
     """The schema with other types of the columns key and value, where rows take the place of bytes."""
-    return pa.schema([pa.field(one.name, types[one.name]) if one.name in types else one for one in schema])
+    return pa.schema([pa.field(field.name, types[field.name]) if field.name in types else field for field in schema])
 
 
 def subset(names: Sequence[str]) -> pa.Schema:

@@ -98,16 +98,16 @@ class ArrowFolder:
 
     def names(self, path: str) -> list[str]:
         with self._naming(path, "listed"):
-            found = self._fs.get_file_info(FileSelector(self._at(path), allow_not_found=True))
-            return sorted(info.base_name for info in found if not info.base_name.startswith(TEMPORARY))
+            infos = self._fs.get_file_info(FileSelector(self._at(path), allow_not_found=True))
+            return sorted(info.base_name for info in infos if not info.base_name.startswith(TEMPORARY))
 
     def paths_below(self, path: str) -> list[str]:
         return sorted(self.sizes_below(path))
 
     def sizes_below(self, path: str) -> dict[str, int]:
         with self._naming(path, "listed"):
-            found = self._fs.get_file_info(FileSelector(self._at(path), allow_not_found=True, recursive=True))
-            return {info.path[len(self._base) + 1 :]: int(info.size) for info in found if info.is_file}
+            infos = self._fs.get_file_info(FileSelector(self._at(path), allow_not_found=True, recursive=True))
+            return {info.path[len(self._base) + 1 :]: int(info.size) for info in infos if info.is_file}
 
     def read(self, path: str) -> bytes | None:
         with self._naming(path, "read"):

@@ -123,17 +123,17 @@ class LocalFolder:
     # ----- reading
 
     def entries(self, path: str) -> list[Entry]:
-        found = []
+        listed = []
         with os.scandir(self._at(path)) as entries:
             for entry in entries:
                 if entry.is_dir():
-                    found.append(Entry(entry.name, 0, True))  # its time changes with the children's children
+                    listed.append(Entry(entry.name, 0, True))  # its time changes with the children's children
                     continue
                 with suppress(FileNotFoundError):  # removed meanwhile
                     stat = entry.stat()
                     stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
-                    found.append(Entry(entry.name, stat.st_size, False, stamp))
-        return found
+                    listed.append(Entry(entry.name, stat.st_size, False, stamp))
+        return listed
 
     def open(self, path: str) -> LocalFile:
         return LocalFile(self._at(path))
@@ -150,7 +150,7 @@ class LocalFolder:
 
     def sizes_below(self, path: str) -> dict[str, int]:
         """The bytes of all files in a folder and in the folders in it, by path."""
-        found, waiting = {}, [path]
+        sizes, waiting = {}, [path]
         with self._naming(path, "listed"):
             while waiting:
                 folder = waiting.pop()
@@ -160,8 +160,8 @@ class LocalFolder:
                         if entry.is_folder:
                             waiting.append(inner)
                         else:
-                            found[inner] = entry.size
-        return found
+                            sizes[inner] = entry.size
+        return sizes
 
     def read(self, path: str) -> bytes | None:
         """A file's content; None if there is no such file."""
@@ -249,8 +249,8 @@ class LocalFolder:
             with self._naming(folder, "written"):
                 sync_folder(Path(self._at(folder)))
 
-    def _sync(self, item: tuple[Path, str]) -> None:
-        source, path = item
+    def _sync(self, renamed: tuple[Path, str]) -> None:
+        source, path = renamed
         with self._naming(path, "written"):
             sync_folder(source)
 

@@ -71,13 +71,13 @@ def _numbers(names: Iterable[str]) -> set[int]:
 
 def parse_offsets_file(content: bytes, path: str) -> dict[tuple[str, int], int]:
     """The offsets by topic and partition in a file offsets/N; `DecodeError` if it is malformed or has none."""
-    found: dict[tuple[str, int], int] = {}
+    offsets: dict[tuple[str, int], int] = {}
     for value in offset_lines(content, path):
         for key, offset in (_of_source(value) or {}).items():
-            found[key] = min(offset, found.get(key, offset))
-    if not found:
+            offsets[key] = min(offset, offsets.get(key, offset))
+    if not offsets:
         raise DecodeError(f"{path}: no source of the query reads topics")
-    return found
+    return offsets
 
 
 def offset_lines(content: bytes, path: str) -> list[Any]:
@@ -270,12 +270,12 @@ def checkpoint_state(address: str) -> CheckpointState:
 
 def _query(root: Path) -> str | None:
     try:
-        found = json.loads((root / "metadata").read_text())["id"]
+        query = json.loads((root / "metadata").read_text())["id"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
         raise DecodeError(f"{root / 'metadata'} is not Spark's: it has no id of a query") from None
-    return str(found)
+    return str(query)
 
 
 def _began_with_kafka(root: Path, number: int) -> bool:

@@ -102,16 +102,16 @@ def lags_json(
     }
     return [
         {
-            "topic": found.topic,
-            "partition": found.partition,
-            "latest": found.latest,
-            "member": owners.get((found.topic, found.partition)),
+            "topic": partition_lag.topic,
+            "partition": partition_lag.partition,
+            "latest": partition_lag.latest,
+            "member": owners.get((partition_lag.topic, partition_lag.partition)),
             name: {
                 store: {"offset": lag.offset, "lag": lag.records, "lost": lag.lost, "lagMs": lag.time_ms}
-                for store, lag in found.stores.items()
+                for store, lag in partition_lag.stores.items()
             },
         }
-        for found in partition_lags(cluster, offsets, owners)
+        for partition_lag in partition_lags(cluster, offsets, owners)
     ]
 
 
@@ -127,7 +127,7 @@ def partition_lags(
     earliest, latest = first_and_end(cluster, there)
     lags = {name: _lags(cluster, stored, earliest, latest) for name, stored in offsets.items()}
     return [
-        PartitionLag(*key, latest.get(key), {name: found[key] for name, found in lags.items() if key in found})
+        PartitionLag(*key, latest.get(key), {name: own[key] for name, own in lags.items() if key in own})
         for key in partitions
     ]
 
@@ -142,18 +142,18 @@ def _lags(
     behind = {key: max(offset, earliest[key]) for key, offset in stored.items() if offset < latest.get(key, -1)}
     written = next_timestamps(cluster, behind)
     now = system_ms()
-    found = {}
+    lags = {}
     for key, offset in stored.items():
         if key not in latest:
-            found[key] = Lag(offset, None, None, None)
+            lags[key] = Lag(offset, None, None, None)
         elif key not in behind:
-            found[key] = Lag(offset, 0, 0, 0)
+            lags[key] = Lag(offset, 0, 0, 0)
         else:
             lost = max(0, earliest[key] - offset)
             timestamp = written.get(key, None if lost else now)
             age = None if timestamp is None else max(0, now - timestamp)
-            found[key] = Lag(offset, latest[key] - offset, lost, age)
-    return found
+            lags[key] = Lag(offset, latest[key] - offset, lost, age)
+    return lags
 
 
 class LagMetrics:
@@ -190,7 +190,7 @@ class LagMetrics:
             self._families = families
 
     def _read(self) -> list[Family]:
-        names = self._groups or [found.group for found in self._admin.list_groups()]
+        names = self._groups or [listed.group for listed in self._admin.list_groups()]
         shown, groups_left_out = names[:_MAX_GROUPS], max(0, len(names) - _MAX_GROUPS)
         described = self._admin.describe_groups(shown).check() if shown else {}
         # One look-up of all groups' partitions: a partition that many groups read is asked about once.
@@ -198,19 +198,19 @@ class LagMetrics:
         for group in shown:
             for store in (CoordinatorStore(self._admin, group), *self._others(group)):
                 stored[group, store.kind] = store.fetch()
-        missing = {group for group, one in described.items() if one.state == DEAD}
+        missing = {group for group, known in described.items() if known.state == DEAD}
         missing -= {group for (group, _), offsets in stored.items() if offsets}
         self._log_missing(missing)
         partitions = partition_lags(self._admin.cluster, stored)
         lags = [
-            ((group, one.topic, str(one.partition), kind), lag)
-            for one in partitions
-            for (group, kind), lag in one.stores.items()
+            ((group, part.topic, str(part.partition), kind), lag)
+            for part in partitions
+            for (group, kind), lag in part.stores.items()
         ]
-        latest = [((one.topic, str(one.partition)), one.latest) for one in partitions if one.latest is not None]
+        latest = [((part.topic, str(part.partition)), part.latest) for part in partitions if part.latest is not None]
         records = [(labels, lag.records) for labels, lag in lags if lag.records is not None]
         lost = [(labels, lag.lost) for labels, lag in lags if lag.lost is not None]
-        members = [((group,), len(one.members)) for group, one in sorted(described.items()) if group not in missing]
+        members = [((group,), len(known.members)) for group, known in sorted(described.items()) if group not in missing]
         series_left_out = max(0, sum(len(offsets) for offsets in stored.values()) - _MAX_SERIES)
         left_out = [(("groups",), groups_left_out), (("series",), series_left_out)]
         offsets = [(labels, lag.offset) for labels, lag in lags]

@@ -90,7 +90,7 @@ class CoordinatorStore:
         self._admin, self._group = admin, group
 
     def fetch(self) -> dict[TopicPartition, int]:
-        return {key: found.offset for key, found in self._admin.list_group_offsets(self._group).items()}
+        return {key: committed.offset for key, committed in self._admin.list_group_offsets(self._group).items()}
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._admin.alter_group_offsets(self._group, offsets).check()

@@ -190,7 +190,9 @@ def _config(tree: dict[str, Any], prefix: str) -> dict[str, Any]:
         if not isinstance(below, dict):
             raise ConfigError(f"{prefix}transports.NAME.type is missing")
         config["transports"] = {
-            name: _config(one, f"{prefix}transports.{name}.") for name, one in below.items() if isinstance(one, dict)
+            name: _config(inner, f"{prefix}transports.{name}.")
+            for name, inner in below.items()
+            if isinstance(inner, dict)
         }
         if "continue_on_failure" in config:
             config["continue_on_failure"] = str(config["continue_on_failure"]).strip().lower() == "true"

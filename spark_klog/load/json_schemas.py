@@ -30,15 +30,15 @@ def _is_envelope(kind: pa.DataType) -> bool:
 
 def _grown(old: pa.DataType, new: pa.DataType, path: str, widens: bool, hindrances: list[str]) -> pa.DataType:
     if pa.types.is_struct(old) and pa.types.is_struct(new):
-        asked = {one.name: one.type for one in new}
+        asked = {field.name: field.type for field in new}
         fields = []
-        for one in old:
-            where = f"{path}.{one.name}" if path else one.name
-            kind = asked.pop(one.name, None)
+        for field in old:
+            where = f"{path}.{field.name}" if path else field.name
+            kind = asked.pop(field.name, None)
             if kind is None:
                 hindrances.append(f"{where} is missing")
             else:
-                fields.append(pa.field(one.name, _grown(one.type, kind, where, widens, hindrances)))
+                fields.append(pa.field(field.name, _grown(field.type, kind, where, widens, hindrances)))
         return pa.struct([*fields, *(pa.field(name, kind) for name, kind in asked.items())])
     if pa.types.is_list(old) and pa.types.is_list(new):
         return pa.list_(_grown(old.value_type, new.value_type, f"{path}[]", widens, hindrances))

@@ -55,8 +55,8 @@ def with_lineage(options: LoadOptions, load: Callable[[], Loaded], conf: Mapping
         except BaseException:
             send(RunState.ABORT, topics)
             raise
-        output.rows = sum(item.records for item in loaded.partitions)
-        failed = [f"{item.topic}-{item.partition}: {item.error}" for item in loaded.failed]
+        output.rows = sum(part.records for part in loaded.partitions)
+        failed = [f"{part.topic}-{part.partition}: {part.error}" for part in loaded.failed]
         state = RunState.FAIL if failed else RunState.COMPLETE
         send(state, _read(namespace, loaded, topics), "; ".join(failed) or None)
         return loaded
@@ -68,9 +68,9 @@ def _read(namespace: str | None, loaded: Loaded, topics: list[DatasetUse]) -> li
     if namespace is None:
         return []
     ranges = {
-        (item.topic, item.partition): (item.start, item.until) for item in loaded.partitions if item.until > item.start
+        (part.topic, part.partition): (part.start, part.until) for part in loaded.partitions if part.until > part.start
     }
     uses = {use.name: use for use in [*topics, *topic_uses(namespace, ranges)]}
     for use in uses.values():
-        use.rows = sum(item.records for item in loaded.partitions if item.topic == use.name)
+        use.rows = sum(part.records for part in loaded.partitions if part.topic == use.name)
     return list(uses.values())

@@ -114,19 +114,19 @@ def offsets_of_run(store: Store, run: int | None) -> dict[TopicPartition, Progre
         known = f"the committed runs are 1 to {last}" if last else "there is none yet"
         raise ConfigError(f"{store.address} has no run {run_name(run)}: {known}")
     before = read_manifest(store, run - 1) if run > 1 else None
-    found = before.progress() if before else {}
+    offsets = before.progress() if before else {}
     for number in range(run, last + 1):
         manifest = read_manifest(store, number)
         if manifest is None or is_compaction(store, manifest):
             continue
         progress = manifest.progress()
-        for item in manifest.partitions:
-            key = item.topic, item.partition
+        for part in manifest.partitions:
+            key = part.topic, part.partition
             now = progress[key]
             # of later runs only the partitions that they, or whose new log they, have first
-            if number == run or key not in found or found[key].incarnation < now.incarnation:
-                found[key] = Progress(item.start, now.incarnation, now.topic_id)
-    return found
+            if number == run or key not in offsets or offsets[key].incarnation < now.incarnation:
+                offsets[key] = Progress(part.start, now.incarnation, now.topic_id)
+    return offsets
 
 
 def resolve(
@@ -142,7 +142,7 @@ def resolve(
     cluster or topic.
     """
     if isinstance(place, AtRun):
-        return {key: item.offset for key, item in offsets_of_run(store, place.run).items() if key in ids}
+        return {key: place.offset for key, place in offsets_of_run(store, place.run).items() if key in ids}
     if isinstance(place, TimeSpec):
         return offsets_at(cluster, place, {key: log_end[key] for key in ids})
     if place.cluster_id and cluster.cluster_id and place.cluster_id != cluster.cluster_id:
@@ -169,7 +169,7 @@ def resolve(
 def offsets_text(cluster_id: str, run: int | None, progress: Mapping[TopicPartition, Progress]) -> dict[str, Any]:
     """Offsets in the form that `read_offsets` takes."""
     offsets: dict[str, dict[str, int]] = {}
-    for (topic, partition), item in sorted(progress.items()):
-        offsets.setdefault(topic, {})[str(partition)] = item.offset
-    ids = {topic: item.topic_id for (topic, _), item in sorted(progress.items()) if item.topic_id}
+    for (topic, partition), place in sorted(progress.items()):
+        offsets.setdefault(topic, {})[str(partition)] = place.offset
+    ids = {topic: place.topic_id for (topic, _), place in sorted(progress.items()) if place.topic_id}
     return {"cluster_id": cluster_id, "run": "" if run is None else run_name(run), "offsets": offsets, "topic_ids": ids}

@@ -69,20 +69,20 @@ class Extent:
     @property
     def records(self) -> int:
         """The offsets in it."""
-        return sum(self.end[key] - item.offset for key, item in self.start.items())
+        return sum(self.end[key] - place.offset for key, place in self.start.items())
 
 
 def partitions_of(cluster: Cluster, topics: list[str]) -> dict[TopicPartition, str]:
     """The topics' partitions, each with its topic's id ("" without one); `ConfigError` if a topic does not exist."""
     try:
-        found = cluster.partitions(topics)
+        counts = cluster.partitions(topics)
     except ProtocolError as error:
         if error.code in UNKNOWN_TOPIC:
             servers = ",".join(f"{host}:{port}" for host, port in cluster.config.bootstrap_servers)
             raise ConfigError(f"{error.what} does not exist at {servers}: create it, or leave it out") from None
         raise
-    ids = {topic: str(cluster.topic_ids[topic]) if topic in cluster.topic_ids else "" for topic in found}
-    return {(topic, number): ids[topic] for topic in sorted(found) for number in found[topic]}
+    ids = {topic: str(cluster.topic_ids[topic]) if topic in cluster.topic_ids else "" for topic in counts}
+    return {(topic, number): ids[topic] for topic in sorted(counts) for number in counts[topic]}
 
 
 def check_names(store: Store, partitions: Iterable[TopicPartition], extension: str) -> None:
@@ -121,13 +121,13 @@ def find_extent(
         lost += loss
     if lost and fail_on_loss:
         raise DataLossError(f"records can't be loaded: {'; '.join(map(str, lost))}; {LOSS_ADVICE}", lost[0].cause)
-    end = {key: max(high[key], item.offset) for key, item in start.items()}
+    end = {key: max(high[key], place.offset) for key, place in start.items()}
     return Extent(start, end, low, high, lost)
 
 
 def bounded(extent: Extent, cluster: Cluster, limits: Limits) -> Extent:
     """As much of the extent as the limits allow, of each partition its share."""
-    begin, end = {key: item.offset for key, item in extent.start.items()}, extent.end
+    begin, end = {key: place.offset for key, place in extent.start.items()}, extent.end
     if limits.max_records is not None:
         end = limit_rows(begin, end, limits.max_records)
     if limits.max_bytes is not None:
@@ -163,33 +163,33 @@ def make_tasks(extent: Extent, cores: int, max_records: int | None) -> list[list
     Ranges that are loaded again stay as they are, unless they have more than `max_records`.
     """
     again, new = [], []
-    for key, item in sorted(extent.start.items()):
-        at = item.offset
+    for key, place in sorted(extent.start.items()):
+        at = place.offset
         for old in extent.again.get(key, ()):
             new.append(OffsetRange(*key, at, old.start))
             again.append(OffsetRange(*key, old.start, old.until))
             at = old.until
         new.append(OffsetRange(*key, at, extent.end[key]))
-    new = [item for item in new if item.start < item.end]
-    cut = SplitLimits(min(cores, sum(item.end - item.start for item in new) // _LEAST_RECORDS) or None, max_records)
+    new = [part for part in new if part.start < part.end]
+    cut = SplitLimits(min(cores, sum(part.end - part.start for part in new) // _LEAST_RECORDS) or None, max_records)
     ranges = sorted([*split(again, SplitLimits(None, max_records), {}), *split(new, cut, {})])
     limits = SplitLimits(min(cores, extent.records // _LEAST_RECORDS) or None, max_records)
     return [
-        [Range(*item, extent.start[item[:2]].incarnation, extent.start[item[:2]].topic_id) for item in ranges_of_task]
+        [Range(*part, extent.start[part[:2]].incarnation, extent.start[part[:2]].topic_id) for part in ranges_of_task]
         for ranges_of_task in (pack(ranges, limits) if max_records else _together(ranges, cores))
     ]
 
 
 def _together(ranges: list[OffsetRange], cores: int) -> list[list[OffsetRange]]:
     """The ranges of each task: small ones share tasks, as they are fetched together."""
-    small = [item for item in ranges if item.end - item.start <= _SMALL]
-    most = max(_SMALL, sum(item.end - item.start for item in small) // (_TASKS_OF_CORE * cores))
+    small = [part for part in ranges if part.end - part.start <= _SMALL]
+    most = max(_SMALL, sum(part.end - part.start for part in small) // (_TASKS_OF_CORE * cores))
     tasks: list[list[OffsetRange]] = []
     room = 0
-    for item in small:
-        room -= item.end - item.start
+    for part in small:
+        room -= part.end - part.start
         if room < 0 or len(tasks[-1]) == MOST_RANGES:
             tasks.append([])
-            room = most - (item.end - item.start)
-        tasks[-1].append(item)
-    return [[item] for item in ranges if item.end - item.start > _SMALL] + tasks
+            room = most - (part.end - part.start)
+        tasks[-1].append(part)
+    return [[part] for part in ranges if part.end - part.start > _SMALL] + tasks

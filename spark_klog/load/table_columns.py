@@ -29,10 +29,11 @@ def table_columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
     made: dict[str, pa.Field] = {}
     for topic in topics:
         columns = settings.columns(topic)
-        for one in _of_values(columns, topic) if settings.table_columns == VALUES else columns:
-            made[one.name] = one.with_type(merged(made.get(one.name, one).type, one.type, one.name, moves=False))
+        for field in _of_values(columns, topic) if settings.table_columns == VALUES else columns:
+            kind = merged(made.get(field.name, field).type, field.type, field.name, moves=False)
+            made[field.name] = field.with_type(kind)
     if settings.table_columns == VALUES:  # fields that a later topic has stand before these
-        made |= {name: made.pop(name) for name in [f"_{one}" for one in BESIDE_VALUES]}
+        made |= {name: made.pop(name) for name in [f"_{name}" for name in BESIDE_VALUES]}
     return pa.schema(made.values())
 
 
@@ -41,9 +42,9 @@ def run_columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
 
     Its fields do not have those aliases by which a topic of the load that the run does not have, has a field now.
     """
-    others = sorted({one.topic for one in settings.rows}.difference(topics))
+    others = sorted({row.topic for row in settings.rows}.difference(topics))
     columns = _columns(settings, topics)
-    return pa.schema(_without_names(columns, [one for topic in others for one in _columns(settings, [topic])]))
+    return pa.schema(_without_names(columns, [field for topic in others for field in _columns(settings, [topic])]))
 
 
 def _columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
@@ -54,25 +55,25 @@ def _columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
 def _without_names(fields: Iterable[pa.Field], others: Iterable[pa.Field]) -> list[pa.Field]:
     """The fields without the aliases that are names of `others`; so are those in them."""
     known: dict[str, list[pa.DataType]] = {}
-    for one in others:
-        known.setdefault(one.name, []).append(one.type)
+    for other in others:
+        known.setdefault(other.name, []).append(other.type)
     return [
         with_aliases(
-            one.with_type(_type_without(one.type, known.get(one.name, []))).remove_metadata(),
-            [name for name in aliases_of(one) if name not in known],
+            field.with_type(_type_without(field.type, known.get(field.name, []))).remove_metadata(),
+            [name for name in aliases_of(field) if name not in known],
         )
-        for one in fields
+        for field in fields
     ]
 
 
 def _type_without(kind: pa.DataType, others: Sequence[pa.DataType]) -> pa.DataType:
     if pa.types.is_struct(kind):
-        return pa.struct(_without_names(kind, chain.from_iterable(one for one in others if pa.types.is_struct(one))))
+        return pa.struct(_without_names(kind, chain.from_iterable(each for each in others if pa.types.is_struct(each))))
     if pa.types.is_list(kind):
-        items = [one.value_type for one in others if pa.types.is_list(one)]
+        items = [other.value_type for other in others if pa.types.is_list(other)]
         return pa.list_(kind.value_field.with_type(_type_without(kind.value_type, items)))
     if pa.types.is_map(kind):
-        items = [one.item_type for one in others if pa.types.is_map(one)]
+        items = [other.item_type for other in others if pa.types.is_map(other)]
         return pa.map_(kind.key_field, kind.item_field.with_type(_type_without(kind.item_type, items)))
     return kind
 
@@ -81,8 +82,10 @@ def row_columns(changes: ChangeFormat) -> pa.Schema:
     """The columns of rows that records change, with the aliases that the fields of keys and values have."""
     value = changes.value_type
     row = value.field("after").type if changes.envelope == "debezium" else value
-    aliases = {one.name: one.metadata for kind in (changes.key_type, row) if pa.types.is_struct(kind) for one in kind}
-    return pa.schema([one.with_metadata(aliases.get(one.name)) for one in changes.row])
+    aliases = {
+        field.name: field.metadata for kind in (changes.key_type, row) if pa.types.is_struct(kind) for field in kind
+    }
+    return pa.schema([field.with_metadata(aliases.get(field.name)) for field in changes.row])
 
 
 def _of_values(columns: pa.Schema, topic: str) -> list[pa.Field]:
@@ -90,11 +93,11 @@ def _of_values(columns: pa.Schema, topic: str) -> list[pa.Field]:
     if not pa.types.is_struct(kind):
         raise LoadError(f"the values of topic {topic} are {kind}, without fields: --table-columns records has them")
     beside = [pa.field(f"_{name}", columns.field(name).type) for name in BESIDE_VALUES]
-    names = {one.name.lower() for one in beside}
-    for one in kind:
-        if one.name.lower() in names:
+    names = {field.name.lower() for field in beside}
+    for field in kind:
+        if field.name.lower() in names:
             raise LoadError(
-                f"the values of topic {topic} have the field {one.name}, as the column of their records is named: "
+                f"the values of topic {topic} have the field {field.name}, as the column of their records is named: "
                 "--table-columns records has both"
             )
     return [*kind, *beside]
@@ -114,11 +117,12 @@ def as_columns(batch: pa.RecordBatch, columns: pa.Schema, is_of_values: bool) ->
     """
     if is_of_values:
         values = batch["value"]
-        arrays = dict(zip([one.name for one in values.type], values.flatten(), strict=True))
+        arrays = dict(zip([field.name for field in values.type], values.flatten(), strict=True))
         arrays |= {f"_{name}": batch[name] for name in BESIDE_VALUES}
     else:
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
     made = [
-        fitted(arrays[one.name], one.type) if one.name in arrays else pa.nulls(len(batch), one.type) for one in columns
+        fitted(arrays[field.name], field.type) if field.name in arrays else pa.nulls(len(batch), field.type)
+        for field in columns
     ]
     return pa.RecordBatch.from_arrays(made, schema=columns)

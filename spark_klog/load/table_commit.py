@@ -124,7 +124,7 @@ class TableTarget(Target):
     def _candidate(self, run: Run) -> Manifest | None:
         """The manifest that a run was to have; without a token, which the table may have forgotten, the only one."""
         tokens = [
-            found[1] for name in self.store.names(run_path(run.number, "")) if (found := _CANDIDATE.fullmatch(name))
+            match[1] for name in self.store.names(run_path(run.number, "")) if (match := _CANDIDATE.fullmatch(name))
         ]
         token = run.token or (tokens[0] if len(tokens) == 1 else "")
         path = candidate_path(run.number, token)
@@ -165,7 +165,7 @@ class TableTarget(Target):
 
     def keeps(self, results: Sequence[RangeResult], columns: pa.Schema | None) -> bool:
         """As of `Target`: others may have vacuumed the files, or the table may have replaced a column of theirs."""
-        entries = [entry for item in results for entry in item.files]
+        entries = [entry for part in results for entry in part.files]
         if not all(self.store.size(entry.path) == entry.size for entry in entries):
             return False
         if columns is None or not entries:
@@ -187,17 +187,15 @@ class TableTarget(Target):
         if changes is not None:
             manifest = replace(manifest, files=[])
         self.store.write(candidate_path(manifest.run, token), to_json(manifest))
-        offsets = {topic: {key: item.offset for key, item in each.items()} for topic, each in manifest.offsets.items()}
-        ids = {
-            topic: item.topic_id for topic, each in manifest.offsets.items() for item in each.values() if item.topic_id
-        }
-        again = {topic: max(item.incarnation for item in each.values()) for topic, each in manifest.offsets.items()}
+        offsets = {topic: {key: at.offset for key, at in each.items()} for topic, each in manifest.offsets.items()}
+        ids = {topic: at.topic_id for topic, each in manifest.offsets.items() for at in each.values() if at.topic_id}
+        again = {topic: max(at.incarnation for at in each.values()) for topic, each in manifest.offsets.items()}
         again = {topic: count for topic, count in again.items() if count}
         run = Run(load, manifest.run, token, offsets, ids, again)
         if changes is None:
             self._table.append(self._data_files(entries), run)
         else:
-            paths = [item.path for item in entries]
+            paths = [entry.path for entry in entries]
             files = change_files(self._table.location, paths, changes.key) if paths else None
             self._table.upsert(files, run)
         # Another call may have seen the table's commit, and have made the same of it.
@@ -228,7 +226,7 @@ class TableTarget(Target):
 
     def _show(self, manifest: Manifest, has_leftovers: bool) -> None:
         """Remove what attempts have left: readers see the run by the table."""
-        self.remove_orphans(manifest.run, [item.topic for item in manifest.partitions], has_leftovers=has_leftovers)
+        self.remove_orphans(manifest.run, [part.topic for part in manifest.partitions], has_leftovers=has_leftovers)
         self._remove_waiting(manifest.run)
 
     def end_attempts(self, run: int, topics: Sequence[str]) -> None:
@@ -241,13 +239,13 @@ class TableTarget(Target):
         return manifest is not None and bool(manifest.partitions)  # else it was lost, or another call may have one
 
     def _files(self) -> Collection[str]:
-        return {item.path for item in self._table.files()}
+        return {file.path for file in self._table.files()}
 
 
 def _hour(path: str) -> int | None:
     """The first hour of a file's partition, since the epoch, by its folder; None without one."""
-    found = _SLOT.search(path)
-    if found is None:
+    match = _SLOT.search(path)
+    if match is None:
         return None
-    year, month, day = (int(part) for part in found.groups()[:3])
-    return (date(year, month, day) - _EPOCH_DAY).days * 24 + int(found[4] or 0)
+    year, month, day = (int(part) for part in match.groups()[:3])
+    return (date(year, month, day) - _EPOCH_DAY).days * 24 + int(match[4] or 0)

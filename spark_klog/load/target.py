@@ -127,8 +127,8 @@ class Target(ABC):
             known: set[str] = set()
             others = set(topics)
             if manifest is not None:
-                known = {item.path for item in manifest.files} | {f"{LETTERS}/{name}" for name in manifest.dead_letters}
-                others |= {item.topic for item in manifest.partitions}
+                known = {file.path for file in manifest.files} | {f"{LETTERS}/{name}" for name in manifest.dead_letters}
+                others |= {part.topic for part in manifest.partitions}
             counted = set(map(token_of, known))
             is_known = self._knows_files(manifest)
             if is_known and (has_leftovers or of_run - counted):
@@ -180,13 +180,13 @@ class FolderTarget(Target):
     def _show(self, manifest: Manifest, has_leftovers: bool) -> None:
         self._remove_replaced(manifest)
         if not self.store.shows_whole_files_only:
-            for item in manifest.files:
-                self.store.move(staged_path(manifest.run, item.path), item.path)
+            for file in manifest.files:
+                self.store.move(staged_path(manifest.run, file.path), file.path)
             show_letters(self.store, manifest)
             self._remove_waiting(manifest.run)
             return
         # those of a compaction that was killed before this commit, too
-        topics = {item.topic for item in manifest.partitions}
+        topics = {part.topic for part in manifest.partitions}
         self.remove_orphans(manifest.run + 1, topics, has_leftovers=has_leftovers)
 
     def end_attempts(self, run: int, topics: Sequence[str]) -> None:
@@ -197,11 +197,11 @@ class FolderTarget(Target):
 
     def _remove_replaced(self, manifest: Manifest) -> None:
         """Remove the files that a run has replaced by others."""
-        known = {item.path for item in manifest.files} | set(manifest.dead_letters)
+        known = {file.path for file in manifest.files} | set(manifest.dead_letters)
         for result in manifest.replaced:
-            for item in result.files:
-                if item.path not in known:
-                    self.store.remove(item.path)
+            for file in result.files:
+                if file.path not in known:
+                    self.store.remove(file.path)
             for name in result.dead_letters:
                 if is_of_values(name) and name not in known:  # two ranges may have one corrupt batch
                     self.store.remove(f"{LETTERS}/{name}")

@@ -200,8 +200,8 @@ class LogDirectory:
         key = log.topic, log.partition
         if not log.config.compacts or key in self._uncleanable:
             return None
-        found = plan(log, self.clean_offsets.get(key), now_ms)
-        return found if found.is_due else None
+        cleanable = plan(log, self.clean_offsets.get(key), now_ms)
+        return cleanable if cleanable.is_due else None
 
     def note_clean(self, log: PartitionLog, offset: int) -> None:
         """Record that a round of compaction has reached `offset`; OSError."""

@@ -75,39 +75,40 @@ def check_data_directory(path: Path, broker_id: int | None = None) -> None:
     Without `broker_id` it may belong to any broker. Writes nothing.
     """
     with usable(path):
-        found = _look(path)
-        if found is None:
+        contents = _look(path)
+        if contents is None:
             return
-        if CLUSTER_MARK in found.names or found.brokers:
-            folder = path / (f"broker-{found.brokers[0]}" if found.brokers else "broker-0")
-            why = f"it holds {CLUSTER_MARK if CLUSTER_MARK in found.names else f'{folder.name}/{META}'}"
+        if CLUSTER_MARK in contents.names or contents.brokers:
+            folder = path / (f"broker-{contents.brokers[0]}" if contents.brokers else "broker-0")
+            why = f"it holds {CLUSTER_MARK if CLUSTER_MARK in contents.names else f'{folder.name}/{META}'}"
             raise DataDirectoryError(
                 f"{path} is the directory of a cluster, not of a broker ({why}): "
                 f"start it with klog cluster --data-dir {path}, or {_CHOOSE}"
             )
-        _refuse_07(path, found)
-        if META in found.names:
+        _refuse_07(path, contents)
+        if META in contents.names:
             meta = read_meta(path)
             if meta is not None and broker_id not in (None, meta.broker_id):
                 raise DataDirectoryError(
                     f"data directory {path} belongs to broker {meta.broker_id}, not {broker_id}; "
                     f"start with --broker-id {meta.broker_id}, or choose another --data-dir"
                 )
-        elif not _is_kafkas(found) and found.names:
-            inner = found.data_directories
+        elif not _is_kafkas(contents) and contents.names:
+            inner = contents.data_directories
             advice = (
                 f"its folder {inner[0]} is a data directory: give {path / inner[0]}, or {_CHOOSE}" if inner else _CHOOSE
             )
             raise DataDirectoryError(
-                f"{path} is neither empty nor a data directory: it holds {_some(found.names)} and no {META}; {advice}"
+                f"{path} is neither empty nor a data directory: it holds {_some(contents.names)} and no {META}; "
+                f"{advice}"
             )
 
 
 def check_no_cluster(path: Path) -> None:
     """Raise `ConfigError` if `path`, given as a data directory to read, is the directory of a cluster; OSError."""
-    found = _look(path)
-    if found is not None and (CLUSTER_MARK in found.names or found.brokers):
-        folders = " ".join(str(path / f"broker-{broker_id}") for broker_id in found.brokers or [0])
+    contents = _look(path)
+    if contents is not None and (CLUSTER_MARK in contents.names or contents.brokers):
+        folders = " ".join(str(path / f"broker-{broker_id}") for broker_id in contents.brokers or [0])
         raise ConfigError(f"{path} is the directory of a cluster: give the data directories of its brokers, {folders}")
 
 
@@ -133,10 +134,10 @@ def check_cluster_directory(path: Path, *, zookeeper: bool) -> list[int]:
     beside those of a cluster. Writes nothing.
     """
     with usable(path):
-        found = _look(path)
-        if found is None:
+        contents = _look(path)
+        if contents is None:
             return []
-        registry = _registry(path, found)
+        registry = _registry(path, contents)
         expected = "zookeeper" if zookeeper else "files"
         if registry not in (None, expected):
             raise DataDirectoryError(
@@ -144,11 +145,11 @@ def check_cluster_directory(path: Path, *, zookeeper: bool) -> list[int]:
                 f"keeps its topics: start it {'with --zookeeper' if registry == 'zookeeper' else 'without --zookeeper'}"
                 f" (zookeeper={registry == 'zookeeper'}), or {_CHOOSE}"
             )
-        if CLUSTER_MARK in found.names or found.brokers:
-            return found.brokers
-        _refuse_07(path, found)
-        if META in found.names or _is_kafkas(found):
-            evidence = [META] if META in found.names else found.logs or found.names
+        if CLUSTER_MARK in contents.names or contents.brokers:
+            return contents.brokers
+        _refuse_07(path, contents)
+        if META in contents.names or _is_kafkas(contents):
+            evidence = [META] if META in contents.names else contents.logs or contents.names
             raise DataDirectoryError(
                 f"{path} is the data directory of a broker, not of a cluster (it holds {_some(evidence)}): "
                 f"start it with klog broker --data-dir {path}, or {_CHOOSE}"
@@ -200,11 +201,11 @@ def _look(path: Path) -> _Contents | None:
         entries = sorted(os.scandir(path), key=lambda entry: entry.name)
     except FileNotFoundError:
         return None
-    found = _Contents([], [], [], [])
+    contents = _Contents([], [], [], [])
     for entry in entries:
         if entry.name.startswith(".") or entry.name == "lost+found" or _TEMPORARY.fullmatch(entry.name):
             continue
-        found.names.append(entry.name)
+        contents.names.append(entry.name)
         if not entry.is_dir():
             continue
         try:
@@ -212,40 +213,40 @@ def _look(path: Path) -> _Contents | None:
         except PermissionError:  # another user's folder
             continue
         if META in inner:
-            found.data_directories.append(entry.name)
+            contents.data_directories.append(entry.name)
         elif partition_of_folder(entry.name):
             if any(name.endswith(SUFFIX_07) for name in inner):
-                found.logs_07.append(entry.name)
+                contents.logs_07.append(entry.name)
             if any(name.endswith(LOG) for name in inner):
-                found.logs.append(entry.name)
-    return found
+                contents.logs.append(entry.name)
+    return contents
 
 
-def _refuse_07(path: Path, found: _Contents) -> None:
-    if found.logs_07:
+def _refuse_07(path: Path, contents: _Contents) -> None:
+    if contents.logs_07:
         raise DataDirectoryError(
-            f"{path} holds logs of Kafka 0.7 ({_some(found.logs_07)}): write them in today's format with "
+            f"{path} holds logs of Kafka 0.7 ({_some(contents.logs_07)}): write them in today's format with "
             f"klog log upgrade {path} NEW, and start on NEW"
         )
 
 
-def _is_kafkas(found: _Contents) -> bool:
+def _is_kafkas(contents: _Contents) -> bool:
     """Whether it is a broker's data directory without meta.properties."""
-    return bool(found.logs) or any(name.endswith(_CHECKPOINT) for name in found.names)
+    return bool(contents.logs) or any(name.endswith(_CHECKPOINT) for name in contents.names)
 
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _registry(path: Path, found: _Contents) -> str | None:
+def _registry(path: Path, contents: _Contents) -> str | None:
     """The registry of a cluster's directory; None if it has none, or if an earlier version left both."""
-    if CLUSTER_MARK in found.names:
+    if CLUSTER_MARK in contents.names:
         values = _properties(path / CLUSTER_MARK)
         if values.get("version") != "1" or values.get("registry") not in _REGISTRIES:
             raise DataDirectoryError(
                 f"{path / CLUSTER_MARK} is not of version 1: restore it, or remove it if this version made the cluster"
             )
         return values["registry"]
-    there = [name for name, folder in _REGISTRIES.items() if folder in found.names]
-    return there[0] if found.brokers and len(there) == 1 else None
+    there = [name for name, folder in _REGISTRIES.items() if folder in contents.names]
+    return there[0] if contents.brokers and len(there) == 1 else None

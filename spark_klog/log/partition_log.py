@@ -292,9 +292,9 @@ class PartitionLog:
             if stop is not None and segments[index].base_offset >= stop:
                 return None
             ends_within = stop is not None and (index == len(segments) - 1 or stop < segments[index + 1].base_offset)
-            found = segments[index].read(offset, max_bytes, stop if ends_within else None)
-            if found is not None:
-                return found
+            data = segments[index].read(offset, max_bytes, stop if ends_within else None)
+            if data is not None:
+                return data
         return None
 
     def _index_at(self, offset: int) -> int:
@@ -308,25 +308,25 @@ class PartitionLog:
                 return offset < segment.base_offset
         return False
 
-    def records_in(self, found: FileRange) -> int:
+    def records_in(self, part: FileRange) -> int:
         """The number of records in the complete batches of a range from `read`; gaps from compaction count as records.
 
         0 if retention or compaction has just removed the segment.
         """
-        first = read_header(found.file.read_at(found.position, min(found.size, MAX_HEADER_SIZE)))
+        first = read_header(part.file.read_at(part.position, min(part.size, MAX_HEADER_SIZE)))
         segment = self._segments[self._index_at(first.base_offset)]
-        return segment.records_in(found, first.base_offset) if segment.file is found.file else 0
+        return segment.records_in(part, first.base_offset) if segment.file is part.file else 0
 
-    def offset_after(self, offset: int, found: FileRange) -> int:
+    def offset_after(self, offset: int, part: FileRange) -> int:
         """An offset after all records of a range that `read` returned for `offset`.
 
         It comes from the index, so it may be some batches on.
         """
         segments, index = self._segments, self._index_at(offset)
-        while index < len(segments) - 1 and segments[index].file is not found.file:
+        while index < len(segments) - 1 and segments[index].file is not part.file:
             index += 1
         following = segments[index + 1].base_offset if index < len(segments) - 1 else self.end_offset
-        return segments[index].offset_after(found) or following
+        return segments[index].offset_after(part) or following
 
     def check_indexes(self) -> Iterator[None]:
         """Check the indexes before a look-up in all segments, one in a step; the log may change between. OSError."""
@@ -360,9 +360,9 @@ class PartitionLog:
             if timestamp < 0:
                 return None
         for segment in with_records:
-            found = yield from segment.record_at(timestamp, start)
-            if found is not None:
-                return found
+            record = yield from segment.record_at(timestamp, start)
+            if record is not None:
+                return record
         return None
 
     def offsets_before(self, timestamp: int, count: int) -> list[int]:

@@ -192,9 +192,9 @@ class ProducerState:
         return _START.pack(_VERSION, crc32c(body)) + body
 
     def _entries(self) -> Iterator[tuple[int, ...]]:
-        for producer_id, item in sorted(self.producers.items()):
-            for batch in item.batches or [ProducerBatch(-1, -1, 0, item.last_timestamp)]:
-                yield producer_id, item.epoch, *batch, item.coordinator_epoch, item.transaction_first_offset
+        for producer_id, state in sorted(self.producers.items()):
+            for batch in state.batches or [ProducerBatch(-1, -1, 0, state.last_timestamp)]:
+                yield producer_id, state.epoch, *batch, state.coordinator_epoch, state.transaction_first_offset
 
     @classmethod
     def decode(cls, data: bytes) -> ProducerState:

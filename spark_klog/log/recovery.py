@@ -250,8 +250,8 @@ def replay(state: ProducerState, segments: list[Segment], end_offset: int) -> No
                 _derive_aborted(segments, segment, start)
             except LogCorrupted as error:
                 _log.error("%s lacks entries, aborted records may be read: %s", segment.transaction_index.path, error)
-        found = segment.position_of(start) if start > segment.base_offset else (0, None)
-        for header, batch in _producer_batches(segment, found[0] if found else segment.size):
+        at = segment.position_of(start) if start > segment.base_offset else (0, None)
+        for header, batch in _producer_batches(segment, at[0] if at else segment.size):
             if header.base_offset >= start and (aborted := state.add(header, batch)) is not None:
                 segment.transaction_index.append(aborted)
     state.end_offset = end_offset

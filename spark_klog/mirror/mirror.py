@@ -99,14 +99,14 @@ class GroupTranslation:
         pattern = self._settings.groups
         if pattern is None:
             return 0
-        names = [one.group for one in self._source.list_groups() if pattern.fullmatch(one.group)]
+        names = [group.group for group in self._source.list_groups() if pattern.fullmatch(group.group)]
         return sum(self._translate(name, maps) for name in sorted(names))
 
     def _translate(self, group: str, maps: Mapping[TopicPartition, PartitionMap]) -> bool:
         try:
             offsets = self._translated(group, maps)
             there = self._target.list_group_offsets(group, list(offsets)) if offsets else {}
-            ahead = {key: item for key, item in offsets.items() if key not in there or there[key].offset < item.offset}
+            ahead = {key: new for key, new in offsets.items() if key not in there or there[key].offset < new.offset}
             refused = self._target.alter_group_offsets(group, ahead).failures if ahead else {}
         except KlogError as error:
             _log.warning("group %s is not translated: %s", group, error)
@@ -121,14 +121,14 @@ class GroupTranslation:
     def _translated(self, group: str, maps: Mapping[TopicPartition, PartitionMap]) -> dict[TopicPartition, Committed]:
         committed = self._source.list_group_offsets(group, list(maps)) if maps else {}
         translated = {
-            (self._settings.prefix + key[0], key[1]): maps[key].translate(item.offset)
-            for key, item in committed.items()
+            (self._settings.prefix + key[0], key[1]): maps[key].translate(entry.offset)
+            for key, entry in committed.items()
         }
         before = [key for key, offset in translated.items() if offset is None]
         starts = list_offsets(self._target.cluster, dict.fromkeys(before, EARLIEST)) if before else {}
         return {
-            key: Committed(starts[key] if offset is None else offset, metadata=item.metadata)
-            for (key, offset), item in zip(translated.items(), committed.values(), strict=True)
+            key: Committed(starts[key] if offset is None else offset, metadata=entry.metadata)
+            for (key, offset), entry in zip(translated.items(), committed.values(), strict=True)
         }
 
 
@@ -203,10 +203,10 @@ class Waiting:
     def __bool__(self) -> bool:
         return bool(self._items)
 
-    def append(self, key: TopicPartition, item: OutBatch | int) -> None:
+    def append(self, key: TopicPartition, entry: OutBatch | int) -> None:
         """Add a batch, or the source's offset before which nothing more is to be copied."""
-        self._items.setdefault(key, deque()).append(item)
-        self.size += _size(item)
+        self._items.setdefault(key, deque()).append(entry)
+        self.size += _size(entry)
 
     @property
     def next_size(self) -> int:
@@ -217,15 +217,15 @@ class Waiting:
         """The next item of the partition whose turn it is."""
         key = next(iter(self._items))
         items = self._items.pop(key)
-        item = items.popleft()
-        self.size -= _size(item)
+        entry = items.popleft()
+        self.size -= _size(entry)
         if items:
             self._items[key] = items
-        return key, item
+        return key, entry
 
 
-def _size(item: OutBatch | int) -> int:
-    return 0 if isinstance(item, int) else len(item.data)
+def _size(entry: OutBatch | int) -> int:
+    return 0 if isinstance(entry, int) else len(entry.data)
 
 
 def _remedy(topic: str, *, is_empty: bool = False) -> str:
@@ -355,18 +355,18 @@ class Session:
     def _follow(self) -> None:
         """Take in new topics and partitions, and let go of those that were deleted."""
         there = self._topics.refresh(_GONE_SECONDS if self._is_closed else 0.0)
-        found = [key for key in there if slot_of(key, self._slots) == self._slot]
+        assigned = [key for key in there if slot_of(key, self._slots) == self._slot]
         if self._is_closed:
-            found = [key for key in found if key in self._positions]
+            assigned = [key for key in assigned if key in self._positions]
         self._refresh_at = time.monotonic() + self._settings.refresh_seconds
-        self._check_copies(found)
-        recreated = self._recreated({topic for topic, _ in found})
-        new = [key for key in found if key not in self._positions or key[0] in recreated]
+        self._check_copies(assigned)
+        recreated = self._recreated({topic for topic, _ in assigned})
+        new = [key for key in assigned if key not in self._positions or key[0] in recreated]
         bounds = _find_bounds(self._source_admin.cluster, new, waits=self._must_find)
         self._leave_out({key for key in new if key not in bounds})
-        found = [key for key in found if key not in self._left_out]
+        assigned = [key for key in assigned if key not in self._left_out]
         new = list(bounds)
-        gone = set(self._assigned).difference(found)
+        gone = set(self._assigned).difference(assigned)
         if new or gone:
             self._drain()
             self.target.sender.flush()
@@ -384,16 +384,16 @@ class Session:
             del self._positions[key]
         if new or gone:
             self._begin(bounds)
-            self._assigned = found
-            self._consumer.assign([(*key, self._positions[key]) if key in new else key for key in found])
+            self._assigned = assigned
+            self._consumer.assign([(*key, self._positions[key]) if key in new else key for key in assigned])
             self._consumer.expect(self._topics.ids)
             self._until = {key: end for key, end in self._until.items() if key not in gone}
             self._until |= self._ends(key for key in new if key in self._until)
         if new or gone or self._is_first:
             self._note_beginnings()
         self._is_first = False
-        self.totals.partitions = len(found)
-        if not found and self._slots == 1 and not self._has_warned:
+        self.totals.partitions = len(assigned)
+        if not assigned and self._slots == 1 and not self._has_warned:
             self._has_warned = True
             _log.warning("the source has no topic to mirror: see --topics and --exclude")
 
@@ -442,27 +442,30 @@ class Session:
     def _recreated(self, topics: Set[str]) -> list[str]:
         """The topics that were deleted and created again; `DataLossError` unless the new ones are to be mirrored."""
         ids, known = self._topics.ids, self._progress.topic_ids
-        found = sorted(topic for topic in topics & known.keys() & ids.keys() if known[topic] != ids[topic])
-        if found and self._settings.recreated == "fail":
+        recreated = sorted(topic for topic in topics & known.keys() & ids.keys() if known[topic] != ids[topic])
+        if recreated and self._settings.recreated == "fail":
             raise DataLossError(
-                f"topic {found[0]} was deleted and created again at the source: what was mirrored is of another topic. "
-                f"{_remedy(found[0])}, or mirror the new one behind the copy of the old one (--recreated begin)"
+                f"topic {recreated[0]} was deleted and created again at the source: what was mirrored is of another "
+                f"topic. {_remedy(recreated[0])}, or mirror the new one behind the copy of the old one "
+                "(--recreated begin)"
             )
-        return found
+        return recreated
 
     def _note_beginnings(self) -> None:
         """Write the ids of new topics, the prefix, and where new partitions begin, before any of their records."""
         ids = {topic: self._topics.ids.get(topic) for topic, _ in self._assigned}
         new = {
-            topic: one for topic, one in ids.items() if one is not None and one != self._progress.topic_ids.get(topic)
+            topic: uuid
+            for topic, uuid in ids.items()
+            if uuid is not None and uuid != self._progress.topic_ids.get(topic)
         }
         for key, known in self._maps.items():
             if key[0] in new:
                 known.write_again()  # behind the record of the id, which ends what came before
         copies = {topic: self._topics.copy_ids[topic] for topic in ids.keys() & self._topics.copy_ids.keys()}
-        rows = [topic_record(topic, one) for topic, one in new.items()]
+        rows = [topic_record(topic, uuid) for topic, uuid in new.items()]
         before = self._progress.copy_ids
-        rows += [topic_record(topic, one, COPY) for topic, one in copies.items() if before.get(topic) != one]
+        rows += [topic_record(topic, uuid, COPY) for topic, uuid in copies.items() if before.get(topic) != uuid]
         rows += self._changes()
         origins = dict(self._topics.origins.of_copies)
         if origins != self._progress.origins:
@@ -632,12 +635,12 @@ class Session:
         """Look up the ends at the leaders that answer now; look for topics soon if one is not known any more."""
         cluster = self._source_admin.cluster
         with cluster.within(_LOOK_MS):  # each leader once: a topic that is deleted just now must not hold up the others
-            found, failed = offsets_of_led(cluster, dict.fromkeys(self._assigned, LATEST))
+            latest, failed = offsets_of_led(cluster, dict.fromkeys(self._assigned, LATEST))
         names = {topic for topic, _ in failed}
         known = cluster.metadata(names) if names else {}  # with the leaders to ask the next time
         if any(name not in known or known[name]["error_code"] in UNKNOWN_TOPIC for name in names):
             self._refresh_at = 0.0
-        self._seen_ends |= found
+        self._seen_ends |= latest
         ends = {key: self._seen_ends.get(key, 0) for key in self._assigned}
         self.totals.lag = sum(max(0, end - self._positions[key]) for key, end in ends.items())
         self._lag_at = time.monotonic() + _LAG_SECONDS

@@ -265,7 +265,7 @@ def prepare_progress(admin: Admin, name: str, slots: int | None = None, default:
     `ConfigError` if it has another number of slots than the given one. Raises what `Admin` raises.
     """
     topic = progress_topic(name)
-    if all(one.name != topic for one in admin.list_topics()):
+    if all(listed.name != topic for listed in admin.list_topics()):
         copies = max(1, min(_MOST_COPIES, len(admin.cluster.nodes)))
         try:
             admin.create_topic(

@@ -82,7 +82,7 @@ class Origins:
             return False
         if self._source.cluster.cluster_id == target and topic.startswith(self._settings.prefix):
             return True
-        return any(one == target and topic.startswith(prefix) for prefix, one in self._clusters.items())
+        return any(cluster == target and topic.startswith(prefix) for prefix, cluster in self._clusters.items())
 
     @property
     def of_copies(self) -> Mapping[str, str]:
@@ -90,7 +90,7 @@ class Origins:
         cluster, prefix = self._source.cluster.cluster_id, self._settings.prefix
         if cluster is None or not prefix:
             return {}
-        return {prefix: cluster} | {prefix + more: one for more, one in self._clusters.items()}
+        return {prefix: cluster} | {prefix + more: other for more, other in self._clusters.items()}
 
 
 class MirroredTopics:
@@ -115,39 +115,39 @@ class MirroredTopics:
         A topic of an earlier call counts as there until it has been missing for `patience` seconds: a broker that has
         just started may not know all topics yet.
         """
-        there = {one.name: one for one in self._source.list_topics()}
+        there = {topic.name: topic for topic in self._source.list_topics()}
         self.origins.look(there)
         settings = self._settings
         listed = [
-            one
-            for name, one in there.items()
+            topic
+            for name, topic in there.items()
             if settings.wants(name) and (settings.names(name) or not self.origins.is_from_target(name))
         ]
         if new := sorted({name for name in there if self._settings.leaves_out(name)} - self._logged):
             self._logged |= set(new)
             _log.warning("left out as internal, unless --topics names them: %s", ", ".join(new))
-        self.ids = {one.name: one.topic_id for one in listed if one.topic_id is not None}
-        found = {one.name: one.partitions for one in listed}
+        self.ids = {topic.name: topic.topic_id for topic in listed if topic.topic_id is not None}
+        counts = {topic.name: topic.partitions for topic in listed}
         now = time.monotonic()
-        missing = self._made.keys() - found.keys()
+        missing = self._made.keys() - counts.keys()
         self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
-        found |= {name: self._made[name] for name, since in self._missing_since.items() if now - since < patience}
+        counts |= {name: self._made[name] for name, since in self._missing_since.items() if now - since < patience}
         copies = self._listed_copies()
         changed = {
             name: count
-            for name, count in found.items()
+            for name, count in counts.items()
             if self._made.get(name, 0) < count or self._settings.prefix + name not in copies
         }
         if changed:
-            self._make(changed, {name: one.partitions for name, one in copies.items()})
+            self._make(changed, {name: topic.partitions for name, topic in copies.items()})
             copies = self._listed_copies()
-        of_copies = {name: copies.get(self._settings.prefix + name) for name in found}
-        self.copy_ids = {name: one.topic_id for name, one in of_copies.items() if one and one.topic_id is not None}
-        made = {name: count for name, count in sorted(found.items()) if self._made.get(name, 0) >= count}
+        of_copies = {name: copies.get(self._settings.prefix + name) for name in counts}
+        self.copy_ids = {name: copy.topic_id for name, copy in of_copies.items() if copy and copy.topic_id is not None}
+        made = {name: count for name, count in sorted(counts.items()) if self._made.get(name, 0) >= count}
         return [(name, number) for name, count in made.items() for number in range(count)]
 
     def _listed_copies(self) -> dict[str, TopicListing]:
-        return {one.name: one for one in self._target.list_topics(include_internal=True)}
+        return {topic.name: topic for topic in self._target.list_topics(include_internal=True)}
 
     @property
     def missing(self) -> Set[str]:
@@ -186,13 +186,13 @@ class MirroredTopics:
         if not names:
             return {}
         try:
-            found = self._source.describe_configs([("topic", name) for name in names])
+            described = self._source.describe_configs([("topic", name) for name in names])
         except (UnsupportedVersionError, ProtocolError) as error:
             _log.warning("topics are made with the target's default settings: %s", error)
             return {}
-        for resource, failure in found.failures.items():
+        for resource, failure in described.failures.items():
             _log.warning("topic %s is made with the target's default settings: %s", resource.name, failure)
-        return {resource.name: _copied(entries.values()) for resource, entries in found.successes.items()}
+        return {resource.name: _copied(entries.values()) for resource, entries in described.successes.items()}
 
     def _copies(self, names: Collection[str]) -> dict[str, int]:
         """The replication factors of new topics, without those that were deleted at the source meanwhile."""
@@ -205,8 +205,8 @@ class MirroredTopics:
             if not (isinstance(failure, ProtocolError) and failure.code in UNKNOWN_TOPIC):
                 raise failure
         return {
-            name: min(most, max(len(part.replicas) for part in one.partitions))
-            for name, one in described.successes.items()
+            name: min(most, max(len(part.replicas) for part in topic.partitions))
+            for name, topic in described.successes.items()
         }
 
     def _create_refused(self, topic: NewTopic, failure: KlogError) -> None:
@@ -227,16 +227,16 @@ class MirroredTopics:
         """The settings that the target takes, each tried by itself."""
         taken: dict[str, str] = {}
         for setting, value in topic.configs.items():
-            one = {setting: value}
+            single = {setting: value}
             try:
-                self._target.create_topics([replace(topic, configs=one)], validate_only=True).check()
+                self._target.create_topics([replace(topic, configs=single)], validate_only=True).check()
             except UnsupportedVersionError:
                 return {}
             except ProtocolError as error:
                 if error.code not in _REFUSED:
                     raise
             else:
-                taken |= one
+                taken |= single
         return taken
 
     def _grow(self, name: str, there: int, partitions: int) -> None:

@@ -135,7 +135,7 @@ def _is_of_topics(field: Field, kind: Array) -> bool:
     if "topic" not in field.name:
         return False
     if isinstance(kind.element, Struct):
-        return any(item.name in _TOPIC or item.name == "topic_id" for item in kind.element.fields)
+        return any(inner.name in _TOPIC or inner.name == "topic_id" for inner in kind.element.fields)
     return kind.element is STRING
 
 
@@ -143,7 +143,7 @@ def _is_of_partitions(field: Field, kind: Array) -> bool:
     if "partition" not in field.name:
         return False
     if isinstance(kind.element, Struct):
-        return any(item.name in _PARTITION for item in kind.element.fields)
+        return any(inner.name in _PARTITION for inner in kind.element.fields)
     return kind.element is INT32
 
 
@@ -155,13 +155,13 @@ def _topic(entry: Any, names: TopicNames) -> str | None:
     if isinstance(entry, str):
         return entry
     topic_id = entry.get("topic_id")
-    found: str | None = _first(entry, _TOPIC) or (names.get(topic_id) if topic_id is not None else None)
-    return found
+    topic: str | None = _first(entry, _TOPIC) or (names.get(topic_id) if topic_id is not None else None)
+    return topic
 
 
 def _partition(entry: Any) -> int | None:
-    found: int | None = entry if isinstance(entry, int) else _first(entry, _PARTITION)
-    return found
+    partition: int | None = entry if isinstance(entry, int) else _first(entry, _PARTITION)
+    return partition
 
 
 def _within(field: Field, kind: Array, entry: Any, names: TopicNames, target: Target) -> Target:
@@ -198,7 +198,7 @@ def _narrow(
         for entry in message.get(field.name) or ():
             here = _within(field, kind, entry, names, target)
             inner = list(_targets(element, version, entry, names, here)) if element.fields else []
-            if any(chosen(*found) for found in inner):
+            if any(chosen(*place) for place in inner):
                 kept.append(_narrow(element, version, entry, names, chosen, here))
             elif not inner and (here == target or chosen(*here)):
                 kept.append(entry)
@@ -268,8 +268,8 @@ def _set_error(
         entries = []
         for entry in answer.get(field.name) or ():
             here = _within(requested, kind, entry, names, target)
-            found, done = _set_error(inner, element, version, entry, code, names, chosen, here)
-            entries.append(found)
+            changed, done = _set_error(inner, element, version, entry, code, names, chosen, here)
+            entries.append(changed)
             placed, is_inner = placed or done, True
         if is_inner:
             result[field.name] = entries
@@ -292,5 +292,5 @@ def _merge(request: Struct, response: Struct, version: int, answer: Message, oth
     return result
 
 
-def _is_same(one: Message, other: Message) -> bool:
-    return all(one.get(name) == other[name] for name in other.keys() & _IDENTITY)
+def _is_same(entry: Message, other: Message) -> bool:
+    return all(entry.get(name) == other[name] for name in other.keys() & _IDENTITY)

@@ -68,10 +68,10 @@ class Partitioning:
 
 
 def _fnv1a(key: bytes) -> int:
-    found = _FNV_OFFSET
+    digest = _FNV_OFFSET
     for byte in key:
-        found = (found ^ byte) * FNV_PRIME & _MASK
-    return found if found <= INT32_MAX else _MASK + 1 - found
+        digest = (digest ^ byte) * FNV_PRIME & _MASK
+    return digest if digest <= INT32_MAX else _MASK + 1 - digest
 
 
 #: The default: murmur2; records without a key are free.

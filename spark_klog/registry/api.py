@@ -217,7 +217,7 @@ def _list_subjects(asked: Asked) -> Any:
     prefix = prefix.removeprefix(":*:")
 
     def look_up(state: State) -> list[str]:
-        found = []
+        subjects = []
         for subject in state.subjects():
             if any_context:
                 if not (subject.startswith(prefix) or split(subject)[1].startswith(prefix)):
@@ -230,8 +230,8 @@ def _list_subjects(asked: Asked) -> Any:
             else:
                 is_listed = bool(there if asked.flag("deleted") else current)
             if is_listed:
-                found.append(subject)
-        return found
+                subjects.append(subject)
+        return subjects
 
     return asked.rows(asked.registry.read(look_up))
 
@@ -360,7 +360,7 @@ def _list_schemas(asked: Asked) -> Any:
     deleted, latest = asked.flag("deleted"), asked.flag("latestOnly")
 
     def look_up(state: State) -> list[Version]:
-        found: list[Version] = []
+        chosen: list[Version] = []
         for subject in state.subjects():
             context, name = split(subject)
             if asked.context not in (DEFAULT_CONTEXT, context) or not (
@@ -368,8 +368,8 @@ def _list_schemas(asked: Asked) -> Any:
             ):
                 continue
             versions = state.versions(subject, deleted=deleted)
-            found += versions[-1:] if latest else versions
-        return found
+            chosen += versions[-1:] if latest else versions
+        return chosen
 
     rows: list[bytes] = []
     size = 0
@@ -426,8 +426,8 @@ def _subjects_of_id(asked: Asked) -> Any:
 
 
 def _places_of_id(asked: Asked) -> Any:
-    found = _versions_of_id(asked)
-    return asked.rows([{"subject": version.subject, "version": version.version} for version in found])
+    versions = _versions_of_id(asked)
+    return asked.rows([{"subject": version.subject, "version": version.version} for version in versions])
 
 
 def _get_guid(asked: Asked) -> Any:
@@ -482,11 +482,11 @@ def _get_config(asked: Asked) -> Any:
     scope = asked.scope()
     if asked.flag("defaultToGlobal"):
         return _shown(asked.registry.read(lambda state: state.config_in_scope(scope)))
-    found = asked.registry.read(lambda state: state.config(scope))
-    if found is None and scope not in (None, GLOBAL_CONTEXT):
+    config = asked.registry.read(lambda state: state.config(scope))
+    if config is None and scope not in (None, GLOBAL_CONTEXT):
         assert scope is not None
         raise errors.no_level_of_subject(scope)
-    return _shown(found or {})
+    return _shown(config or {})
 
 
 def _shown(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -517,11 +517,11 @@ def _get_mode(asked: Asked) -> Any:
     scope = asked.scope()
     if asked.flag("defaultToGlobal"):
         return {"mode": asked.registry.read(lambda state: state.mode_in_scope(scope))}
-    found = asked.registry.read(lambda state: state.mode(scope))
-    if found is None and scope not in (None, GLOBAL_CONTEXT):
+    mode = asked.registry.read(lambda state: state.mode(scope))
+    if mode is None and scope not in (None, GLOBAL_CONTEXT):
         assert scope is not None
         raise errors.no_mode_of_subject(scope)
-    return {"mode": found or DEFAULT_MODE}
+    return {"mode": mode or DEFAULT_MODE}
 
 
 def _put_mode(asked: Asked) -> Any:
@@ -541,8 +541,8 @@ def _delete_mode(asked: Asked) -> Any:
 
 def _list_contexts(asked: Asked) -> Any:
     prefix = asked.text("contextPrefix")
-    found = asked.registry.read(lambda state: state.contexts())
-    return asked.rows([context for context in found if context.startswith(prefix)])
+    contexts = asked.registry.read(lambda state: state.contexts())
+    return asked.rows([context for context in contexts if context.startswith(prefix)])
 
 
 def _delete_context(asked: Asked) -> Any:

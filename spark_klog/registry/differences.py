@@ -89,7 +89,8 @@ def fields_of(format: Format, text: str, references: References = NO_REFERENCES)
             _collect(value, "", names)
             found = dict(islice(_avro(value, "", "", names, ()), _MOST_FIELDS))
             return found or {"": FieldText(_avro_type(value, "", names))}
-        return dict(islice(_json_schema(value, value, "", ()), _MOST_FIELDS))
+        if format == "json-schema":
+            return dict(islice(_json_schema(value, value, "", ()), _MOST_FIELDS))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidSchema(f"the schema is malformed: {error!r}") from None
 

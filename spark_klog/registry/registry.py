@@ -217,16 +217,16 @@ class Registry:
             if subject is not None:
                 own, name = split(subject)
                 context = own if own != DEFAULT_CONTEXT else context
-                found = state.of_id(context, id)
+                versions = state.of_id(context, id)
                 subject = qualified(context, name)
-                same = [version for version in found if not name or version.subject == subject]
+                same = [version for version in versions if not name or version.subject == subject]
                 if same or context != DEFAULT_CONTEXT:
-                    found = same
+                    versions = same
             else:
-                found = state.of_id(context, id)
-            if not found:
+                versions = state.of_id(context, id)
+            if not versions:
                 raise errors.schema_not_found(id)
-            return found[0]
+            return versions[0]
 
     def look_up(
         self, subject: str, definition: Definition, *, normalize: bool, deleted: bool, deadline: float
@@ -534,7 +534,7 @@ class Registry:
                 self._check_writable(self._log.state, subject)
                 old = self._log.state.config(subject) or {}
             value = ({} if subject is None else {"subject": subject}) | old | changes
-            value = {name: item for name, item in value.items() if item is not None}
+            value = {name: field for name, field in value.items() if field is not None}
             self._log.append([Record(Key(CONFIG, subject), value)], deadline)
             return value
 

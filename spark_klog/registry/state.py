@@ -103,7 +103,7 @@ def _rule_bytes(rule: dict[str, Any]) -> bytes:
     texts = [
         *(rule.get("name"), rule.get("doc"), rule.get("kind") or "TRANSFORM", rule.get("mode") or "WRITEREAD"),
         *(rule.get("type"), *sorted(rule.get("tags") or ())),
-        *(text for item in sorted((rule.get("params") or {}).items()) for text in item),
+        *(text for pair in sorted((rule.get("params") or {}).items()) for text in pair),
         *(rule.get("expr"), rule.get("onSuccess"), rule.get("onFailure")),
     ]
     return "".join(text for text in texts if text is not None).encode() + b"\1" * bool(rule.get("disabled"))
@@ -286,12 +286,12 @@ class State:
 
     def restoring(self) -> list[tuple[Key, dict[str, Any] | None]]:
         """Keys and values of records that have to be written again, since later ones were passed over."""
-        found: list[tuple[Key, dict[str, Any] | None]] = []
+        values: list[tuple[Key, dict[str, Any] | None]] = []
         for key in self._overruled:
             assert key.subject is not None
             version = self.version(key.subject, key.version)
-            found.append((key, None if version is None else version.value(version.is_deleted)))
-        return found
+            values.append((key, None if version is None else version.value(version.is_deleted)))
+        return values
 
     def _remove(self, subject: str, number: int) -> None:
         version = self._subjects.get(subject, {}).pop(number, None)
@@ -331,8 +331,8 @@ class State:
 
     def versions(self, subject: str, *, deleted: bool = False) -> list[Version]:
         """Versions of a subject, the oldest first; with `deleted` also those that are soft-deleted."""
-        found = self._subjects.get(subject, {}).values()
-        return [version for version in found if deleted or not version.is_deleted]
+        known = self._subjects.get(subject, {}).values()
+        return [version for version in known if deleted or not version.is_deleted]
 
     def version(self, subject: str, number: int) -> Version | None:
         return self._subjects.get(subject, {}).get(number)
@@ -364,12 +364,12 @@ class State:
             digest = uuid.UUID(guid).bytes
         except ValueError:
             return {}
-        found: dict[str, int] = {}
+        ids: dict[str, int] = {}
         for name, context in sorted(self._contexts.items()):
             for id in context.ids.get(digest, ()):
                 if any(version.digest == digest for version in self.of_id(name, id)):
-                    found.setdefault(name, id)
-        return found
+                    ids.setdefault(name, id)
+        return ids
 
     def next_id(self, context: str) -> int:
         there = self._contexts.get(context)
@@ -380,8 +380,8 @@ class State:
 
     def users(self, subject: str, number: int, *, deleted: bool) -> list[Version]:
         """Versions whose schemas use this one; with `deleted` also those that are soft-deleted."""
-        found = self._users.get((subject, number), {}).values()
-        return [version for version in found if deleted or not version.is_deleted]
+        known = self._users.get((subject, number), {}).values()
+        return [version for version in known if deleted or not version.is_deleted]
 
     def config(self, subject: str | None) -> dict[str, Any] | None:
         """What was configured for a subject, a context, or (None) all: fields of the record's value."""
@@ -429,8 +429,8 @@ def _version(key: Key, value: dict[str, Any], timestamp: int) -> Version:
     """The version in a record; `ValueError`, `TypeError` or `LookupError` if it is malformed."""
     assert key.subject is not None
     references = tuple(
-        Reference(str(item["name"]), str(item["subject"]), _number(item["version"], "a reference's version", -1))
-        for item in value.get("references") or ()
+        Reference(str(row["name"]), str(row["subject"]), _number(row["version"], "a reference's version", -1))
+        for row in value.get("references") or ()
     )
     definition = Definition(
         str(value.get("schemaType") or AVRO),
@@ -439,7 +439,7 @@ def _version(key: Key, value: dict[str, Any], timestamp: int) -> Version:
         value.get("metadata"),
         value.get("ruleSet"),
     )
-    other = {name: item for name, item in value.items() if name not in _FIELDS}
+    other = {name: field for name, field in value.items() if name not in _FIELDS}
     is_deleted = bool(value.get("deleted", False))
     number = _number(key.version, "the version", 1)
     made = Version(key.subject, number, _number(value["id"], "the id", 0), definition, is_deleted, timestamp, other)

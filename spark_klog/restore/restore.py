@@ -101,11 +101,11 @@ def plan_restore(options: RestoreOptions) -> list[Part]:
     name = identity.load if options.name is None else options.name
     if not _NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} must be up to 100 letters, digits, '.', '_' and '-'")
-    found = files(options.output)
-    unknown = sorted(set(options.topics) - {item.topic for item in found})
+    committed = files(options.output)
+    unknown = sorted(set(options.topics) - {file.topic for file in committed})
     if unknown:
         raise ConfigError(f"{store.address} has no files of topic {', '.join(unknown)}")
-    wanted = [item for item in found if not options.topics or item.topic in options.topics]
+    wanted = [file for file in committed if not options.topics or file.topic in options.topics]
     parts = _parts(wanted, read_summary(store).extents, options.prefix, f"klog-restore.{name}")
     with Admin(options.client) as admin:
         _make_topics(admin, parts)
@@ -122,11 +122,11 @@ def _parts(
 ) -> list[Part]:
     """Files of a partition are sorted by `files`; those of a topic that was created again come after the old ones."""
     groups: dict[tuple[str, int, int], dict[tuple[int, int], list[CommittedFile]]] = {}
-    for item in wanted:
-        place = place_of(item.path.removesuffix(STAGED))
+    for file in wanted:
+        place = place_of(file.path.removesuffix(STAGED))
         incarnation = place[2] if place else 0
-        each = groups.setdefault((item.topic, item.partition, incarnation), {})
-        each.setdefault((item.first, item.last), []).append(item)
+        each = groups.setdefault((file.topic, file.partition, incarnation), {})
+        each.setdefault((file.first, file.last), []).append(file)
     return [
         Part(
             prefix + topic,
@@ -198,7 +198,7 @@ def _check_order(admin: Admin, parts: Sequence[Part]) -> None:
             key: Committed(part.end, metadata=json.dumps(part.extents[-_MOST_EXTENTS:]))
             for key, part in of_group.items()
         }
-        if current != {key: item._replace(leader_epoch=-1) for key, item in noted.items()}:
+        if current != {key: batch._replace(leader_epoch=-1) for key, batch in noted.items()}:
             notes.commit(current)
 
 
@@ -220,8 +220,8 @@ def _between(extents: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]
     for start, until in [*known, (end, end)]:
         missing.append((at, min(start, end)))
         at = max(at, until)
-    found = [(max(first, start), min(after, until)) for first, after in missing for start, until in extents]
-    return [(first, after) for first, after in found if first < after]
+    gaps = [(max(first, start), min(after, until)) for first, after in missing for start, until in extents]
+    return [(first, after) for first, after in gaps if first < after]
 
 
 def restored_offsets(client: Mapping[str, str], parts: Sequence[Part]) -> int:
@@ -247,10 +247,10 @@ def read_part(output: str, part: Part, start: int) -> Iterator[tuple[pa.Table, i
             continue
         try:
             if len(group) > MOST_OPEN:  # they have the records of one Arrow batch
-                read = [batch for item in group for batch in _batches(output, item, start)]
+                read = [batch for file in group for batch in _batches(output, file, start)]
                 files = [iter(pa.Table.from_batches(read, _SCHEMA).sort_by("offset").to_batches(_ROWS))]
             else:
-                files = [_batches(output, item, start) for item in group]
+                files = [_batches(output, file, start) for file in group]
             for table in _merged(files):
                 yield table, table["offset"][-1].as_py() + 1
         except (OSError, pa.ArrowException) as error:
@@ -260,15 +260,15 @@ def read_part(output: str, part: Part, start: int) -> Iterator[tuple[pa.Table, i
             ) from None
 
 
-def _batches(output: str, item: CommittedFile, start: int) -> Iterator[pa.RecordBatch]:
+def _batches(output: str, part: CommittedFile, start: int) -> Iterator[pa.RecordBatch]:
     """The records of a file from offset `start` on, in batches that are not empty."""
     if local_path(output) is not None:
-        opened = pa.OSFile(item.path)
+        opened = pa.OSFile(part.path)
     else:
         filesystem, _ = filesystem_at(output)
-        opened = filesystem.open_input_file(item.path.partition("://")[2])
+        opened = filesystem.open_input_file(part.path.partition("://")[2])
     with opened as file:
-        for batch in (_of_arrow if ".arrow" in item.path else _of_parquet)(file, start):
+        for batch in (_of_arrow if ".arrow" in part.path else _of_parquet)(file, start):
             if batch["offset"][0].as_py() < start:
                 batch = batch.filter(pc.greater_equal(batch["offset"], start))
             if len(batch):

@@ -118,14 +118,16 @@ def codec_of(name: Format, message: str | None = None, *, validates: bool = Fals
     `message` is which of a Protobuf schema's messages records are, by default the first. With `validates` JSON records
     are checked in full against their schemas.
     """
-    if name == "avro":
-        from spark_klog.schemas.avro.codec import AvroCodec
+    match name:
+        case "avro":
+            from spark_klog.schemas.avro.codec import AvroCodec
 
-        return AvroCodec()
-    if name == "protobuf":
-        from spark_klog.schemas.protobuf.codec import ProtobufCodec
+            return AvroCodec()
+        case "protobuf":
+            from spark_klog.schemas.protobuf.codec import ProtobufCodec
 
-        return ProtobufCodec(message)
-    from spark_klog.schemas.json_schema.codec import JsonSchemaCodec
+            return ProtobufCodec(message)
+        case "json-schema":
+            from spark_klog.schemas.json_schema.codec import JsonSchemaCodec
 
-    return JsonSchemaCodec(validates=validates)
+            return JsonSchemaCodec(validates=validates)

@@ -263,17 +263,17 @@ def _check_identity(
     """
     for record in sorted({path[:-1] for path in identity}):
         pairs = pairs_of(record)
-        unread = [one.written for one in pairs if one.written is not None and one.read is None]
+        unread = [pair.written for pair in pairs if pair.written is not None and pair.read is None]
         if () in identity and unread:
             raise SchemaError(f"it has {', '.join(sorted(unread))}, without which different keys would be the same")
-        key = [one for one in pairs if one.read is not None and ({(), (*record, one.read)} & identity)]
-        missing = [one.read for one in key if one.written is None and one.read is not None]
+        key = [pair for pair in pairs if pair.read is not None and ({(), (*record, pair.read)} & identity)]
+        missing = [pair.read for pair in key if pair.written is None and pair.read is not None]
         is_added = bool(missing) and not unread and len(missing) < len(key) and is_older()
         if missing and not is_added:
             raise SchemaError(
                 f"it has no {', '.join(sorted(missing))}: by its default different keys would be the same"
             )
-        if lossy := [one for one in key if one.loss]:
+        if lossy := [pair for pair in key if pair.loss]:
             raise SchemaError(f"its {lossy[0].written or 'value'} {lossy[0].loss}: different keys would be the same")
 
 

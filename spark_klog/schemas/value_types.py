@@ -61,7 +61,7 @@ def preparing(kind: pa.DataType, path: str) -> Prepare | None:
                 raise EncodeError(where + misfit_text(value, "a dict"))
             if of_items is None:
                 return list(value.items())
-            return [(key, item if item is None else of_items(item)) for key, item in value.items()]
+            return [(key, element if element is None else of_items(element)) for key, element in value.items()]
 
         return entries
     if pa.types.is_list(kind):
@@ -70,7 +70,7 @@ def preparing(kind: pa.DataType, path: str) -> Prepare | None:
         def items(value: Any) -> Any:
             if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Collection):
                 raise EncodeError(where + misfit_text(value, "a list"))
-            return [item if item is None or of_value is None else of_value(item) for item in value]
+            return [element if element is None or of_value is None else of_value(element) for element in value]
 
         return items
     leaf = _leaf_of(kind)

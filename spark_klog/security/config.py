@@ -183,10 +183,10 @@ def dereferenced(name: str, value: str) -> str:
     """What a secret's value refers to, or the value if it is no reference; `name` is for messages."""
     if value.startswith(_VARIABLE):
         variable = value.removeprefix(_VARIABLE)
-        found = os.environ.get(variable)
-        if found is None:
+        secret = os.environ.get(variable)
+        if secret is None:
             raise ConfigError(f"{name}: the environment variable {variable} is not set in this process")
-        return found
+        return secret
     if value.startswith(_FILE):
         path = Path(value.removeprefix(_FILE)).expanduser()
         try:

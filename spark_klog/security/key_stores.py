@@ -200,7 +200,7 @@ def _store(source: Source, content: bytes, password: str, key_password: str = ""
         key, own, others = load_key_and_certificates(content, password.encode() or None)
     except ValueError:
         raise ConfigError(f"{_place(source)} can't be opened: check its password, or the file is damaged") from None
-    chain = [one.public_bytes(Encoding.DER) for one in (own, *others) if one is not None]
+    chain = [certificate.public_bytes(Encoding.DER) for certificate in (own, *others) if certificate is not None]
     if key is None or own is None:
         return Store(chain)
     return Store(chain, key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()), chain)
@@ -269,7 +269,7 @@ def _unprotected(protected: bytes, password: str, place: str) -> bytes:
     while len(stream) < len(hidden):
         block = hashlib.sha1(secret + block).digest()
         stream += block
-    key = bytes(one ^ other for one, other in zip(hidden, stream, strict=False))
+    key = bytes(hidden_byte ^ stream_byte for hidden_byte, stream_byte in zip(hidden, stream, strict=False))
     if not hmac.compare_digest(hashlib.sha1(secret + key).digest(), check):
         raise ConfigError(f"{place}: the key can't be decrypted: check the password of the key")
     return key

@@ -123,8 +123,8 @@ class Scram:
         unproved = f"c=biws,r={nonce}"
         message = f"{self._first},{server_first},{unproved}".encode()
         proof = bytes(
-            one ^ other
-            for one, other in zip(client_key, hmac.digest(stored_key, message, self._algorithm), strict=True)
+            left ^ right
+            for left, right in zip(client_key, hmac.digest(stored_key, message, self._algorithm), strict=True)
         )
         server_key = hmac.digest(salted, b"Server Key", self._algorithm)
         self._signature = hmac.digest(server_key, message, self._algorithm)

@@ -205,7 +205,7 @@ class _Parser:
 
     def _choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
         """The one of `choices` that is set, in any case of letters."""
-        kind = choice(name, {one.lower(): one for one in choices}, any_of(choices), any_case=True)
+        kind = choice(name, {word.lower(): word for word in choices}, any_of(choices), any_case=True)
         return str(value_of(kind, self._shown(name), self._text(name) or default))
 
     def _truth(self, name: str, default: bool) -> bool:
@@ -273,9 +273,9 @@ class _Parser:
         jaas = self._jaas_options(mechanism)
         is_msk = self._check_handlers(mechanism)
         for prefixes, its in ((("sasl.oauthbearer.", "https."), OAUTHBEARER), (("sasl.kerberos.",), GSSAPI)):
-            found = next((name for name in self._given if name.startswith(prefixes)), None)
-            if found is not None and mechanism != its:
-                raise ConfigError(f"{self._shown(found)} is for {its}, but the mechanism is {mechanism}")
+            foreign = next((name for name in self._given if name.startswith(prefixes)), None)
+            if foreign is not None and mechanism != its:
+                raise ConfigError(f"{self._shown(foreign)} is for {its}, but the mechanism is {mechanism}")
         options = jaas or {}
         meant = AWS_MSK_IAM if is_msk else mechanism
         instead = _INSTEAD_OF_PASSWORDS.get(meant)
@@ -328,8 +328,8 @@ class _Parser:
         its_mechanism, known = _MODULES.get(module.removeprefix(_SHADED), (None, ()))
         if its_mechanism is None:
             is_class = _CLASS.fullmatch(module) is not None
-            found = f"unknown login module {module}" if is_class else "it does not begin with a class"
-            raise ConfigError(f"{shown}: {found}; known are {', '.join(_MODULES)}")
+            misfit = f"unknown login module {module}" if is_class else "it does not begin with a class"
+            raise ConfigError(f"{shown}: {misfit}; known are {', '.join(_MODULES)}")
         if not mechanism.startswith(its_mechanism):
             raise ConfigError(
                 f"{shown}: {module} is for {its_mechanism}, but "
@@ -352,22 +352,22 @@ class _Parser:
 
     def _kerberos(self, options: Mapping[str, str]) -> KerberosConfig:
         by_option = {"serviceName": "service.name", "principal": "principal", "keyTab": "keytab"}
-        found = {}
+        chosen = {}
         for option, end in by_option.items():
             name = f"sasl.kerberos.{end}"
             if options.get(option) and self._text(name) not in ("", options[option]):
                 raise ConfigError(f"{self._shown(name)} and {option} in sasl.jaas.config differ: remove one")
-            found[option] = options.get(option) or self._text(name)
+            chosen[option] = options.get(option) or self._text(name)
         is_on = {name: options.get(name, "").lower() == "true" for name in ("useKeyTab", "useTicketCache")}
         if options.get("keyTab") and not is_on["useKeyTab"]:
-            found["keyTab"] = ""
-        if found["keyTab"] and not found["principal"]:
+            chosen["keyTab"] = ""
+        if chosen["keyTab"] and not chosen["principal"]:
             raise ConfigError(
                 f"{self._prefix}sasl.kerberos.keytab needs {self._prefix}sasl.kerberos.principal: "
                 "a keytab may hold several"
             )
         cache = options.get("ticketCache", "") if is_on["useTicketCache"] else ""
-        return KerberosConfig(found["serviceName"] or "kafka", found["principal"], found["keyTab"], cache)
+        return KerberosConfig(chosen["serviceName"] or "kafka", chosen["principal"], chosen["keyTab"], cache)
 
     def _credential(self, name: str, mechanism: str, jaas: Mapping[str, str] | None) -> str:
         own = f"sasl.{name}"
@@ -509,7 +509,7 @@ def _error(setting: str, what: str) -> ConfigError:
 
 
 def _tokens(text: str, setting: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    tokens: list[tuple[str, str]] = []
     position = 0
     while True:
         match = _TOKEN.match(text, position)
@@ -518,9 +518,9 @@ def _tokens(text: str, setting: str) -> list[tuple[str, str]]:
         kind = match.lastgroup
         assert kind is not None  # each alternative is named
         if kind == "end":
-            return found
+            return tokens
         value = match[kind]
-        found.append((kind, value) if kind in ("mark", "word") else ("text", _ESCAPE.sub(_unescaped, value)))
+        tokens.append((kind, value) if kind in ("mark", "word") else ("text", _ESCAPE.sub(_unescaped, value)))
         position = match.end()
 
 

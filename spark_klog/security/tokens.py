@@ -151,8 +151,8 @@ def aws_region(host: str) -> str:
 
     `ConfigError` if none of them says it.
     """
-    found = _HOST.search(host)
-    region = found.group(1) if found else os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    match = _HOST.search(host)
+    region = match.group(1) if match else os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region:
         raise ConfigError(
             f"AWS_MSK_IAM needs the region of broker {host}, whose name is not one of Amazon MSK: set the environment "
@@ -219,10 +219,10 @@ def _from_endpoint(config: OAuthConfig, deadline: float, named: Callable[[str], 
 
     try:
         # urllib's own timeout is for each read, and not for the look-up of the name
-        found = within(until, ask, "klog-token")
-        lifetime = found.get("expires_in")
+        answer = within(until, ask, "klog-token")
+        lifetime = answer.get("expires_in")
         expires = None if lifetime is None else time.time() + float(lifetime)
-        return str(found["access_token"]), expires
+        return str(answer["access_token"]), expires
     except KlogError:
         raise
     except OSError as error:

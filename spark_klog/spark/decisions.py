@@ -68,7 +68,7 @@ def continue_at(options: Mapping[str, Any], batch: int, *, drop_decided: bool = 
 
 def _not_committed(state: LogState, batch: int) -> ConfigError:
     """The refusal to pass over the last decided micro-batch."""
-    names = [f"{one.transactional_id} (task {one.task})" for one in state.to_commit[:_MOST_NAMED]]
+    names = [f"{task.transactional_id} (task {task.task})" for task in state.to_commit[:_MOST_NAMED]]
     if len(state.to_commit) > _MOST_NAMED:
         names.append(f"{len(state.to_commit) - _MOST_NAMED} more")
     return ConfigError(

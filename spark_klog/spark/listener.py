@@ -105,7 +105,7 @@ class SourceProgress:
             f"{self.max_offsets_behind_latest:,} behind at most" if self.max_offsets_behind_latest else "up to date"
         )
         lost = f", {len(self.lost)} ranges lost" if self.lost else ""
-        held_up = sum(one["records"] for one in self.held_up)
+        held_up = sum(partition["records"] for partition in self.held_up)
         waiting = f", {held_up:,} wait behind open transactions" if held_up else ""
         speed = f"{self.rows:,} rows, {self.rows_per_second:,.0f} rows/s"
         source = f"source {self.source} ({', '.join(self.topics)})"
@@ -373,15 +373,15 @@ class QueryMetrics:
                 seconds.append(((*labels, topic, index), source.lag_seconds(name, now)))
 
         held_up = [
-            ((*labels, one["topic"], str(one["partition"])), one["records"], max(0.0, now - one["sinceMs"] / 1000))
+            ((*labels, held["topic"], str(held["partition"])), held["records"], max(0.0, now - held["sinceMs"] / 1000))
             for labels, source in sources
-            for one in source.last.held_up
+            for held in source.last.held_up
         ]
         waiting = [(key, count) for key, count, _ in held_up]
         ages = [(key, age) for key, _, age in held_up]
 
         def by_source(name: str, kind: str, text: str, value: Callable[[_Source], float]) -> Family:
-            return Family(f"klog_query_{name}", kind, text, _SOURCE, [(key, value(found)) for key, found in sources])
+            return Family(f"klog_query_{name}", kind, text, _SOURCE, [(key, value(state)) for key, state in sources])
 
         return [
             Family("klog_query_lag_records", GAUGE, "Offsets behind the latest offset", _PARTITION, records),

@@ -307,8 +307,8 @@ def _subscription(own: dict[str, str], default: Subscription | None) -> Subscrip
     if not given and default is not None:
         return default
     if len(given) != 1:
-        found = f"found {' and '.join(given)}" if given else "none is set"
-        raise ConfigError(f"set exactly one of the options assign, subscribe and subscribePattern; {found}")
+        shown = f"found {' and '.join(given)}" if given else "none is set"
+        raise ConfigError(f"set exactly one of the options assign, subscribe and subscribePattern; {shown}")
     name, text = given[0], own[given[0]]
     if name == "assign":
         return Subscription(assign=parse_assign(text))
@@ -457,24 +457,24 @@ def _read_formats(
     for name in ("mode", "schemaEvolution"):
         if name in own and not formats:
             raise ConfigError(f"option {name} needs valueFormat or keyFormat")
-    for one in formats:
-        if one.registry is None and one.text is None:
-            raise _row_names(one.column).no_schema(one.format)
-        if one.registry is not None and (one.text, one.schema_id, one.subject) == (None, None, None):
-            raise _row_names(one.column).no_one_schema(one.format)
-        if evolution != "keep" and (one.subject is None or one.text is not None):
+    for form in formats:
+        if form.registry is None and form.text is None:
+            raise _row_names(form.column).no_schema(form.format)
+        if form.registry is not None and (form.text, form.schema_id, form.subject) == (None, None, None):
+            raise _row_names(form.column).no_one_schema(form.format)
+        if evolution != "keep" and (form.subject is None or form.text is not None):
             raise ConfigError(
-                f"option schemaEvolution={evolution} needs a subject: a topic, or {one.column}Subject, and no "
-                f"{one.column}Schema"
+                f"option schemaEvolution={evolution} needs a subject: a topic, or {form.column}Subject, and no "
+                f"{form.column}Schema"
             )
-        if evolution == "fail" and one.schema_id is None:
+        if evolution == "fail" and form.schema_id is None:
             raise ConfigError(
-                f"option schemaEvolution=fail needs {one.column}SchemaId, the version to stay with: without it a "
+                f"option schemaEvolution=fail needs {form.column}SchemaId, the version to stay with: without it a "
                 "restart would take the subject's latest, which is schemaEvolution=restart"
             )
-        if evolution == "restart" and one.schema_id is not None:
-            raise ConfigError(f"options schemaEvolution=restart and {one.column}SchemaId exclude each other")
-    return tuple(replace(one, evolution=evolution, ends_at_unreadable=True) for one in formats)
+        if evolution == "restart" and form.schema_id is not None:
+            raise ConfigError(f"options schemaEvolution=restart and {form.column}SchemaId exclude each other")
+    return tuple(replace(form, evolution=evolution, ends_at_unreadable=True) for form in formats)
 
 
 def column_formats(
@@ -512,9 +512,9 @@ def column_formats(
         made = ColumnFormat(column, kind, registry, text, schema_id, subject, is_permissive)
         formats.append(replace(made, message=given.get(named.message)))
     validates = option(own, "validate")
-    if validates and not any(one.format == "json-schema" for one in formats):
+    if validates and not any(form.format == "json-schema" for form in formats):
         raise ConfigError("option validate=true needs valueFormat=json-schema or keyFormat=json-schema")
-    return tuple(replace(one, validates=validates and one.format == "json-schema") for one in formats)
+    return tuple(replace(form, validates=validates and form.format == "json-schema") for form in formats)
 
 
 def _row_names(column: Column) -> RowNames:

@@ -68,7 +68,7 @@ def stream_sources(execution: Any) -> list[Place]:
         return []
     relations: list[Any] = []
     for node in _nodes(execution.analyzedPlan()):
-        if _kind(node) == "StreamingRelationV2" and not any(node.equals(one) for one in relations):
+        if _kind(node) == "StreamingRelationV2" and not any(node.equals(relation) for relation in relations):
             relations.append(node)
     return [_place_of(relation.extraOptions()) for relation in relations]
 
@@ -148,10 +148,10 @@ def _ranges(scan: Any) -> dict[tuple[str, int], tuple[int, int]]:
     pickles = CloudPickleSerializer()  # as Spark's workers read them
     for number in range(tasks.size()):
         task = pickles.loads(bytes(tasks.apply(number).pickedPartition()))
-        for item in () if task is None else task.ranges:
-            key = item.topic, item.partition
-            start, end = ranges.get(key, (item.start, item.end))
-            ranges[key] = min(start, item.start), max(end, item.end)
+        for span in () if task is None else task.ranges:
+            key = span.topic, span.partition
+            start, end = ranges.get(key, (span.start, span.end))
+            ranges[key] = min(start, span.start), max(end, span.end)
     return {key: bounds for key, bounds in ranges.items() if bounds[0] < bounds[1]}
 
 

@@ -152,7 +152,7 @@ class _OnPandas:
         self._function, self._inputs = function, inputs
 
     def __call__(self, *columns: Any) -> _Result:
-        arrays = [pa.array(one, kind, from_pandas=True) for one, kind in zip(columns, self._inputs, strict=True)]
+        arrays = [pa.array(column, kind, from_pandas=True) for column, kind in zip(columns, self._inputs, strict=True)]
         return _Result(self._function(*arrays))
 
 

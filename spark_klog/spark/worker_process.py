@@ -111,11 +111,11 @@ def _set_option(file: int, option: int) -> None:
     if not stat.S_ISSOCK(os.fstat(file).st_mode):
         return
     blocking = os.get_blocking(file)
-    found = socket.socket(fileno=file)
+    connection = socket.socket(fileno=file)
     try:
-        is_tcp = found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6)
-        if is_tcp and found.getpeername()[0] in _LOOPBACK:
-            found.setsockopt(socket.IPPROTO_TCP, option, 1)
+        is_tcp = connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6)
+        if is_tcp and connection.getpeername()[0] in _LOOPBACK:
+            connection.setsockopt(socket.IPPROTO_TCP, option, 1)
     finally:
-        found.detach()
+        connection.detach()
         os.set_blocking(file, blocking)  # `socket.socket` makes it non-blocking if a default timeout is set

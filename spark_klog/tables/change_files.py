@@ -130,7 +130,7 @@ class ChangeFiles:
     def schema(self) -> pa.Schema:
         """The columns of `slices`: those of all files, which a newer schema may have given more fields."""
         schemas = [footer.schema.to_arrow_schema().remove_metadata() for footer in self._footers]
-        return pa.unify_schemas([pa.schema(list(one)[:-1]) for one in schemas], promote_options="permissive")
+        return pa.unify_schemas([pa.schema(list(written)[:-1]) for written in schemas], promote_options="permissive")
 
     @property
     def rows(self) -> int:

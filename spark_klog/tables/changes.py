@@ -128,15 +128,15 @@ class ChangeFormat:
     def _key_fields(self) -> list[tuple[str, pa.DataType]]:
         """What the record's key has of a row."""
         if pa.types.is_struct(self.key_type):
-            return [(one.name, one.type) for one in self.key_type]
+            return [(field.name, field.type) for field in self.key_type]
         return [(RECORD_KEY, self.key_type)]
 
     @property
     def _row(self) -> dict[str, pa.DataType]:
         if self.envelope == "debezium":
-            fields = [(one.name, one.type) for one in self._enveloped]
+            fields = [(field.name, field.type) for field in self._enveloped]
         elif pa.types.is_struct(self.value_type):
-            fields = [(one.name, one.type) for one in self.value_type]
+            fields = [(field.name, field.type) for field in self.value_type]
         else:
             fields = [("value", self.value_type)]
         row = dict(fields)
@@ -213,14 +213,14 @@ class ChangeFormat:
 
     def _row_fields(self, row: pa.Array) -> dict[str, pa.Array]:
         if pa.types.is_struct(row.type):
-            return dict(zip((one.name for one in row.type), row.flatten(), strict=True))
+            return dict(zip((field.name for field in row.type), row.flatten(), strict=True))
         return {"value": row}
 
     def _keys(self, rows: dict[str, pa.Array], keys: pa.Array, deleted: pa.Array) -> dict[str, pa.Array]:
         """The columns of the key, from the record's key if they are in it."""
         if not pa.types.is_struct(keys.type):
             return {} if self.fields else {RECORD_KEY: keys}
-        of_record = dict(zip((one.name for one in keys.type), keys.flatten(), strict=True))
+        of_record = dict(zip((field.name for field in keys.type), keys.flatten(), strict=True))
         if not self.fields:
             return of_record if self.envelope == "none" else _filled(rows, of_record)
         # of a deletion without a row
@@ -310,7 +310,7 @@ class ChangeFormat:
             return tuple(inner)
         outer = [pc.struct_field(value, name) for name in names]
         is_wrapped = wrapped.is_valid()
-        return tuple(pc.if_else(is_wrapped, one, other) for one, other in zip(inner, outer, strict=True))
+        return tuple(pc.if_else(is_wrapped, own, other) for own, other in zip(inner, outer, strict=True))
 
     def _has_key(self, rows: pa.Array) -> NDArray[np.bool_]:
         """Which rows have all fields of the key."""

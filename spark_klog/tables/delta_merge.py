@@ -28,7 +28,7 @@ def merge(
     """
     mine = pa.schema(table.schema().to_arrow())
     gone = own - set(changes.schema.names)
-    schema = pa.schema([*changes.schema, *(one for one in mine if one.name in gone)])
+    schema = pa.schema([*changes.schema, *(column for column in mine if column.name in gone)])
     columns = [name for name in schema.names if name != DELETED]
     values = {quoted(name): _of(_CHANGE, name) for name in columns}
     wins = "_wins"
@@ -70,8 +70,8 @@ def _settled(changes: pa.Table, key: Sequence[str], table: pa.Schema, rows: _Row
 def _batches(slices: list[tuple[pa.Table, bool]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     while slices:
         each, wins = slices.pop()
-        for one in list(schema)[each.num_columns : -1]:
-            each = each.append_column(one, pa.nulls(len(each), one.type))
+        for column in list(schema)[each.num_columns : -1]:
+            each = each.append_column(column, pa.nulls(len(each), column.type))
         yield from each.append_column(schema[-1], pa.array(np.full(len(each), wins))).to_batches()
 
 

@@ -89,8 +89,8 @@ class Compaction:
             self._table.spec().spec_id,
             self._table.schema().schema_id,
         )
-        good = [one for one in batch.files if is_as_planned and all(source.file_path in live for source in one.sources)]
-        done = [one for one in batch.files if one not in good and one.file.file_path in there]
+        good = [new for new in batch.files if is_as_planned and all(source.file_path in live for source in new.sources)]
+        done = [new for new in batch.files if new not in good and new.file.file_path in there]
         head = table.metadata.current_snapshot_id
         may_come = head in batch.bases  # an earlier attempt may be on its way
         if good:
@@ -98,20 +98,20 @@ class Compaction:
             overwrite = transaction.update_snapshot(snapshot_properties=dict(texts)).overwrite()
             # The files to delete are given one by one; this lets pyiceberg look for them in all manifests.
             overwrite.delete_by_predicate(AlwaysTrue())
-            for one in good:
-                overwrite.append_data_file(one.file)
-                for source in one.sources:
+            for new in good:
+                overwrite.append_data_file(new.file)
+                for source in new.sources:
                     overwrite.delete_data_file(live[source.file_path])
             overwrite.commit()
             transaction.set_operation(Operation.REPLACE)
             batch.bases.add(head)
             commit(transaction)
-        for one in batch.files:
-            if one not in good and one not in done:
-                _log.info("%s: files that %s replaces have changed meanwhile", self._address, one.file.file_path)
+        for new in batch.files:
+            if new not in good and new not in done:
+                _log.info("%s: files that %s replaces have changed meanwhile", self._address, new.file.file_path)
                 if not may_come:
-                    self._remove(one.file.file_path)
-        return sum(len(one.sources) for one in (*good, *done))
+                    self._remove(new.file.file_path)
+        return sum(len(new.sources) for new in (*good, *done))
 
     def _bins(self) -> Iterator[list[DataFile]]:
         """Small files that one of the target's size has room for, in the order of topics, partitions and offsets."""
@@ -127,7 +127,7 @@ class Compaction:
             files.sort(key=lambda file: (sorted(offsets_of(file, columns).items()), file.file_path))
             packed: list[DataFile] = []
             for file in files:
-                if packed and sum(one.file_size_in_bytes for one in (*packed, file)) > self._target:
+                if packed and sum(other.file_size_in_bytes for other in (*packed, file)) > self._target:
                     if len(packed) > 1:
                         yield packed
                     packed = []
@@ -139,7 +139,7 @@ class Compaction:
         """None if a file can't be read as the table's schema has it, by what is known here."""
         with DataFileWriter(self._table, self._schema, "compacted") as writer:
             try:
-                for batch in chain.from_iterable(file_rows(self._table, one, self._schema) for one in sources):
+                for batch in chain.from_iterable(file_rows(self._table, file, self._schema) for file in sources):
                     writer.write(pa.Table.from_batches([batch], self._schema))
             except NotProjected as error:
                 _log.info("%s: %s: its group of files stays as it is", self._address, error)

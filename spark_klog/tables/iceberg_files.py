@@ -46,7 +46,7 @@ _Extent = tuple[Any, Any, int]
 
 def time_field(spec: PartitionSpec) -> Any:
     """The field of a spec that partitions by hour or day; None if no field partitions. `LoadError` for others."""
-    fields = [one for one in spec.fields if not isinstance(one.transform, VoidTransform)]
+    fields = [field for field in spec.fields if not isinstance(field.transform, VoidTransform)]
     if not fields:
         return None
     if len(fields) > 1 or not isinstance(fields[0].transform, HourTransform | DayTransform):
@@ -157,7 +157,7 @@ class Footers:
             value, last = (None if raw is None else _slot(field.transform, columns[index], raw) for raw in (low, high))
             if value != last:
                 raise LoadError(f"{path} has {name} of several partitions: {field.transform}s {value} to {last}")
-        return Record(*(value if one is field else None for one in self._spec.fields))
+        return Record(*(value if each is field else None for each in self._spec.fields))
 
 
 def _slot(transform: Any, leaf: Leaf, raw: int) -> int:
@@ -234,12 +234,12 @@ def data_entries(table: Table) -> Iterator[ManifestEntry]:
 
 def place_columns(schema: Schema) -> list[int]:
     """The ids of the columns of topics, partitions and offsets; empty if a table has none."""
-    fields = {one.name: one for one in schema.fields}
+    fields = {column.name: column for column in schema.fields}
     for prefix in ("_", ""):  # `topic` may be a field of the values
         columns = [fields.get(f"{prefix}{name}") for name in ("topic", "partition", "offset")]
-        types = [type(one.field_type) if one else None for one in columns]
+        types = [type(column.field_type) if column else None for column in columns]
         if types == [StringType, IntegerType, LongType]:
-            return [one.field_id for one in columns if one]
+            return [column.field_id for column in columns if column]
     return []
 
 

@@ -32,15 +32,15 @@ class NotProjected(Exception):
 
 def deleted_rows(io: FileIO, file: DataFile, deletes: Iterable[DataFile]) -> NDArray[np.int64]:
     """The numbers of a file's rows that delete files by position name, in their order."""
-    found = [np.zeros(0, np.int64)]
-    for one in deletes:
-        if one.file_format == FileFormat.PARQUET:
-            with io.new_input(one.file_path).open() as stream:
+    numbers = [np.zeros(0, np.int64)]
+    for delete in deletes:
+        if delete.file_format == FileFormat.PARQUET:
+            with io.new_input(delete.file_path).open() as stream:
                 rows = pq.read_table(stream, columns=["pos"], filters=pc.field("file_path") == file.file_path)
-            found.append(rows["pos"].to_numpy())
-        elif file.file_path in (rows_of := _read_deletes(io, one)):
-            found.append(rows_of[file.file_path].to_numpy())
-    return np.unique(np.concatenate(found))
+            numbers.append(rows["pos"].to_numpy())
+        elif file.file_path in (rows_of := _read_deletes(io, delete)):
+            numbers.append(rows_of[file.file_path].to_numpy())
+    return np.unique(np.concatenate(numbers))
 
 
 def file_rows(table: Table, file: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -51,19 +51,19 @@ def file_rows(table: Table, file: DataFile, schema: pa.Schema) -> Iterator[pa.Re
     if file.file_format != FileFormat.PARQUET:
         raise NotProjected(f"{file.file_path} is a file of {file.file_format.value}")
     constant = {
-        one.source_id for one in table.specs()[file.spec_id].fields if isinstance(one.transform, IdentityTransform)
+        part.source_id for part in table.specs()[file.spec_id].fields if isinstance(part.transform, IdentityTransform)
     }
-    ids = {field_id(one) for one in schema}
+    ids = {field_id(field) for field in schema}
     with table.io.new_input(file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
         own = list(parquet.schema_arrow)
         mapping = table.name_mapping()
-        if mapping is not None and not any(field_id(one) is not None for one in own):
-            own = [_identified(one, mapping.root) for one in own]
+        if mapping is not None and not any(field_id(field) is not None for field in own):
+            own = [_identified(field, mapping.root) for field in own]
         _by_id(own, file.file_path)
-        own = [one for one in own if field_id(one) in ids]
-        names = [one.name for one in own]
-        _projected([pa.nulls(0, one.type) for one in own], own, schema, file.file_path, constant)
+        own = [field for field in own if field_id(field) in ids]
+        names = [field.name for field in own]
+        _projected([pa.nulls(0, field.type) for field in own], own, schema, file.file_path, constant)
         for group in range(parquet.num_row_groups):
             for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=names):
                 columns = [batch[name] for name in names]
@@ -71,29 +71,29 @@ def file_rows(table: Table, file: DataFile, schema: pa.Schema) -> Iterator[pa.Re
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _identified(one: pa.Field, mapped: Iterable[MappedField], name: str = "") -> pa.Field:
+def _identified(field: pa.Field, mapped: Iterable[MappedField], name: str = "") -> pa.Field:
     """A field of a file without ids, with those that the table's mapping of names has for it and for those in it."""
-    known = next((each for each in mapped if (name or one.name) in each.names), MappedField(names=[]))
+    known = next((each for each in mapped if (name or field.name) in each.names), MappedField(names=[]))
     number = _UNKNOWN if known.field_id is None else known.field_id
-    kind, inner = one.type, known.fields
+    kind, inner = field.type, known.fields
     if pa.types.is_struct(kind):
         kind = pa.struct([_identified(child, inner) for child in kind])
     elif pa.types.is_map(kind):
         kind = pa.map_(_identified(kind.key_field, inner, "key"), _identified(kind.item_field, inner, "value"))
     elif _is_list(kind):
         kind = pa.list_(_identified(kind.value_field, inner, "element"))
-    return pa.field(one.name, kind, one.nullable, {FIELD_ID: str(number).encode()})
+    return pa.field(field.name, kind, field.nullable, {FIELD_ID: str(number).encode()})
 
 
 def _by_id(fields: Iterable[pa.Field], path: str) -> dict[int, int]:
     """The places of fields by their ids; files that others have added may have none, and a mapping of names."""
-    found = {}
-    for index, one in enumerate(fields):
-        number = field_id(one)
+    places = {}
+    for index, field in enumerate(fields):
+        number = field_id(field)
         if number is None:
-            raise NotProjected(f"{path} has a field {one.name} without an id")
-        found[number] = index
-    return found
+            raise NotProjected(f"{path} has a field {field.name} without an id")
+        places[number] = index
+    return places
 
 
 def _projected(
@@ -107,14 +107,14 @@ def _projected(
     """The columns or fields that are `wanted`, by their ids; null if there are none in the file."""
     places = _by_id(has, path)
     made = []
-    for one in wanted:
-        index = places.get(field_id(one) or 0)
+    for field in wanted:
+        index = places.get(field_id(field) or 0)
         if index is not None:
-            made.append(_cast(arrays[index], has[index], one, path))
-        elif one.nullable and field_id(one) not in constant:
-            made.append(pa.nulls(length, one.type))
+            made.append(_cast(arrays[index], has[index], field, path))
+        elif field.nullable and field_id(field) not in constant:
+            made.append(pa.nulls(length, field.type))
         else:
-            raise NotProjected(f"{path} has no {one.name}")
+            raise NotProjected(f"{path} has no {field.name}")
     return made
 
 

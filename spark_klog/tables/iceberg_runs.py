@@ -68,8 +68,8 @@ def last_run(address: str, table: Table, load: str) -> Run | None:
     # in format version 1 the numbers of snapshots are 0: after an upgrade 1 is not the first one
     history = _History(table, 0 if SNAPSHOT not in properties else _MOST_VERSIONS, is_numbered=sequence > 0)
     if recorded is None:
-        for one in history.ancestors():
-            if (run := _run_of(one.summary, load)) is not None:
+        for snapshot in history.ancestors():
+            if (run := _run_of(snapshot.summary, load)) is not None:
                 return run
         if SNAPSHOT in properties and history.is_cut:
             raise LoadError(
@@ -79,19 +79,19 @@ def last_run(address: str, table: Table, load: str) -> Run | None:
         return None
     earlier, is_older = None, False
     picked: set[int] = set()
-    for one in history.ancestors():
-        run = _run_of(one.summary, load)
+    for snapshot in history.ancestors():
+        run = _run_of(snapshot.summary, load)
         if run is not None and run.number >= recorded.number:
             return run
-        if snapshot_id in (one.snapshot_id, one.parent_snapshot_id):
+        if snapshot_id in (snapshot.snapshot_id, snapshot.parent_snapshot_id):
             return recorded
-        if (source := history.source(one)) is not None:
+        if (source := history.source(snapshot)) is not None:
             again = recorded if source == snapshot_id else history.run_of(source, load)
             picked.update(() if again is None else (again.number,))
         if run is not None:
             earlier = run
             break
-        is_older = is_older or (one.sequence_number or sequence) < sequence
+        is_older = is_older or (snapshot.sequence_number or sequence) < sequence
     if (earlier is not None or not history.is_cut) and picked.issuperset(
         range(earlier.number + 1 if earlier else 1, recorded.number + 1)
     ):
@@ -148,7 +148,7 @@ class _History:
 
     def __init__(self, table: Table, versions: int, *, is_numbered: bool) -> None:
         self._table, self._is_numbered = table, is_numbered
-        self._known = {one.snapshot_id: one for one in table.metadata.snapshots}
+        self._known = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
         self._log = list(table.metadata.metadata_log)[-versions:] if versions else []
         #: By place in the log: the parents in this version, None if it can't be read. The current one is the last.
         self._parents: dict[int, dict[int, int | None] | None] = {len(self._log): _parents(table.metadata.snapshots)}
@@ -157,40 +157,40 @@ class _History:
 
     def ancestors(self) -> Iterator[Snapshot]:
         """The current snapshot and those before it."""
-        one = self._table.metadata.current_snapshot()
-        while one is not None:
-            yield self._known[one.snapshot_id]
-            one = self._parent(one.snapshot_id)
+        snapshot = self._table.metadata.current_snapshot()
+        while snapshot is not None:
+            yield self._known[snapshot.snapshot_id]
+            snapshot = self._parent(snapshot.snapshot_id)
 
-    def source(self, one: Snapshot) -> int | None:
+    def source(self, snapshot: Snapshot) -> int | None:
         """The snapshot that a cherry-pick has repeated as this one."""
-        text = None if one.summary is None else one.summary.get(_PICKED)
+        text = None if snapshot.summary is None else snapshot.summary.get(_PICKED)
         return int(text) if text and text.isdecimal() else None
 
     def run_of(self, snapshot_id: int, load: str) -> Run | None:
         """The run of a snapshot, if both are known."""
-        one = self._known.get(snapshot_id)
-        return None if one is None else _run_of(one.summary, load)
+        snapshot = self._known.get(snapshot_id)
+        return None if snapshot is None else _run_of(snapshot.summary, load)
 
     def _parent(self, snapshot_id: int) -> Snapshot | None:
         while True:
-            one = self._known[snapshot_id]
-            if one.parent_snapshot_id in self._known:
-                return self._known[one.parent_snapshot_id]
-            if one.parent_snapshot_id is None and self._is_first(one):
+            snapshot = self._known[snapshot_id]
+            if snapshot.parent_snapshot_id in self._known:
+                return self._known[snapshot.parent_snapshot_id]
+            if snapshot.parent_snapshot_id is None and self._is_first(snapshot):
                 return None
-            if not self._read_version(one.timestamp_ms):
+            if not self._read_version(snapshot.timestamp_ms):
                 self.is_cut = True
                 return None
 
-    def _is_first(self, one: Snapshot) -> bool:
+    def _is_first(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot was made without a parent: the table's first, or one that replaces the table."""
-        if one.sequence_number == 1 and self._is_numbered:
+        if snapshot.sequence_number == 1 and self._is_numbered:
             return True
         for place, parents in self._parents.items():
             before = self._parents.get(place - 1)
-            if parents is not None and before is not None and one.snapshot_id in parents.keys() - before.keys():
-                return parents[one.snapshot_id] is None
+            if parents is not None and before is not None and snapshot.snapshot_id in parents.keys() - before.keys():
+                return parents[snapshot.snapshot_id] is None
         return False
 
     def _read_version(self, about_ms: int) -> bool:
@@ -198,7 +198,7 @@ class _History:
         places = [place for place in range(len(self._log)) if place not in self._parents]
         if not places:
             return False
-        place = min(places, key=lambda one: (abs(self._log[one].timestamp_ms - about_ms), -one))
+        place = min(places, key=lambda entry: (abs(self._log[entry].timestamp_ms - about_ms), -entry))
         path = self._log[place].metadata_file
         try:
             metadata = FromInputFile.table_metadata(self._table.io.new_input(path))
@@ -207,14 +207,14 @@ class _History:
             self._parents[place] = None
             return True
         self._parents[place] = _parents(metadata.snapshots)
-        for one in metadata.snapshots:
-            if one.snapshot_id not in self._known or self._known[one.snapshot_id].parent_snapshot_id is None:
-                self._known[one.snapshot_id] = one
+        for snapshot in metadata.snapshots:
+            if snapshot.snapshot_id not in self._known or self._known[snapshot.snapshot_id].parent_snapshot_id is None:
+                self._known[snapshot.snapshot_id] = snapshot
         return True
 
 
 def _parents(snapshots: list[Snapshot]) -> dict[int, int | None]:
-    return {one.snapshot_id: one.parent_snapshot_id for one in snapshots}
+    return {snapshot.snapshot_id: snapshot.parent_snapshot_id for snapshot in snapshots}
 
 
 def _has_rows(table: Table, run: Run, starts: Offsets | None) -> bool:
@@ -222,7 +222,7 @@ def _has_rows(table: Table, run: Run, starts: Offsets | None) -> bool:
 
     False of the runs of streams, whose commits do not have the offsets at which rows begin.
     """
-    names = {one.name for one in table.schema().fields}
+    names = {field.name for field in table.schema().fields}
     prefix = "_" if "_offset" in names else ""
     topic, partition, offset = (f"{prefix}{name}" for name in ("topic", "partition", "offset"))
     if run.load == STREAMS or starts is None or not {partition, offset} <= names:

@@ -88,8 +88,8 @@ def _no_id() -> int:
 
 def _nested_fields(fields: Iterable[pa.Field], path: Sequence[str], next_id: Callable[[], int]) -> list[NestedField]:
     return [
-        NestedField(next_id(), one.name, _iceberg_type(one.type, (*path, one.name), next_id), required=False)
-        for one in fields
+        NestedField(next_id(), field.name, _iceberg_type(field.type, (*path, field.name), next_id), required=False)
+        for field in fields
     ]
 
 
@@ -132,17 +132,17 @@ def to_arrow(table: Schema, columns: pa.Schema | None = None) -> pa.Schema:
     return pa.schema([_arrow_field(*pair) for pair in zip(fields, kinds, strict=True)])
 
 
-def _arrow_field(one: NestedField, like: pa.DataType | None) -> pa.Field:
-    metadata = {FIELD_ID: str(one.field_id).encode()}
-    return pa.field(one.name, _arrow_type(one.field_type, like), not one.required, metadata)
+def _arrow_field(field: NestedField, like: pa.DataType | None) -> pa.Field:
+    metadata = {FIELD_ID: str(field.field_id).encode()}
+    return pa.field(field.name, _arrow_type(field.field_type, like), not field.required, metadata)
 
 
 def _arrow_type(kind: IcebergType, like: pa.DataType | None) -> pa.DataType:
     if isinstance(kind, StructType):
         if like is None:
-            return pa.struct([_arrow_field(one, None) for one in kind.fields])
-        known = {one.name: one for one in kind.fields}
-        return pa.struct([_arrow_field(known[one.name], one.type) for one in like])
+            return pa.struct([_arrow_field(field, None) for field in kind.fields])
+        known = {field.name: field for field in kind.fields}
+        return pa.struct([_arrow_field(known[field.name], field.type) for field in like])
     if isinstance(kind, ListType):
         return pa.list_(_arrow_field(kind.element_field, like and like.value_type))
     if isinstance(kind, MapType):
@@ -202,9 +202,9 @@ def changes(
     """
     compared = Changes()
     ids = set(unwritten)
-    for one in table.fields:
-        if one.name not in own:
-            ids.difference_update(Schema(one).field_ids)
+    for column in table.fields:
+        if column.name not in own:
+            ids.difference_update(Schema(column).field_ids)
     _compare_fields(table.fields, list(columns), (), compared, ids, own)
     if not drops:
         again = {path for path, _ in compared.added}
@@ -221,31 +221,31 @@ def _compare_fields(
     own: Collection[str] | None = None,
 ) -> None:
     """All fields can be renamed if `own` is None."""
-    by_name = {one.name: one for one in known}
-    names = {one.name for one in wanted}
+    by_name = {column.name: column for column in known}
+    names = {column.name for column in wanted}
     folded: dict[str, str] = {}
     for name in (*by_name, *names):
         other = folded.setdefault(name.casefold(), name)
         if other != name:  # Spark and DuckDB ignore case
             to.differences.append(f"{_dotted((*path, name))} and {_dotted((*path, other))} differ by case only")
     used = set[str]()
-    for one in wanted:
-        same = by_name.get(one.name)
+    for column in wanted:
+        same = by_name.get(column.name)
         if same is None:
             others = names | used
-            former = [name for name in aliases_of(one) if name in by_name and name not in others]
+            former = [name for name in aliases_of(column) if name in by_name and name not in others]
             alias = next((name for name in former if own is None or name in own), None)
             if alias is None:
-                to.added.append(((*path, one.name), _new_type(one, path)))
+                to.added.append(((*path, column.name), _new_type(column, path)))
                 continue
-            to.renamed.append(((*path, alias), one.name))
+            to.renamed.append(((*path, alias), column.name))
             same = by_name[alias]
         used.add(same.name)
         below = Changes()
-        _compare(same, one, (*path, same.name), below, unwritten)
-        if below.differences and same.name == one.name and same.field_id in unwritten:
-            to.removed.append((*path, one.name))
-            to.added.append(((*path, one.name), _new_type(one, path)))
+        _compare(same, column, (*path, same.name), below, unwritten)
+        if below.differences and same.name == column.name and same.field_id in unwritten:
+            to.removed.append((*path, column.name))
+            to.added.append(((*path, column.name), _new_type(column, path)))
         else:
             to.add(below)
     for left in known:
@@ -256,8 +256,8 @@ def _compare_fields(
             to.differences.append(f"{_dotted((*path, left.name))} is required in the table, and the load has none")
 
 
-def _new_type(one: pa.Field, path: _Path) -> IcebergType:
-    return _iceberg_type(one.type, (*path, one.name), itertools.count(1).__next__)
+def _new_type(column: pa.Field, path: _Path) -> IcebergType:
+    return _iceberg_type(column.type, (*path, column.name), itertools.count(1).__next__)
 
 
 def _compare(known: NestedField, wanted: pa.Field, path: _Path, to: Changes, unwritten: Collection[int]) -> None:

@@ -51,7 +51,7 @@ class OneAttempt(Transaction):
     def set_operation(self, operation: Operation) -> None:
         """Change the operation of the snapshots; pyiceberg makes none of `replace`."""
         self._updates = tuple(
-            _with(one, operation) if isinstance(one, AddSnapshotUpdate) else one for one in self._updates
+            _with(update, operation) if isinstance(update, AddSnapshotUpdate) else update for update in self._updates
         )
 
     def remove_specs(self) -> None:
@@ -82,7 +82,7 @@ class OneAttempt(Transaction):
 
     def is_in(self, now: Table) -> bool:
         """Whether the table as it is `now` has the commit. If its snapshot has expired, the properties tell."""
-        if any(now.metadata.snapshot_by_id(one.snapshot_id) is not None for one in self.snapshots):
+        if any(now.metadata.snapshot_by_id(snapshot.snapshot_id) is not None for snapshot in self.snapshots):
             return True
         changes = [update.updates for update in self._updates if isinstance(update, SetPropertiesUpdate)]
         return any(SNAPSHOT in each and each[SNAPSHOT] == now.properties.get(SNAPSHOT) for each in changes)
@@ -100,7 +100,7 @@ class OneAttempt(Transaction):
             named = named_files(now, before)
             for snapshot in self.snapshots:
                 manifests = snapshot.manifests(io)
-                ours = [one.manifest_path for one in manifests if one.added_snapshot_id == snapshot.snapshot_id]
+                ours = [each.manifest_path for each in manifests if each.added_snapshot_id == snapshot.snapshot_id]
                 for path in {snapshot.manifest_list, *ours, *data_files} - named:
                     io.delete(path)
 
@@ -111,9 +111,9 @@ def named_files(table: Table, before: TableMetadata) -> set[str]:
     They are those of all its snapshots, and entries of files that these have removed.
     """
     io, paths = table.io, set[str]()
-    known = {one.snapshot_id for one in before.snapshots}
+    known = {snapshot.snapshot_id for snapshot in before.snapshots}
     head = before.current_snapshot()
-    read = set() if head is None else {one.manifest_path for one in head.manifests(io)}
+    read = set() if head is None else {manifest.manifest_path for manifest in head.manifests(io)}
     for snapshot in table.metadata.snapshots:
         if snapshot.snapshot_id not in known:
             paths.add(snapshot.manifest_list)

@@ -107,7 +107,7 @@ class Upsert:
         if task.delete_files and number not in self._deleted:
             self._deleted[number] = deleted_rows(self._table.io, task.file, task.delete_files)
         try:
-            for batch in file_rows(self._table, task.file, pa.schema([self._schema.field(one) for one in names])):
+            for batch in file_rows(self._table, task.file, pa.schema([self._schema.field(name) for name in names])):
                 yield without_rows(batch, start, self._deleted.get(number))
                 start += len(batch)
         except NotProjected as error:
@@ -149,8 +149,8 @@ class _Output:
     def _fitted(self, rows: pa.Table) -> pa.Table:
         """With the table's columns, null where the rows have none."""
         columns = [
-            rows[one.name].cast(one.type) if one.name in rows.column_names else pa.nulls(len(rows), one.type)
-            for one in self._schema
+            rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+            for field in self._schema
         ]
         return pa.Table.from_arrays(columns, schema=self._schema)
 

@@ -204,7 +204,7 @@ class _Upsert:
             if _has(last, query, batch):  # the query runs twice
                 return
             number = last.number + 1 if last else 1
-            others = sorted((last.offsets if last else {}).items(), key=lambda one: one[1].get(_RUN, 0))
+            others = sorted((last.offsets if last else {}).items(), key=lambda run: run[1].get(_RUN, 0))
             offsets = {**dict(others[1 - _MOST_QUERIES :]), query: {**batch, _RUN: number}}
             try:
                 table.upsert(files, Run(STREAMS, number, token, offsets))
@@ -260,9 +260,9 @@ def _compared(table: Table, files: ChangeFiles) -> tuple[dict[tuple[int, int], i
     for batch in table.rows(names):
         rows = pa.Table.from_batches([batch]).cast(wanted)
         rows = rows.filter(rows[OFFSET].is_valid())
-        for one in rows.group_by([INCARNATION, PARTITION]).aggregate([(OFFSET, "max")]).to_pylist():
-            place = one[INCARNATION] or 0, one[PARTITION]
-            ends[place] = max(ends.get(place, 0), one[f"{OFFSET}_max"] + 1)
+        for last in rows.group_by([INCARNATION, PARTITION]).aggregate([(OFFSET, "max")]).to_pylist():
+            place = last[INCARNATION] or 0, last[PARTITION]
+            ends[place] = max(ends.get(place, 0), last[f"{OFFSET}_max"] + 1)
         in_rows, in_changes = matching(rows, changes, files.key)
         of_changes, of_rows = changes.take(pa.array(in_changes)), rows.take(pa.array(in_rows))
         at, at_of_row = (numbers(each[OFFSET]) for each in (of_changes, of_rows))
@@ -304,7 +304,7 @@ def _write_changes(
                     ranges[name] = min(first, start), max(last + 1, end)
         writer.finish()
         store.settle()
-    found = [(path, name, *each) for path, (name, each) in product(paths, ranges.items())]
+    places = [(path, name, *each) for path, (name, each) in product(paths, ranges.items())]
     kinds = pa.string(), pa.string(), pa.int64(), pa.int64()
-    arrays = [pa.array([row[place] for row in found], kind) for place, kind in enumerate(kinds)]
+    arrays = [pa.array([row[place] for row in places], kind) for place, kind in enumerate(kinds)]
     yield pa.RecordBatch.from_arrays(arrays, names=["path", "partition", "start", "end"])

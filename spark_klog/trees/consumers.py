@@ -97,8 +97,8 @@ class OffsetDirectory:
         """The stored offsets of the given partitions (None: of all); partitions without one are left out."""
         keys = list(self._stored() if partitions is None else partitions)
         nodes = [consumer_offset_path(self._group, topic, partition) for topic, partition in keys]
-        found = zip(keys, nodes, self._tree.get_many(nodes), strict=True)
-        return {key: parse_offset(payload, path) for key, path, payload in found if payload is not None}
+        payloads = zip(keys, nodes, self._tree.get_many(nodes), strict=True)
+        return {key: parse_offset(payload, path) for key, path, payload in payloads if payload is not None}
 
     def _stored(self) -> Iterator[tuple[str, int]]:
         top = consumer_offsets_path(self._group)

@@ -376,4 +376,4 @@ class _Watch:
 
 
 def _real(names: tuple[str, ...]) -> str:
-    return "/".join(_UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name) for name in names)
+    return "/".join(_UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", name) for name in names)

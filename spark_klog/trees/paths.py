@@ -94,15 +94,15 @@ def broker_id_path(broker_id: int) -> str:
 def broker_payload(endpoints: Sequence[Endpoint], timestamp_ms: int, transaction_version: int = 0) -> bytes:
     """A registration, of version 5 if it names a feature: the last transaction.version that the broker serves."""
     # Readers older than version 2 only read `host` and `port`, which are a plaintext listener's.
-    plaintext = next((one for one in endpoints if one.security_protocol == PLAINTEXT), None)
+    plaintext = next((point for point in endpoints if point.security_protocol == PLAINTEXT), None)
     features: dict[str, Any] = {}
     if transaction_version:  # from 1 on: brokers before 3.9 read no registration with a feature from 0 on
         features = {"features": {TRANSACTION_VERSION: {"min_version": 1, "max_version": transaction_version}}}
     return _json(
         {
             **features,
-            "listener_security_protocol_map": {one.listener: one.security_protocol for one in endpoints},
-            "endpoints": [f"{one.listener}://{host_and_port(one.host, one.port)}" for one in endpoints],
+            "listener_security_protocol_map": {point.listener: point.security_protocol for point in endpoints},
+            "endpoints": [f"{point.listener}://{host_and_port(point.host, point.port)}" for point in endpoints],
             "jmx_port": -1,
             "host": plaintext.host if plaintext else None,
             "timestamp": str(timestamp_ms),
@@ -115,8 +115,8 @@ def broker_payload(endpoints: Sequence[Endpoint], timestamp_ms: int, transaction
 def parse_transaction_version(payload: bytes, path: str = "/brokers/ids/[id]") -> int:
     """The last transaction.version that a registered broker serves, 0 if it names none; DecodeError."""
     features = _fields(payload, path).get("features")
-    found = features.get(TRANSACTION_VERSION) if isinstance(features, dict) else None
-    last = found.get("max_version") if isinstance(found, dict) else None
+    versions = features.get(TRANSACTION_VERSION) if isinstance(features, dict) else None
+    last = versions.get("max_version") if isinstance(versions, dict) else None
     return last if isinstance(last, int) and last > 0 else 0
 
 
@@ -128,7 +128,7 @@ def parse_broker(payload: bytes, path: str = "/brokers/ids/[id]") -> list[Endpoi
         host, port = fields.get("host"), fields.get("port")
         if isinstance(host, str) and host and _is_int(port) and 0 < fields["port"] < 65536:
             return [Endpoint(PLAINTEXT, PLAINTEXT, host, fields["port"])]
-    if not isinstance(endpoints, list) or not endpoints or not all(isinstance(one, str) for one in endpoints):
+    if not isinstance(endpoints, list) or not endpoints or not all(isinstance(text, str) for text in endpoints):
         raise _malformed(path, "neither host and port nor endpoints", payload)
     protocols = fields.get("listener_security_protocol_map")
     protocols = protocols if isinstance(protocols, dict) else {}

@@ -49,9 +49,9 @@ class _Pipelined:
     def get(self, timeout: float) -> list[Any]:
         deadline = time.monotonic() + timeout
         answers: list[Any] = []
-        for one in self._pending:
+        for request in self._pending:
             try:
-                answers.append(one.get(timeout=max(0.0, deadline - time.monotonic())))
+                answers.append(request.get(timeout=max(0.0, deadline - time.monotonic())))
             except self._no_answer:
                 answers.append(None)
         return answers
@@ -463,7 +463,7 @@ class ZooKeeperTree:
         inner_components(path)
         with self._ephemeral_lock:
             self._delete(self._real(path), path)
-            for gone in [one for one in self._ephemerals if one == path or one.startswith(f"{path}/")]:
+            for gone in [node for node in self._ephemerals if node == path or node.startswith(f"{path}/")]:
                 del self._ephemerals[gone]
 
     def _delete(self, real: str, path: str) -> None:

@@ -416,7 +416,7 @@ def _leave_calls() -> None:
 
     Python waits for their threads, and they try for a minute to reach a broker that is away.
     """
-    others = [one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon]
+    others = [each for each in threading.enumerate() if each is not threading.current_thread() and not each.daemon]
     for each in others:
         each.join(_THREAD_SECONDS)
     if any(each.is_alive() for each in others):

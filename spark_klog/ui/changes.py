@@ -60,7 +60,7 @@ def produce(admin: Admin, settings: Mapping[str, str], body: Mapping[str, Any]) 
     """
     topic, partition = _text(body, "topic"), body.get("partition")
     headers = body.get("headers") or []
-    if not isinstance(headers, list) or not all(isinstance(one, dict) for one in headers):
+    if not isinstance(headers, list) or not all(isinstance(header, dict) for header in headers):
         raise ConfigError("headers must be a list of objects with key and value")
     admin.describe_topic(topic)
     with Producer(without_ids(settings) | {"acks": "all"}) as producer:
@@ -69,7 +69,7 @@ def produce(admin: Admin, settings: Mapping[str, str], body: Mapping[str, Any]) 
             _bytes(body, "value"),
             _bytes(body, "key"),
             None if partition is None else _number(body, "partition", 0),
-            headers=tuple((_text(one, "key"), _bytes(one, "value")) for one in headers),
+            headers=tuple((_text(header, "key"), _bytes(header, "value")) for header in headers),
         )
         written = delivery.result(_DELIVERY_SECONDS)
     return {"topic": topic, "partition": written.partition, "offset": written.offset}
@@ -95,8 +95,8 @@ def move_group(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"group {group} has {len(members)} members, which commit their own offsets: stop them first"
             )
-        store.commit({(one.topic, one.partition): one.new for one in changes if one.new is not None})
-    return {"group": group, "dryRun": is_dry, "changes": [one._asdict() for one in changes]}
+        store.commit({(change.topic, change.partition): change.new for change in changes if change.new is not None})
+    return {"group": group, "dryRun": is_dry, "changes": [change._asdict() for change in changes]}
 
 
 def _target(body: Mapping[str, Any]) -> Target:
@@ -116,35 +116,35 @@ def _target(body: Mapping[str, Any]) -> Target:
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:
-    found = body.get(name)
-    if not isinstance(found, str) or not found:
+    value = body.get(name)
+    if not isinstance(value, str) or not value:
         raise ConfigError(f"{name} must be a text")
-    return found
+    return value
 
 
 def _number(body: Mapping[str, Any], name: str, default: int | None, least: int = 0) -> int:
-    found = body.get(name, default)
-    if isinstance(found, bool) or not isinstance(found, int) or found < least:
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} must be a whole number, {least} or more")
-    return found
+    return value
 
 
 def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
-    found = body.get("settings") or {}
-    if not isinstance(found, dict):
+    value = body.get("settings") or {}
+    if not isinstance(value, dict):
         raise ConfigError("settings must be an object")
-    return found
+    return value
 
 
 def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
-    found = body.get(name)
-    if found is None:
+    value = body.get(name)
+    if value is None:
         return None
-    if isinstance(found, dict) and isinstance(found.get("text"), str):
-        return str(found["text"]).encode()
-    if isinstance(found, dict) and isinstance(found.get("base64"), str):
+    if isinstance(value, dict) and isinstance(value.get("text"), str):
+        return str(value["text"]).encode()
+    if isinstance(value, dict) and isinstance(value.get("base64"), str):
         try:
-            return b64decode(found["base64"], validate=True)
+            return b64decode(value["base64"], validate=True)
         except ValueError as error:
             raise ConfigError(f"{name} is not base64: {error}") from None
     raise ConfigError(f'{name} must be null, {{"text": ...}} or {{"base64": ...}}')

@@ -239,13 +239,13 @@ class Session:
             if len(data) > _MAX_BODY:
                 raise RequestRefused(413, f"the body has more than {_MAX_BODY:,} bytes")
         try:
-            found = json.loads(bytes(data))
+            value = json.loads(bytes(data))
         except (ValueError, RecursionError) as error:
             raise RequestRefused(400, f"the body is not JSON: {error}") from None
         try:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise RequestRefused(400, "the body has a half of a surrogate pair, which has no form in UTF-8") from None
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise RequestRefused(400, "the body must be a JSON object")
-        return found
+        return value

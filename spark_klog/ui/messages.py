@@ -68,7 +68,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
             "timestampType": row["timestampType"],
             "key": _shown(row["key"]),
             "value": _shown(row["value"]),
-            "headers": [{"key": one["key"], "value": _shown(one["value"])} for one in headers[:_MAX_HEADERS]],
+            "headers": [{"key": header["key"], "value": _shown(header["value"])} for header in headers[:_MAX_HEADERS]],
             "headerCount": len(headers),
             "raw": (row["key"], row["value"], row["headers"]),
         }
@@ -88,12 +88,12 @@ def _finished(topic: str, rows: list[dict[str, Any]], schemas: MessageSchemas | 
     Their JSON is as of `_shown`.
     """
     raw = [row.pop("raw") for row in rows]
-    found: Sequence[Mapping[Any, dict[str, Any]]] = [{}] * len(rows)
+    named: Sequence[Mapping[Any, dict[str, Any]]] = [{}] * len(rows)
     if schemas is not None and rows:
         from spark_klog.ui.schemas import Raw
 
-        found = schemas.columns(topic, [Raw(*one) for one in raw])
-    for row, columns in zip(rows, found, strict=True):
+        named = schemas.columns(topic, [Raw(*of_row) for of_row in raw])
+    for row, columns in zip(rows, named, strict=True):
         for column in ("key", "value"):
             schema = columns.get(column)
             if schema is not None:
@@ -157,9 +157,9 @@ def _place_of(admin: Admin, view: View) -> tuple[_Offsets, _Offsets, _Offsets, s
         note = _no_offset(view.offset, first, end, view.is_oldest_first)
     elif view.at_ms is not None:
         with admin.exclusive() as cluster:
-            found = list_offsets(cluster, dict.fromkeys(end, view.at_ms))
-        edge = {key: end[key] if found[key] == NO_OFFSET else min(end[key], found[key] + after) for key in end}
-        if all(place == NO_OFFSET for place in found.values()):
+            offsets = list_offsets(cluster, dict.fromkeys(end, view.at_ms))
+        edge = {key: end[key] if offsets[key] == NO_OFFSET else min(end[key], offsets[key] + after) for key in end}
+        if all(place == NO_OFFSET for place in offsets.values()):
             note = "no message has this time or a later one" + (
                 "" if view.is_oldest_first else ": the newest are shown"
             )
@@ -444,7 +444,7 @@ def _pieces(
 
 
 def _csv_cells(row: dict[str, Any]) -> list[Any]:
-    headers = [[one["key"], json_value(one["value"])] for one in row["headers"] or ()]
+    headers = [[header["key"], json_value(header["value"])] for header in row["headers"] or ()]
     return [
         row["topic"],
         row["partition"],

@@ -98,7 +98,7 @@ class MessageSchemas:
         """A version of a subject, by default the latest; errors as of the registry's client."""
         registry = self._settings.registry()
         versions = sorted(registry.versions(name))
-        found = registry.latest(name, is_new=True) if version is None else registry.version(name, version)
+        registered = registry.latest(name, is_new=True) if version is None else registry.version(name, version)
         try:
             compatibility = registry.compatibility(name)
         except RegistryError:  # an older registry, or a user who may not know
@@ -106,11 +106,11 @@ class MessageSchemas:
         return {
             "subject": name,
             "versions": versions,
-            "version": found.version,
-            "id": found.id,
-            "format": found.schema.format,
-            "text": found.schema.text,
-            "references": [one._asdict() for one in found.schema.references],
+            "version": registered.version,
+            "id": registered.id,
+            "format": registered.schema.format,
+            "text": registered.schema.text,
+            "references": [reference._asdict() for reference in registered.schema.references],
             "compatibility": compatibility,
         }
 
@@ -122,12 +122,12 @@ class MessageSchemas:
         """
         deadline = time.monotonic() + _VIEW_SECONDS
         result: list[dict[Column, dict[str, Any]]] = [{} for _ in records]
-        headers = pa.array([one.headers for one in records], FULL.field("headers").type)
+        headers = pa.array([record.headers for record in records], FULL.field("headers").type)
         asked: set[int | UUID] = set()
         decoding = _Decoding()
         column: Column
         for column in ("key", "value"):
-            whole = [getattr(one, column) for one in records]
+            whole = [getattr(record, column) for record in records]
             # the beginning has the schema, and does not decode
             values = pa.array([value and value[: _MOST_BYTES + 1] for value in whole], pa.binary())
             keys = schema_keys(values, headers, column)
@@ -138,8 +138,8 @@ class MessageSchemas:
                 known = self._look_up(key.id, asked, deadline)
                 shown = self._described(key.id, known, f"{topic}-{column}")
                 take = pa.array(rows)
-                found = self._decoded(column, key.id, known, values.take(take), headers.take(take), decoding)
-                for row, (text, error) in zip(rows.tolist(), found, strict=True):
+                texts = self._decoded(column, key.id, known, values.take(take), headers.take(take), decoding)
+                for row, (text, error) in zip(rows.tolist(), texts, strict=True):
                     result[row][column] = {**shown, "json": text, "error": error}
         return result
 
@@ -222,16 +222,16 @@ class MessageSchemas:
         source = ColumnFormat(column, known.format, self._settings)
         schema = ReaderSchema(source, known.text, dict(known.references), key if isinstance(key, int) else None)
         _, which, _, bad = keys = schema_keys(values, headers, column, has_indexes=source.codec.has_indexes)
-        found: list[tuple[str | None, str | None]] = [(None, None)] * len(values)
+        outcomes: list[tuple[str | None, str | None]] = [(None, None)] * len(values)
         for row, reason in bad:
-            found[row] = None, reason
-        for number, one in enumerate(keys.keys):
+            outcomes[row] = None, reason
+        for number, schema_key in enumerate(keys.keys):
             rows = np.flatnonzero(which == number)
             take = pa.array(rows)
-            texts = _texts(schema, one.rest, values.take(take), headers.take(take), decoding)
+            texts = _texts(schema, schema_key.rest, values.take(take), headers.take(take), decoding)
             for row, text in zip(rows.tolist(), texts, strict=True):
-                found[row] = text
-        return found
+                outcomes[row] = text
+        return outcomes
 
 
 def _texts(
@@ -245,19 +245,19 @@ def _texts(
         return [(None, undecodable)] * len(values)
     except KlogError as error:
         return [(None, str(error))] * len(values)
-    found: list[tuple[str | None, str | None]] = []
+    texts: list[tuple[str | None, str | None]] = []
     for row in range(len(values)):
         take = pa.array([row])
         try:
             if decoding.seconds > _DECODING_SECONDS:
                 raise ValueError("it is not decoded: those before it took too long")
             with decoding.measured():
-                found.append((_json_text(decoder, values.take(take), headers.take(take)), None))
+                texts.append((_json_text(decoder, values.take(take), headers.take(take)), None))
         except (NotImplementedError, RecursionError):
-            found.append((None, undecodable))
+            texts.append((None, undecodable))
         except (KlogError, ValueError, OverflowError) as error:
-            found.append((None, str(error)))
-    return found
+            texts.append((None, str(error)))
+    return texts
 
 
 def _json_text(decoder: ColumnDecoder, values: pa.Array, headers: pa.Array) -> str:

@@ -32,23 +32,23 @@ def overview(admin: Admin) -> dict[str, Any]:
     described = admin.describe_cluster()
     listed = admin.list_topics(include_internal=True)
     names = [topic.name for topic in listed[:_MAX_TOPICS]]
-    found = admin.describe_topics(names) if names else {}
-    topics = {name: topic for name, topic in found.items() if isinstance(topic, TopicDescription)}
+    descriptions = admin.describe_topics(names) if names else {}
+    topics = {name: topic for name, topic in descriptions.items() if isinstance(topic, TopicDescription)}
     led = [
-        (name, one.partition) for name, topic in topics.items() for one in topic.partitions if one.leader is not None
+        (name, part.partition) for name, topic in topics.items() for part in topic.partitions if part.leader is not None
     ]
     with admin.exclusive() as cluster:
         first, end = first_and_end(cluster, led)
     sizes, logs = _sizes(admin)
     rows = []
     for name, topic in topics.items():
-        keys = [(name, one.partition) for one in topic.partitions]
+        keys = [(name, part.partition) for part in topic.partitions]
         rows.append(
             {
                 "name": name,
                 "internal": topic.is_internal,
                 "partitions": len(keys),
-                "offline": sum(one.leader is None for one in topic.partitions),
+                "offline": sum(part.leader is None for part in topic.partitions),
                 "records": sum(end[key] - first[key] for key in keys if key in end),
                 "latest": sum(end[key] for key in keys if key in end),
                 "bytes": None if sizes is None else sum(sizes.get(key, 0) for key in keys),
@@ -63,7 +63,7 @@ def overview(admin: Admin) -> dict[str, Any]:
                 "port": broker.port,
                 "rack": broker.rack,
                 "controller": broker.node == described.controller,
-                "leads": sum(one.leader == broker.node for topic in topics.values() for one in topic.partitions),
+                "leads": sum(part.leader == broker.node for topic in topics.values() for part in topic.partitions),
                 "bytes": logs.get(broker.node),
             }
             for broker in described.brokers
@@ -94,29 +94,29 @@ def _sizes(admin: Admin) -> tuple[dict[TopicPartition, int] | None, dict[int, in
 
 def topic(admin: Admin, name: str) -> dict[str, Any]:
     """A topic's partitions and settings; `ProtocolError` if it does not exist."""
-    found = admin.describe_topic(name)
-    led = [(name, one.partition) for one in found.partitions if one.leader is not None]
+    described = admin.describe_topic(name)
+    led = [(name, part.partition) for part in described.partitions if part.leader is not None]
     with admin.exclusive() as cluster:
         first, end = first_and_end(cluster, led)
     sizes = _sizes(admin)[0] or {}
     settings, error = _settings(admin, name)
     return {
         "name": name,
-        "id": None if found.topic_id is None else str(found.topic_id),
-        "internal": found.is_internal,
+        "id": None if described.topic_id is None else str(described.topic_id),
+        "internal": described.is_internal,
         "settings": settings,
         "settingsError": error,
         "partitions": [
             {
-                "partition": one.partition,
-                "leader": one.leader,
-                "replicas": list(one.replicas),
-                "inSync": list(one.in_sync),
-                "earliest": first.get((name, one.partition)),
-                "latest": end.get((name, one.partition)),
-                "bytes": sizes.get((name, one.partition)),
+                "partition": part.partition,
+                "leader": part.leader,
+                "replicas": list(part.replicas),
+                "inSync": list(part.in_sync),
+                "earliest": first.get((name, part.partition)),
+                "latest": end.get((name, part.partition)),
+                "bytes": sizes.get((name, part.partition)),
             }
-            for one in found.partitions
+            for part in described.partitions
         ],
     }
 
@@ -124,14 +124,14 @@ def topic(admin: Admin, name: str) -> dict[str, Any]:
 def _settings(admin: Admin, name: str) -> tuple[list[dict[str, Any]], str | None]:
     """The topic's settings, those that differ from the defaults first; or none, and why the broker refuses them."""
     try:
-        found = admin.describe_configs([("topic", name)])[ConfigResource("topic", name)]
+        described = admin.describe_configs([("topic", name)])[ConfigResource("topic", name)]
     except KlogError as error:  # before Kafka 0.11
         return [], str(error)
-    if isinstance(found, KlogError):
-        return [], str(found)
+    if isinstance(described, KlogError):
+        return [], str(described)
     rows = [
-        {"name": one.name, "value": one.value, "source": one.source, "default": one.is_default}
-        for one in found.values()
+        {"name": setting.name, "value": setting.value, "source": setting.source, "default": setting.is_default}
+        for setting in described.values()
     ]
     return sorted(rows, key=lambda row: (bool(row["default"]), str(row["name"]))), None
 
@@ -146,53 +146,53 @@ class _Group(NamedTuple):
 
 def groups(admin: Admin) -> list[dict[str, Any]]:
     """All groups, with the number of members and the lag in records (None: unknown)."""
-    found = _all(admin)
-    latest = _latest(admin, found)
+    known = _all(admin)
+    latest = _latest(admin, known)
     return [
         {
-            "group": one.listed.group,
-            "state": one.listed.state,
-            "type": one.listed.group_type,
-            "protocolType": one.listed.protocol_type,
-            "coordinator": one.listed.coordinator,
-            "members": None if one.described is None else len(one.described.members),
-            "lag": _lag(one.offsets, latest),
+            "group": group.listed.group,
+            "state": group.listed.state,
+            "type": group.listed.group_type,
+            "protocolType": group.listed.protocol_type,
+            "coordinator": group.listed.coordinator,
+            "members": None if group.described is None else len(group.described.members),
+            "lag": _lag(group.offsets, latest),
         }
-        for one in found
+        for group in known
     ]
 
 
 def readers(admin: Admin, topic: str) -> list[dict[str, Any]]:
     """The groups that have offsets of a topic, or members that read it; members and lag are of this topic."""
     rows = []
-    found = _all(admin)
-    latest = _latest(admin, found, topic)
-    for one in found:
-        members = () if one.described is None else one.described.members
+    known = _all(admin)
+    latest = _latest(admin, known, topic)
+    for group in known:
+        members = () if group.described is None else group.described.members
         reading = [member for member in members if topic in (member.assignment or {})]
-        offsets = {key: offset for key, offset in (one.offsets or {}).items() if key[0] == topic}
+        offsets = {key: offset for key, offset in (group.offsets or {}).items() if key[0] == topic}
         if reading or offsets:
-            row = {"group": one.listed.group, "state": one.listed.state}
+            row = {"group": group.listed.group, "state": group.listed.state}
             rows.append({**row, "members": len(reading), "lag": _lag(offsets, latest)})
     return rows
 
 
 def _all(admin: Admin) -> list[_Group]:
     listed = admin.list_groups()
-    names = [one.group for one in listed[:_MAX_GROUPS]]
+    names = [group.group for group in listed[:_MAX_GROUPS]]
     described = admin.describe_groups(names).successes if names else {}
     offsets: dict[str, Mapping[TopicPartition, int]] = {}
     for name in names:
         try:
-            offsets[name] = {key: found.offset for key, found in admin.list_group_offsets(name).items()}
+            offsets[name] = {key: committed.offset for key, committed in admin.list_group_offsets(name).items()}
         except ProtocolError:  # not allowed
             continue
-    return [_Group(one, described.get(one.group), offsets.get(one.group)) for one in listed]
+    return [_Group(group, described.get(group.group), offsets.get(group.group)) for group in listed]
 
 
-def _latest(admin: Admin, found: Iterable[_Group], topic: str | None = None) -> dict[TopicPartition, int]:
+def _latest(admin: Admin, known: Iterable[_Group], topic: str | None = None) -> dict[TopicPartition, int]:
     """The end offset of each partition that a group has an offset of, if the cluster has it."""
-    return _latest_of(admin, {key for one in found for key in one.offsets or () if topic in (None, key[0])})
+    return _latest_of(admin, {key for group in known for key in group.offsets or () if topic in (None, key[0])})
 
 
 def _latest_of(admin: Admin, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -211,20 +211,20 @@ def group(
     """A group, and its offsets in each place that has some; a place that can't be read has its error instead."""
     described = admin.describe_group(name)
     offsets: dict[str, Mapping[TopicPartition, int]] = {
-        "kafka": {key: found.offset for key, found in admin.list_group_offsets(name).items()}
+        "kafka": {key: committed.offset for key, committed in admin.list_group_offsets(name).items()}
     }
     errors: dict[str, str] = {}
-    topics = {topic for topic, _ in offsets["kafka"]}.union(*(one.assignment or () for one in described.members))
-    for label, address in [*((one, one) for one in stores), *((one, f"checkpoint:{one}") for one in checkpoints)]:
+    topics = {topic for topic, _ in offsets["kafka"]}.union(*(member.assignment or () for member in described.members))
+    for label, address in [*((at, at) for at in stores), *((at, f"checkpoint:{at}") for at in checkpoints)]:
         try:
             with open_store(address, name, settings) as store:
-                found = store.fetch()
+                stored = store.fetch()
         except (KlogError, OSError) as error:
             errors[without_user(label)] = str(error)
             continue
         # a checkpoint does not know its group: it is of interest if it reads the same topics
-        if label in stores or not topics or topics & {topic for topic, _ in found}:
-            offsets[without_user(label)] = found
+        if label in stores or not topics or topics & {topic for topic, _ in stored}:
+            offsets[without_user(label)] = stored
     with admin.exclusive() as cluster:
         lags = lags_json(cluster, described, offsets, "offsets")
     return {**group_json(described), "places": list(offsets), "errors": errors, "partitions": lags}
@@ -232,13 +232,13 @@ def group(
 
 def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
     """What each checkpoint holds, and how far its planned end is behind; or the error that it can't be read by."""
-    found: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
     for address in checkpoints:
         try:
             state = checkpoint_state(address)
             latest = _latest_of(admin, {key for source in state.sources for key in source.offsets or {}})
         except (KlogError, OSError) as error:
-            found.append({"checkpoint": without_user(address), "error": str(error)})
+            states.append({"checkpoint": without_user(address), "error": str(error)})
             continue
         partitions = [
             {
@@ -251,7 +251,7 @@ def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
             for source in state.sources
             for (topic, partition), offset in sorted((source.offsets or {}).items())
         ]
-        found.append(
+        states.append(
             {
                 "checkpoint": without_user(address),
                 "query": state.query,
@@ -261,7 +261,7 @@ def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
                 "partitions": partitions,
             }
         )
-    return found
+    return states
 
 
 def loads(outputs: Sequence[str]) -> list[dict[str, Any]]:
@@ -270,10 +270,10 @@ def loads(outputs: Sequence[str]) -> list[dict[str, Any]]:
         return []
     from spark_klog.load.audit import status, status_json
 
-    found: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
     for output in outputs:
         try:
-            found.append(status_json(status(output)))
+            states.append(status_json(status(output)))
         except (KlogError, OSError) as error:
-            found.append({"output": without_user(output), "error": str(error)})
-    return found
+            states.append({"output": without_user(output), "error": str(error)})
+    return states

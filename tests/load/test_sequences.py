@@ -246,8 +246,8 @@ def test_short_ranges_are_fetched_together(
         requests[0] += 1
         answer = real(*arguments)
         if corrupted:
-            for key in [key for key in answer.found if key[1] % 3 == 0]:
-                del answer.found[key]
+            for key in [key for key in answer.fetched if key[1] % 3 == 0]:
+                del answer.fetched[key]
         return answer
 
     monkeypatch.setattr(ranges, "fetch_short", fetch_short)

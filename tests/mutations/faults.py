@@ -237,8 +237,8 @@ FAULTS = (
     Fault(
         "broker-offsets-of-hidden-topics",
         "spark_klog/broker/handlers/offsets.py",
-        "            if broker.authorizer.allows(request.session, SEE, topic):\n                found.setdefault",
-        "            if topic:\n                found.setdefault",
+        "            if broker.authorizer.allows(request.session, SEE, topic):\n                answers.setdefault",
+        "            if topic:\n                answers.setdefault",
         (
             "tests/broker/security/test_refused_users.py",
             "tests/broker/security/test_security_rules.py",
@@ -329,8 +329,8 @@ FAULTS = (
     Fault(
         "spark-other-epoch-of-the-transaction",  # the broker has aborted it, and the worker has begun another one
         "spark_klog/spark/write/exactly_once_driver.py",
-        "if (now.state, now.producer_id, now.producer_epoch) != (_ONGOING, one.producer_id, one.epoch):",
-        "if (now.state, now.producer_id) != (_ONGOING, one.producer_id):",
+        "if (now.state, now.producer_id, now.producer_epoch) != (_ONGOING, txn.producer_id, txn.epoch):",
+        "if (now.state, now.producer_id) != (_ONGOING, txn.producer_id):",
         ("tests/spark/exactly_once/test_driver.py", "tests/spark/exactly_once/test_batch_steps.py"),
     ),
     Fault(
@@ -364,7 +364,7 @@ FAULTS = (
     Fault(
         "spark-replayed-batch-refused",  # a micro-batch runs again in this process
         "spark_klog/spark/write/updates.py",
-        " or not (found.runs <= runs or runs <= found.runs):",
+        " or not (known.runs <= runs or runs <= known.runs):",
         ":",
         ("tests/spark/exactly_once/test_micro_batches.py",),
     ),
@@ -459,8 +459,8 @@ FAULTS = (
     Fault(
         "mirror-groups-go-back",  # consumers that were moved to the target read again what they have read
         "spark_klog/mirror/mirror.py",
-        "if key not in there or there[key].offset < item.offset}",
-        "if key not in there or there[key].offset != item.offset}",
+        "if key not in there or there[key].offset < new.offset}",
+        "if key not in there or there[key].offset != new.offset}",
         ("tests/mirror/test_mirror_offsets.py", "tests/mirror/test_mirror_kafka.py"),
     ),
     Fault(

@@ -21,10 +21,12 @@ import kafka
 import pytest
 from confluent_kafka.admin import AdminClient as ConfluentAdmin
 
+from spark_klog.broker.handlers import HANDLERS
 from spark_klog.broker.settings import config as broker_settings
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.settings import is_known
+from spark_klog.protocol.apis import BY_KEY, PRODUCE
 from spark_klog.spark.option_table import Use, names_for
 from spark_klog.spark.options import PREFIX
 from tests.support.papers import pages as papers
@@ -203,6 +205,15 @@ def test_every_option_is_in_the_tables() -> None:
     assert set(OPTIONS) == set(names_for(Use.READ | Use.WRITE))
 
 
+def test_handlers_say_which_versions_they_serve() -> None:
+    for key, handler in HANDLERS.items():
+        api = BY_KEY[key]
+        served = f"{api.name} v{api.versions.first}" + f"-{api.versions.last}" * (
+            api.versions.last > api.versions.first
+        )
+        assert re.match(rf"{served}\b", handler.__doc__ or ""), f"the docstring of {handler.__name__} begins {served}"
+
+
 def test_generated_pages(tmp_path: Path) -> None:
     """The pages are those of the code (`make docs` renews them), every setting has a text, and every error a cure."""
     generate.generate(tmp_path)
@@ -217,7 +228,7 @@ def test_generated_pages(tmp_path: Path) -> None:
     settings = (tmp_path / "broker-settings.md").read_text()
     assert [name for name in broker_settings.PLACES if f"| `{name}` |" not in settings] == []
     assert re.findall(r"^\| `.*\|  \|$", settings, re.MULTILINE) == []  # rows without a text
-    assert "| 0 | Produce | 0-13 |" in (tmp_path / "protocol.md").read_text()
+    assert f"| 0 | Produce | 0-{PRODUCE.versions.last} |" in (tmp_path / "protocol.md").read_text()
     shared = set(generate.client_setting_names())
     assert set(SETTINGS) == shared | set(consumer_settings._OWN)
     assert set(CURES) == {kind.__name__ for kind in generate.public_errors()}

@@ -132,7 +132,7 @@ async def _change(script: FaultScript, request: Request) -> tuple[int, dict[str,
     if path != _PATH:
         raise RequestRefused(404, f"{path or '/'} is unknown; the faults are at {_PATH}, one of them at {_PATH}/ID")
     if request.method == "GET":
-        return 200, {"faults": [{"id": id, "fault": one.to_json(), "fired": n} for id, one, n in script.listed()]}
+        return 200, {"faults": [{"id": id, "fault": fault.to_json(), "fired": n} for id, fault, n in script.listed()]}
     if request.method == "DELETE":
         return 200, {"removed": script.clear()}
     if request.method != "POST":

@@ -139,20 +139,20 @@ class FaultyServer(Server):
     def _corrupt_records(self, request: _Request, answer: Writer) -> Writer:
         message = request.decoded(answer)
         names = self._topic_names()
-        found = {
+        named = {
             (topic["topic"] or names.get(topic.get("topic_id")), entry["partition_index"]): entry
             for topic in message["responses"]
             for entry in topic["partitions"]
             if any(iter_batches(entry["records"] or b""))
         }
-        if not found:
+        if not named:
             return answer
-        firing = self._script.choose(MatchedRequest(request.api.name, request.client_id, list(found), has_records=True))
+        firing = self._script.choose(MatchedRequest(request.api.name, request.client_id, list(named), has_records=True))
         if firing is None:
             return answer
         _say(request, firing)
         assert isinstance(firing.fault.do, Corrupt)
-        for target, entry in found.items():
+        for target, entry in named.items():
             if firing.fault.is_about(*target):
                 entry["records"] = _with_corrupt_batch(bytearray(entry["records"]), firing.fault.do, firing.number)
         return request.answered(message)

@@ -432,7 +432,7 @@ class Group:
                 self._forget(member)
         joined = [member for member in self.members.values() if member.join_token is not None]
         if self.members and not joined:  # only static members are left: wait for them until their sessions end
-            longest = max(item.request.rebalance_timeout_ms for item in self.members.values()) / 1000
+            longest = max(member.request.rebalance_timeout_ms for member in self.members.values()) / 1000
             self._rebalance_until = now + max(longest, _SHORTEST_WAIT)  # clients may send a timeout of 0
             return
         self.generation = max(self.generation, self.reserved_generation) + 1
@@ -555,11 +555,11 @@ class Group:
             "member_id": member.member_id,
             "members": [
                 {
-                    "member_id": one.member_id,
-                    "group_instance_id": one.request.instance_id,
-                    "metadata": one.metadata(self.protocol),
+                    "member_id": member.member_id,
+                    "group_instance_id": member.request.instance_id,
+                    "metadata": member.metadata(self.protocol),
                 }
-                for one in (self.members.values() if leads else ())
+                for member in (self.members.values() if leads else ())
             ],
         }
 

@@ -45,19 +45,19 @@ class Groups:
         group = self._make(group_id)
         group.generation, group.protocol = stored["generation"], stored["protocol"]
         group.protocol_type, group.leader = stored["protocol_type"] or None, stored["leader"]
-        for item in stored["members"]:
-            member_id, session_ms, rebalance_ms = item["member_id"], item["session_timeout"], item["rebalance_timeout"]
+        for row in stored["members"]:
+            member_id, session_ms, rebalance_ms = (row["member_id"], row["session_timeout"], row["rebalance_timeout"])
             request = Join(
                 member_id=member_id,
-                instance_id=item["group_instance_id"],
-                client_id=item["client_id"],
-                client_host=item["client_host"],
+                instance_id=row["group_instance_id"],
+                client_id=row["client_id"],
+                client_host=row["client_host"],
                 session_timeout_ms=session_ms,
                 rebalance_timeout_ms=session_ms if rebalance_ms < 0 else rebalance_ms,
                 protocol_type=stored["protocol_type"],
-                protocols=((stored["protocol"] or "", bytes(item["subscription"])),),
+                protocols=((stored["protocol"] or "", bytes(row["subscription"])),),
             )
-            group.members[member_id] = Member(member_id, request, bytes(item["assignment"]), is_named=True)
+            group.members[member_id] = Member(member_id, request, bytes(row["assignment"]), is_named=True)
             if request.instance_id is not None:
                 group.instances[request.instance_id] = member_id
         group.state = State.STABLE if group.members else State.EMPTY

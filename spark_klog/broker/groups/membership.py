@@ -85,7 +85,9 @@ class ConsumerMember:
     def had(self, partitions: Partitions, epoch: int) -> bool:
         """Whether the member has had these partitions since an earlier epoch of its, without a break."""
         held = self.held
-        return bool(partitions) and all(one in held and self.since.get(one, self.epoch) <= epoch for one in partitions)
+        return bool(partitions) and all(
+            each in held and self.since.get(each, self.epoch) <= epoch for each in partitions
+        )
 
     @property
     def has_left(self) -> bool:
@@ -142,9 +144,9 @@ class ConsumerMember:
             return self
         held = self.held
         since = {
-            one: self.since.get(one, self.epoch) if one in held else epoch
+            partition: self.since.get(partition, self.epoch) if partition in held else epoch
             for parts in (assigned, revoking)
-            for one in parts
+            for partition in parts
         }
         return replace(
             self, epoch=epoch, previous_epoch=previous, state=state, assigned=assigned, revoking=revoking, since=since

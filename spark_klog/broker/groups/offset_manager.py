@@ -119,15 +119,15 @@ class OffsetManager:
         count = bad = 0
         decoded: _Decoded = {}
         with uncollected():
-            for item in stored_rows(log):
-                if isinstance(item, TransactionEnd):
-                    self.complete(log.partition, item.producer_id, committed=item.commits)
+            for entry in stored_rows(log):
+                if isinstance(entry, TransactionEnd):
+                    self.complete(log.partition, entry.producer_id, committed=entry.commits)
                     continue
                 load = self._load_record
-                for key, value, written_ms in item.rows:
+                for key, value, written_ms in entry.rows:
                     count += 1
                     try:
-                        load(key, value, written_ms, (log.partition, item.producer_id), decoded)
+                        load(key, value, written_ms, (log.partition, entry.producer_id), decoded)
                     except DecodeError as error:
                         bad += 1
                         _log.debug("%s: a record is left out: %s", log.directory.name, error)
@@ -259,8 +259,8 @@ class OffsetManager:
         return [
             key
             for key in keys
-            if (found := offsets.get(key)) is not None
-            and (found.timestamp < before_ms if found.expires_ms == NO_EXPIRY else found.expires_ms <= now_ms)
+            if (offset := offsets.get(key)) is not None
+            and (offset.timestamp < before_ms if offset.expires_ms == NO_EXPIRY else offset.expires_ms <= now_ms)
             and not self.is_pending(group, *key)
         ]
 

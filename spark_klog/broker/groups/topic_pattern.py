@@ -240,9 +240,9 @@ class _Parser:
             return None
         if self._accept("\\"):
             is_class = self._peek().lower() in _CLASSES
-            found = self._escaped()
-            members |= found
-            return None if is_class or len(found) != 1 else next(iter(found))
+            escaped = self._escaped()
+            members |= escaped
+            return None if is_class or len(escaped) != 1 else next(iter(escaped))
         character = self._text[self._at]
         self._at += 1
         members.add(character)

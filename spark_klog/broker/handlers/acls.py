@@ -37,9 +37,9 @@ async def describe_acls(broker: Broker, request: Request, message: Message) -> M
     refusal = _refusal(broker, request, "describe") or _filter_refusal(acl_filter)
     if refusal is not None:
         return refusal | {"resources": []}
-    found = await asyncio.to_thread(lambda: [acl for acl in acls_of(broker.users.all()) if acl_filter.matches(acl)])
+    acls = await asyncio.to_thread(lambda: [acl for acl in acls_of(broker.users.all()) if acl_filter.matches(acl)])
     resources: dict[tuple[int, str, int], list[Acl]] = {}
-    for acl in found:
+    for acl in acls:
         resources.setdefault(acl[:3], []).append(acl)
     return {
         "error_code": ErrorCode.NONE,
@@ -147,7 +147,7 @@ async def delete_acls(broker: Broker, request: Request, message: Message) -> Mes
     def change(users: dict[str, User]) -> None:
         there = acls_of(users)
         matching.extend([acl for acl in there if acl_filter.matches(acl)] for acl_filter in filters)
-        remove_rules(users, dict.fromkeys(acl for found in matching for acl in found))
+        remove_rules(users, dict.fromkeys(acl for matched in matching for acl in matched))
 
     refusal = _refusal(broker, request, "delete")
     if refusal is None:
@@ -158,13 +158,13 @@ async def delete_acls(broker: Broker, request: Request, message: Message) -> Mes
             refusal = {"error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
     if refusal is not None:
         return {"filter_results": [refusal | {"matching_acls": []} for _ in filters]}
-    deleted = {acl for found in matching for acl in found}
+    deleted = {acl for matched in matching for acl in matched}
     _log.info("%s (%s) deleted %d ACLs", request.client_id, request.peer, len(deleted))
     return {
         "filter_results": [
             (_filter_refusal(acl_filter) or {"error_code": ErrorCode.NONE})
-            | {"matching_acls": [{"error_code": ErrorCode.NONE} | acl._asdict() for acl in found]}
-            for acl_filter, found in zip(filters, matching, strict=True)
+            | {"matching_acls": [{"error_code": ErrorCode.NONE} | acl._asdict() for acl in matched]}
+            for acl_filter, matched in zip(filters, matching, strict=True)
         ]
     }
 

@@ -92,8 +92,8 @@ def list_config_resources(broker: Broker, request: Request, message: Message) ->
     types = list(dict.fromkeys(message["resource_types"])) or list(names)
     if not set(types) <= names.keys():
         return {"error_code": ErrorCode.UNSUPPORTED_VERSION, "config_resources": []}
-    found = [{"resource_name": name, "resource_type": kind} for kind in types for name in names[kind]]
-    return {"error_code": ErrorCode.NONE, "config_resources": found}
+    resources = [{"resource_name": name, "resource_type": kind} for kind in types for name in names[kind]]
+    return {"error_code": ErrorCode.NONE, "config_resources": resources}
 
 
 async def describe_configs(broker: Broker, request: Request, message: Message) -> Message:
@@ -141,7 +141,7 @@ async def _describe(broker: Broker, request: Request, message: Message, resource
 
 
 async def alter_configs(broker: Broker, request: Request, message: Message) -> Message:
-    """AlterConfigs v0-2 (replaces all of a topic's or group's settings), IncrementalAlterConfigs v0-1 (some, KIP-339).
+    """AlterConfigs v0-2: replaces all of a topic's or group's settings.
 
     Settings of brokers can only be changed by a restart; changed levels of its loggers last until the next one
     (KIP-412).
@@ -153,6 +153,7 @@ async def alter_configs(broker: Broker, request: Request, message: Message) -> M
 
 
 async def incremental_alter_configs(broker: Broker, request: Request, message: Message) -> Message:
+    """IncrementalAlterConfigs v0-1 (KIP-339): changes some settings; otherwise as `alter_configs`."""
     if not broker.authorizer.is_admin(request.session):
         return _refused(message)
     inherited = setting_texts(broker.config.log)
@@ -268,11 +269,11 @@ def _changed(inherited: Mapping[str, str], before: Mapping[str, str], configs: l
         elif not is_list(name):
             raise ConfigError(f"setting {name} is not a list: APPEND and SUBTRACT do not apply")
         else:
-            now = [item for item in settings.get(name, inherited.get(name, "")).split(",") if item]
+            now = [entry for entry in settings.get(name, inherited.get(name, "")).split(",") if entry]
             items = value.split(",")
             if operation == APPEND:
-                kept = now + [item for item in items if item not in now]
+                kept = now + [entry for entry in items if entry not in now]
             else:
-                kept = [item for item in now if item not in items]
+                kept = [entry for entry in now if entry not in items]
             settings[name] = ",".join(kept)
     return settings

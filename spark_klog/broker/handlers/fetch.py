@@ -41,12 +41,12 @@ async def fetch(broker: Broker, request: Request, message: Message) -> Message:
     now = time.monotonic()
     epoch, has_ids = message["session_epoch"], request.version >= FETCH_WITH_TOPIC_IDS
     requested = await _requested(broker, message)
-    found = broker.fetch_sessions.find(
+    outcome = broker.fetch_sessions.find(
         message["session_id"], epoch, requested, await _forgotten(broker, message), now, has_ids=has_ids
     )
-    if isinstance(found, ErrorCode):
-        return {"error_code": found}
-    session, is_incremental = found
+    if isinstance(outcome, ErrorCode):
+        return {"error_code": outcome}
+    session, is_incremental = outcome
     if session is not None:
         requested = session.partitions
     next_epoch = session.next_epoch if session is not None else None
@@ -162,17 +162,17 @@ async def _partition(
     }
     offset, max_bytes = entry["fetch_offset"], min(left, entry["partition_max_bytes"])
     try:
-        found: FileRange | bytearray | None = log.read(offset, max_bytes, stable if is_committed else None)
-        if is_committed and found is not None:
-            assert isinstance(found, FileRange)
-            aborted = log.aborted_transactions(offset, min(stable, log.offset_after(offset, found)))
+        data: FileRange | bytearray | None = log.read(offset, max_bytes, stable if is_committed else None)
+        if is_committed and data is not None:
+            assert isinstance(data, FileRange)
+            aborted = log.aborted_transactions(offset, min(stable, log.offset_after(offset, data)))
             result["aborted_transactions"] = [
-                {"producer_id": item.producer_id, "first_offset": item.first_offset} for item in aborted
+                {"producer_id": txn.producer_id, "first_offset": txn.first_offset} for txn in aborted
             ]
-        if request.version < _FIRST_MAGIC_2 and found is not None:
-            found = await _converted(broker, request, log, offset, max_bytes)
+        if request.version < _FIRST_MAGIC_2 and data is not None:
+            data = await _converted(broker, request, log, offset, max_bytes)
             if request.version < _FIRST_WHOLE_BATCH:
-                del found[max(0, max_bytes) :]
+                del data[max(0, max_bytes) :]
     except ProtocolError as error:
         _log.warning("%s (%s) fetches with version %d: %s", request.client_id, request.peer, request.version, error)
         return result | {"error_code": error.code}, False
@@ -184,10 +184,10 @@ async def _partition(
     except OSError as error:
         _log.error("%s-%d can't be read at offset %d: %s", topic, index, entry["fetch_offset"], error)
         return result | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}, False
-    if found is None or not (is_first or len(found) <= left):
+    if data is None or not (is_first or len(data) <= left):
         return result, False
     end = stable if is_committed else log.high_watermark
-    return result | {"records": found}, bool(found) and log.is_in_older_segment(offset, end)
+    return result | {"records": data}, bool(data) and log.is_in_older_segment(offset, end)
 
 
 def _convertible(data: Buffer) -> memoryview:
@@ -203,8 +203,8 @@ def _convertible(data: Buffer) -> memoryview:
 async def _converted(broker: Broker, request: Request, log: PartitionLog, offset: int, max_bytes: int) -> bytearray:
     """Convert batches from `offset` on to an old magic, in a thread; empty if only control batches are left."""
     magic = 1 if request.version >= _FIRST_MAGIC_1 else 0
-    while (found := log.read(offset, max_bytes)) is not None:
-        data = _convertible(found.read())
+    while (part := log.read(offset, max_bytes)) is not None:
+        data = _convertible(part.read())
         limit = broker.config.decompressed_max_bytes
         converted = await broker.decompression.of_log(partial(down_convert, data, magic, offset, limit))
         if converted.lost_headers:

@@ -224,9 +224,9 @@ async def find_coordinator(broker: Broker, request: Request, message: Message) -
     if request.version >= 4:
         keys = dict.fromkeys(message["coordinator_keys"])
         return {"coordinators": [await _find(broker, request, key, message["key_type"]) for key in keys]}
-    found = await _find(broker, request, message["key"], message["key_type"])
-    del found["key"]
-    return found
+    answer = await _find(broker, request, message["key"], message["key_type"])
+    del answer["key"]
+    return answer
 
 
 async def _find(broker: Broker, request: Request, key: str, key_type: int) -> Message:

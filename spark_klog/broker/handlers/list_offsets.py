@@ -104,13 +104,13 @@ async def _find(broker: Broker, log: PartitionLog, timestamp: int, *, is_committ
     """(timestamp, offset); the timestamp is -1 for latest and earliest, both are -1 if no record is found."""
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, log.start_offset
-    found = None
+    record = None
     if timestamp >= 0 or timestamp == MAX_TIMESTAMP:
-        found = await _search(broker, log, None if timestamp == MAX_TIMESTAMP else timestamp)
+        record = await _search(broker, log, None if timestamp == MAX_TIMESTAMP else timestamp)
     end = log.last_stable_offset if is_committed else log.high_watermark
     if timestamp == LATEST:
         return -1, end
-    return found if found is not None and found[1] < end else _UNKNOWN
+    return record if record is not None and record[1] < end else _UNKNOWN
 
 
 async def _search(broker: Broker, log: PartitionLog, timestamp: int | None) -> tuple[int, int] | None:
@@ -118,15 +118,15 @@ async def _search(broker: Broker, log: PartitionLog, timestamp: int | None) -> t
     while True:
         segments = log.segments
         try:
-            found = await _walk(broker, log.search(timestamp))
+            record = await _walk(broker, log.search(timestamp))
         except FileNotFoundError:
             log.check_open()
             if log.segments is segments:
                 raise
         else:
             log.check_open()
-            if found is None or found[1] >= log.start_offset:
-                return found
+            if record is None or record[1] >= log.start_offset:
+                return record
 
 
 async def _walk(broker: Broker, steps: Steps[tuple[int, int] | None]) -> tuple[int, int] | None:
@@ -136,8 +136,8 @@ async def _walk(broker: Broker, steps: Steps[tuple[int, int] | None]) -> tuple[i
         try:
             work = steps.send(answer)
         except StopIteration as ended:
-            found: tuple[int, int] | None = ended.value
-            return found
+            record: tuple[int, int] | None = ended.value
+            return record
         await broker.turns.take()
         answer = None
         if work is not None:

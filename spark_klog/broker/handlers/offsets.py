@@ -110,9 +110,9 @@ async def _of_directories(broker: Broker, request: Request, group: str, topics: 
         if broker.authorizer.allows(request.session, SEE, topic["name"]):
             keys |= dict.fromkeys((topic["name"], index) for index in topic["partition_indexes"])
     code = ErrorCode.NONE
-    found: dict[tuple[str, int], int] = {}
+    offsets: dict[tuple[str, int], int] = {}
     try:
-        found = await asyncio.to_thread(broker.registry.group_offsets(group).fetch, list(keys))
+        offsets = await asyncio.to_thread(broker.registry.group_offsets(group).fetch, list(keys))
     except (DirectoryError, ConfigError, DecodeError) as error:
         _log.error("offsets of group %s can't be read: %s", group, error)
         code = ErrorCode.UNKNOWN_SERVER_ERROR
@@ -122,7 +122,7 @@ async def _of_directories(broker: Broker, request: Request, group: str, topics: 
         refusal = broker.authorizer.refusal(request.session, SEE, name) or code
         partitions = []
         async for index in broker.turns.each(topic["partition_indexes"]):
-            offset = found.get((name, index))
+            offset = offsets.get((name, index))
             committed = None if offset is None else Committed(offset, -1, "", -1)
             missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if committed is None else ErrorCode.NONE
             partitions.append(_entry(index, committed, refusal or missing))
@@ -149,20 +149,20 @@ async def _group(
     if code:
         return {"group_id": group, "topics": [], "error_code": code}
     if topics is None:
-        found: dict[str, list[Message]] = {}
+        answers: dict[str, list[Message]] = {}
         for topic, partition, _ in broker.offsets.all(group):
             await broker.turns.take()
             if broker.authorizer.allows(request.session, SEE, topic):
-                found.setdefault(topic, []).append(found_for(topic, partition))
+                answers.setdefault(topic, []).append(found_for(topic, partition))
         if by_id:  # offsets of a topic that was deleted have no id
             known = broker.registry.topics
             answer = [
                 {"topic_id": known[topic].topic_id, "partitions": partitions}
-                for topic, partitions in found.items()
+                for topic, partitions in answers.items()
                 if topic in known
             ]
         else:
-            answer = [{"name": topic, "partitions": partitions} for topic, partitions in found.items()]
+            answer = [{"name": topic, "partitions": partitions} for topic, partitions in answers.items()]
     else:
         answer = []
         answered: set[tuple[str, int]] = set()
@@ -259,17 +259,17 @@ async def _check_offsets(broker: Broker, request: Request, message: Message, *, 
             key = topic["name"], entry["partition_index"]
             metadata = entry["committed_metadata"] or ""
             codes[key] = ErrorCode.NONE
-            found = broker.registry.topics.get(topic["name"])
+            known = broker.registry.topics.get(topic["name"])
             if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
                 codes[key] = refusal
-            elif found is None or (by_id and found.topic_id != topic["topic_id"]):
+            elif known is None or (by_id and known.topic_id != topic["topic_id"]):
                 codes[key] = missing
-            elif key[1] not in found.assignment:
+            elif key[1] not in known.assignment:
                 codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
                 codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
             else:
-                topics.setdefault(topic["name"], found.topic_id)
+                topics.setdefault(topic["name"], known.topic_id)
                 offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
     return _CheckedOffsets(codes, offsets, topics, missing)
 

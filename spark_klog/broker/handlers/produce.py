@@ -223,12 +223,12 @@ async def _verified(
     if transactional_id is None:
         reason = "a transactional batch in a request without a transactional id"
         raise ProducerRefused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
-    found = []
+    verified = []
     for header, _ in iter_batches(records):
         if isinstance(header, BatchHeader) and header.is_transactional:
             producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
-            found.append((header, await broker.verifier.verify(transactional_id, producer, log, adds=adds)))
-    return found
+            verified.append((header, await broker.verifier.verify(transactional_id, producer, log, adds=adds)))
+    return verified
 
 
 def _check_transaction(request: Request, log: PartitionLog, header: BatchHeader, verification: Verification) -> None:

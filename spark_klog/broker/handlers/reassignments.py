@@ -32,7 +32,7 @@ async def elect_leaders(broker: Broker, request: Request, message: Message) -> M
         if message["topic_partitions"] is None:  # for all topics, Kafka omits partitions that need no election
             codes = {partition: code for partition, code in codes.items() if code != ErrorCode.ELECTION_NOT_NEEDED}
         if codes:
-            results.append({"topic": name, "partition_result": [_result(*item) for item in codes.items()]})
+            results.append({"topic": name, "partition_result": [_result(*code) for code in codes.items()]})
     code = ErrorCode.NONE if is_admin else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     return {"error_code": code, "replica_election_results": results}
 
@@ -115,8 +115,8 @@ async def alter_partition_reassignments(broker: Broker, request: Request, messag
         partitions = []
         for entry in topic["partitions"]:
             index = entry["partition_index"]
-            found = await _reassign(broker, topic["name"], index, entry["replicas"]) if is_admin else denied
-            code, reason = found
+            outcome = await _reassign(broker, topic["name"], index, entry["replicas"]) if is_admin else denied
+            code, reason = outcome
             partitions.append({"partition_index": index, "error_code": code, "error_message": reason})
         responses.append({"name": topic["name"], "partitions": partitions})
     code, reason = (ErrorCode.NONE, None) if is_admin else denied

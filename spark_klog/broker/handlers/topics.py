@@ -87,11 +87,11 @@ def _refused(name: str, code: ErrorCode, reason: str) -> Message:
 
 async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) -> Message:
     name = entry["name"]
-    assignment = {item["partition_index"]: item["broker_ids"] for item in entry["assignments"]} or None
+    assignment = {config["partition_index"]: config["broker_ids"] for config in entry["assignments"]} or None
     partitions = len(entry["assignments"]) if assignment else entry["num_partitions"]
     if partitions == _DEFAULT:
         partitions = broker.config.default_partitions(name)
-    settings = {item["name"]: item["value"] or "" for item in entry["configs"]}
+    settings = {config["name"]: config["value"] or "" for config in entry["configs"]}
     try:
         check_topic_name(name)
     except ConfigError as error:
@@ -153,7 +153,7 @@ async def create_partitions(broker: Broker, request: Request, message: Message) 
 
 async def _grow(broker: Broker, entry: dict[str, Any], validate_only: bool) -> Message:
     name, assignments = entry["name"], entry["assignments"]
-    chosen = None if assignments is None else [item["broker_ids"] for item in assignments]
+    chosen = None if assignments is None else [replica["broker_ids"] for replica in assignments]
     try:
         await broker.changes.create_partitions(name, entry["count"], chosen, validate_only=validate_only)
     except (ConfigError, DirectoryError) as error:
@@ -178,7 +178,7 @@ async def delete_topics(broker: Broker, request: Request, message: Message) -> M
     twice = repeated(requested)
     refused = {"error_code": ErrorCode.INVALID_REQUEST, "error_message": NAMED_TWICE}
     responses = [{"name": name, "topic_id": topic_id} | refused for name, topic_id in twice]
-    responses += [await _delete(broker, *one) for one in requested if one not in twice]
+    responses += [await _delete(broker, *topic) for topic in requested if topic not in twice]
     return {"responses": [await _finish(broker, response, deadline) for response in responses]}
 
 

@@ -76,18 +76,18 @@ async def _describe(broker: Broker, request: Request, transactional_id: str) -> 
     log = await broker.transactions.log_of(transactional_id)
     if isinstance(log, ErrorCode):
         return none | {"error_code": log}
-    found = broker.transactions.known(transactional_id)
-    if found is None:
+    known = broker.transactions.known(transactional_id)
+    if known is None:
         return none | {"error_code": ErrorCode.TRANSACTIONAL_ID_NOT_FOUND}
-    topics = partitions_by_topic(found.partitions)
+    topics = partitions_by_topic(known.partitions)
     return {
         "error_code": ErrorCode.NONE,
         "transactional_id": transactional_id,
-        "transaction_state": found.state.text,
-        "transaction_timeout_ms": found.timeout_ms,
-        "transaction_start_time_ms": found.started_ms,
-        "producer_id": found.producer.producer_id,
-        "producer_epoch": found.producer.epoch,
+        "transaction_state": known.state.text,
+        "transaction_timeout_ms": known.timeout_ms,
+        "transaction_start_time_ms": known.started_ms,
+        "producer_id": known.producer.producer_id,
+        "producer_epoch": known.producer.epoch,
         "topics": [{"topic": topic, "partitions": partitions} for topic, partitions in topics.items()],
     }
 

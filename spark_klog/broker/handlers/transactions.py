@@ -64,10 +64,10 @@ async def end_txn(broker: Broker, request: Request, message: Message) -> Message
     producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
     if request.version >= FIRST_END_OF_TRANSACTIONS_2:
         transactional_id, commits = message["transactional_id"], message["committed"]
-        found = await broker.transactions.end_and_raise(transactional_id, producer, commits=commits)
-        if isinstance(found, ErrorCode):
-            return _failed(found)
-        return {"error_code": ErrorCode.NONE, "producer_id": found.producer_id, "producer_epoch": found.epoch}
+        outcome = await broker.transactions.end_and_raise(transactional_id, producer, commits=commits)
+        if isinstance(outcome, ErrorCode):
+            return _failed(outcome)
+        return {"error_code": ErrorCode.NONE, "producer_id": outcome.producer_id, "producer_epoch": outcome.epoch}
     code = await broker.transactions.end(message["transactional_id"], producer, commits=message["committed"])
     return {"error_code": as_known(END_TXN, request.version, code)}
 
@@ -162,13 +162,13 @@ async def init_producer_id(broker: Broker, request: Request, message: Message) -
         return _failed(ErrorCode.INVALID_REQUEST)
     if transactional_id is None:
         producer_id = await broker.transactions.new_producer_id()
-        found = producer_id if isinstance(producer_id, ErrorCode) else ProducerIdAndEpoch(producer_id, 0)
+        outcome = producer_id if isinstance(producer_id, ErrorCode) else ProducerIdAndEpoch(producer_id, 0)
     else:
         known = None if expected.producer_id == _NONE else expected
-        found = await broker.transactions.init(transactional_id, message["transaction_timeout_ms"], known)
-    if isinstance(found, ErrorCode):
-        return _failed(as_known(INIT_PRODUCER_ID, request.version, found))
-    return {"error_code": ErrorCode.NONE, "producer_id": found.producer_id, "producer_epoch": found.epoch}
+        outcome = await broker.transactions.init(transactional_id, message["transaction_timeout_ms"], known)
+    if isinstance(outcome, ErrorCode):
+        return _failed(as_known(INIT_PRODUCER_ID, request.version, outcome))
+    return {"error_code": ErrorCode.NONE, "producer_id": outcome.producer_id, "producer_epoch": outcome.epoch}
 
 
 def _failed(code: ErrorCode) -> Message:

@@ -40,14 +40,14 @@ class Registration:
             if self._tree.get(path) is None:
                 create_node(self._tree, path, b"")
         path, entry = self._path, paths.broker_payload(endpoints, system_ms(), transaction_version)
-        ours = {(one.host, one.port) for one in endpoints}
+        ours = {(endpoint.host, endpoint.port) for endpoint in endpoints}
         deadline: float | None = None
         while not create_node(self._tree, path, entry, ephemeral=True):
             other = self._tree.get(path)
             if other is None:
                 continue
             others = self._decoder.decode(paths.parse_broker, other, path) or []
-            if any((one.host, one.port) in ours for one in others):
+            if any((endpoint.host, endpoint.port) in ours for endpoint in others):
                 self._tree.delete(path)
                 continue
             where = paths.host_and_port(others[0].host, others[0].port) if others else "another address"

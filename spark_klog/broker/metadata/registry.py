@@ -89,14 +89,14 @@ class Deletions:
         """
         path = paths.delete_topic_path(name)
         while True:
-            value, found = self._topic(name)
-            now = None if found is None else found[1]
-            if topic_id is not None and (found is None or now not in (None, topic_id)):
+            value, known = self._topic(name)
+            now = None if known is None else known[1]
+            if topic_id is not None and (known is None or now not in (None, topic_id)):
                 raise UnknownTopic(f"topic {name} is no longer the one of id {topic_id}")
             request = self._tree.get(path)
-            if found is not None and now is None and known_id is not None and self._has_states(name):
+            if known is not None and now is None and known_id is not None and self._has_states(name):
                 assert value is not None
-                self._tree.swap(paths.topic_path(name), value, paths.topic_payload(found[0], known_id))
+                self._tree.swap(paths.topic_path(name), value, paths.topic_payload(known[0], known_id))
             elif now is None:  # no request can tell it from a later topic
                 if self.remove(name, value, request):
                     return None
@@ -112,12 +112,12 @@ class Deletions:
     def claim(self, name: str) -> None:
         """The controller's part for a request that is not pending: add the topic's id, or remove what is left."""
         path = paths.delete_topic_path(name)
-        value, found = self._topic(name)
+        value, known = self._topic(name)
         request = self._tree.get(path)
         if request is None:
             return  # an earlier controller has done it
-        now, asked = None if found is None else found[1], self._parse(name, request).topic_id
-        if found is None or (now is None and asked is None):
+        now, asked = None if known is None else known[1], self._parse(name, request).topic_id
+        if known is None or (now is None and asked is None):
             _log.info("deleting topic %s, as requested by %s", name, path)
             self.remove(name, value, request)  # if its node has changed, the next round deletes it
         elif now is None:
@@ -144,14 +144,14 @@ class Deletions:
         """Remove the nodes of a pending topic, unless another live broker may still know it; whether it is over."""
         topic_id, path = self.pending[name], paths.delete_topic_path(name)
         while True:
-            value, found = self._topic(name)
+            value, known = self._topic(name)
             request = self._tree.get(path)
             asked = self._parse(name, request)
-            if found is not None and found[1] not in (None, topic_id):  # it is gone, this is a later one
+            if known is not None and known[1] not in (None, topic_id):  # it is gone, this is a later one
                 if request is not None and asked.topic_id == topic_id:
                     self._tree.delete_if(path, request)
                 break
-            if found is not None and asked.topic_id != topic_id:
+            if known is not None and asked.topic_id != topic_id:
                 break  # the request was withdrawn, by hand
             if value is not None and self._others(asked):
                 return False
@@ -261,12 +261,12 @@ class Registry:
 
     def cluster_id(self, preferred: str | None) -> str:
         """The cluster's id; if there is none yet, create it, from `preferred` if that is given."""
-        found = self._tree.get(paths.CLUSTER_ID_PATH)
-        if found is None:
+        payload = self._tree.get(paths.CLUSTER_ID_PATH)
+        if payload is None:
             create_node(self._tree, paths.CLUSTER_ID_PATH, paths.cluster_id_payload(preferred or new_cluster_id()))
-            found = self._tree.get(paths.CLUSTER_ID_PATH)
-        assert found is not None
-        self._cluster_id = paths.parse_cluster_id(found)
+            payload = self._tree.get(paths.CLUSTER_ID_PATH)
+        assert payload is not None
+        self._cluster_id = paths.parse_cluster_id(payload)
         return self._cluster_id
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -312,9 +312,9 @@ class Registry:
         self.deletions.read()
         topics: dict[str, Topic] = {}
         nameless: dict[str, Nameless] = {}
-        found = children_with_values(self._tree, paths.BROKER_TOPICS_PATH)
-        configs = self._tree.get_many([paths.topic_config_path(name) for name, _ in found])
-        for (name, value), config in zip(found, configs, strict=True):
+        payloads = children_with_values(self._tree, paths.BROKER_TOPICS_PATH)
+        configs = self._tree.get_many([paths.topic_config_path(name) for name, _ in payloads])
+        for (name, value), config in zip(payloads, configs, strict=True):
             topic = self._topic(name, value, config, nameless)
             if topic is not None:
                 topics[name] = topic
@@ -323,7 +323,7 @@ class Registry:
         self.deletions.match({name: topic.topic_id for name, topic in topics.items()})
         pending = self.deletions.pending
         self._take_topics({name: topic for name, topic in topics.items() if name not in pending})
-        self.empty = [name for name, value in found if not value]
+        self.empty = [name for name, value in payloads if not value]
         self._session = session if is_registered else None  # last: from now on it is taken for true
 
     def _finalize(self, transaction_version: int) -> None:
@@ -412,10 +412,10 @@ class Registry:
 
     def leads(self, topic: str, partition: int) -> bool | None:
         """Whether this broker leads the partition; None if the partition does not exist."""
-        found = self.topics.get(topic)
-        if found is None or partition not in found.assignment:
+        known = self.topics.get(topic)
+        if known is None or partition not in known.assignment:
             return None
-        return found.assignment[partition][:1] == [self.broker_id]
+        return known.assignment[partition][:1] == [self.broker_id]
 
     @property
     def controller_id(self) -> int:

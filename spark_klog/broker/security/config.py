@@ -77,7 +77,7 @@ class SecurityConfig:
 
     def endpoints(self, bound: list[Listener]) -> list[Endpoint]:
         """Addresses for clients: the advertised one of each listener, else the bound one."""
-        endpoints = {listener.name: listener for listener in bound} | {item.name: item for item in self.advertised}
+        endpoints = {each.name: each for each in bound} | {each.name: each for each in self.advertised}
         result = []
         for listener in bound:
             host, port = endpoints[listener.name][2:]
@@ -95,7 +95,7 @@ def security_settings(settings: Mapping[str, str]) -> SecurityConfig:
     listeners = _listeners("listeners", settings, protocols)
     advertised = _listeners("advertised.listeners", settings, protocols)
     for listener in advertised:
-        if listener.name not in {item.name for item in listeners} and not (
+        if listener.name not in {other.name for other in listeners} and not (
             not listeners and listener.name == PLAINTEXT
         ):
             raise ConfigError(f"advertised.listeners: {listener.name} is not among the listeners")
@@ -141,11 +141,11 @@ def security_settings(settings: Mapping[str, str]) -> SecurityConfig:
 
 def _protocol_map(text: str) -> dict[str, str]:
     protocols = dict(zip(SECURITY_PROTOCOLS, SECURITY_PROTOCOLS, strict=True))
-    for item in items(text):
-        name, _, protocol = item.partition(":")
+    for entry in items(text):
+        name, _, protocol = entry.partition(":")
         if protocol.upper() not in SECURITY_PROTOCOLS:
             raise ConfigError(
-                f"setting listener.security.protocol.map: {item!r} is not NAME:PROTOCOL with one of "
+                f"setting listener.security.protocol.map: {entry!r} is not NAME:PROTOCOL with one of "
                 f"{', '.join(SECURITY_PROTOCOLS)}"
             )
         protocols[name.strip().upper()] = protocol.upper()
@@ -154,16 +154,16 @@ def _protocol_map(text: str) -> dict[str, str]:
 
 def _listeners(setting: str, settings: Mapping[str, str], protocols: Mapping[str, str]) -> tuple[Listener, ...]:
     result: list[Listener] = []
-    for item in items(settings.get(setting, "")):
-        found = _LISTENER.fullmatch(item)
-        if found is None or int(found[3]) > 65535:
-            raise ConfigError(f"setting {setting}: {item!r} is not NAME://HOST:PORT")
-        name, host = found[1].upper(), found[2].strip("[]") or _LOOPBACK
+    for entry in items(settings.get(setting, "")):
+        match = _LISTENER.fullmatch(entry)
+        if match is None or int(match[3]) > 65535:
+            raise ConfigError(f"setting {setting}: {entry!r} is not NAME://HOST:PORT")
+        name, host = match[1].upper(), match[2].strip("[]") or _LOOPBACK
         if name not in protocols:
             raise ConfigError(f"setting {setting}: give {name} a protocol in listener.security.protocol.map")
         if name in {other.name for other in result}:
             raise ConfigError(f"setting {setting}: {name} is there twice; rename one of them")
-        result.append(Listener(name, protocols[name], host, int(found[3])))
+        result.append(Listener(name, protocols[name], host, int(match[3])))
     if setting in settings and not result:
         raise ConfigError(f"setting {setting} names no listener; give NAME://HOST:PORT")
     return tuple(result)

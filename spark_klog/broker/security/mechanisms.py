@@ -161,9 +161,9 @@ class Scram:
         self._client_first = f"{name},{nonce}"
         self._client_nonce = nonce[2:]
         self._nonce = self._client_nonce + self._own_nonce
-        found = self._lookup(user, self._mechanism)
-        self._name, self._is_known = user, found is not None
-        self._credential = found or _pretended(self._mechanism, user)
+        credential = self._lookup(user, self._mechanism)
+        self._name, self._is_known = user, credential is not None
+        self._credential = credential or _pretended(self._mechanism, user)
         salt = b64encode(self._credential.salt).decode()
         self._server_first = f"r={self._nonce},s={salt},i={self._credential.iterations}"
         return self._server_first
@@ -183,7 +183,7 @@ class Scram:
             raise AuthenticationFailed("a SCRAM proof that is not base64") from None
         if len(proved) != len(signature):
             raise AuthenticationFailed(f"a SCRAM proof of {len(proved)} bytes instead of {len(signature)}")
-        client_key = bytes(one ^ other for one, other in zip(proved, signature, strict=True))
+        client_key = bytes(left ^ right for left, right in zip(proved, signature, strict=True))
         stored_key = hashlib.new(self._algorithm, client_key).digest()
         if not hmac.compare_digest(stored_key, self._credential.stored_key) or not self._is_known:
             raise AuthenticationFailed(f"wrong name or password for user {_shown(self._name)}")

@@ -92,17 +92,17 @@ class UsersReader:
             return _parse(self._path, text)
         before, *sections = _SECTIONS.split(text)
         try:
-            changed = _parse(self._path, before + "".join(item for item in sections if item not in self._sections))
+            changed = _parse(self._path, before + "".join(part for part in sections if part not in self._sections))
         except ConfigError:
             return _parse(self._path, text)  # names the line in the file
         users: dict[str, User] = {}
         parsed: dict[str, tuple[str, User]] = {}
         for section in sections:
-            found = self._sections.get(section) or _named(section, changed)
-            if found is None or found[0] in users:
+            user = self._sections.get(section) or _named(section, changed)
+            if user is None or user[0] in users:
                 return _parse(self._path, text)
-            users[found[0]] = found[1]
-            parsed[section] = found
+            users[user[0]] = user[1]
+            parsed[section] = user
         self._sections = parsed
         return users
 
@@ -182,7 +182,7 @@ def _user(where: str, values: Mapping[str, str]) -> User:
 
 
 def _parse_credential(where: str, text: str) -> Credential:
-    parts = dict(item.partition("=")[::2] for item in text.split(","))
+    parts = dict(part.partition("=")[::2] for part in text.split(","))
     try:
         salt, stored, server = (b64decode(parts[key], validate=True) for key in ("salt", "stored_key", "server_key"))
         iterations = int(parts["iterations"])
@@ -255,9 +255,9 @@ def _changed_text(path: Path, text: str, before: dict[str, User], after: dict[st
     """The text of the file with the sections of changed users rewritten; comments are kept."""
     blocks: list[tuple[str | None, list[str]]] = [(None, [])]
     for line in text.split("\n"):
-        found = _HEADER.match(line)
-        if found:
-            blocks.append((found[1].removeprefix(_SECTION), []))
+        match = _HEADER.match(line)
+        if match:
+            blocks.append((match[1].removeprefix(_SECTION), []))
         blocks[-1][1].append(line)
     lines: list[str] = []
     for name, block in blocks:

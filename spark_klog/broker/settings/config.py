@@ -22,13 +22,7 @@ from spark_klog.base.names import TRANSACTION_VERSION, TRANSACTIONS_2
 from spark_klog.base.settings import BOOLEAN, SECRET_NAME, advice, items, number, setting, settings_of, value_of, words
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
-from spark_klog.broker.settings.log_settings import (
-    BROKER_LOG_SETTINGS,
-    INTERNAL_SEGMENT_BYTES,
-    TOPIC_SETTINGS,
-    WORDING,
-    topic_settings,
-)
+from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, TOPIC_SETTINGS, WORDING
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig
 from spark_klog.trees.tree import SESSION_SECONDS
@@ -200,9 +194,9 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
         if name in SECURITY_SETTINGS:
             of_security[name] = value
         elif name in BROKER_SETTINGS:
-            item = BROKER_SETTINGS[name]
-            result[item.name] = value_of(item.metadata["kind"], name, value, "setting {}={} must be {}")
-        elif name not in BROKER_LOG_SETTINGS and name != INTERNAL_SEGMENT_BYTES:
+            row = BROKER_SETTINGS[name]
+            result[row.name] = value_of(row.metadata["kind"], name, value, "setting {}={} must be {}")
+        elif name not in BROKER_LOG_SETTINGS:
             known = {*BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *known_elsewhere}
             raise ConfigError(f"unknown setting {name!r}; {advice(name, known, _WITHOUT_USE)}")
     of_logs = {
@@ -210,15 +204,13 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
         for name, (attribute, kind) in BROKER_LOG_SETTINGS.items()  # in their order: the last unit wins
         if name in settings
     }
-    if INTERNAL_SEGMENT_BYTES in settings:
-        of_logs |= topic_settings({INTERNAL_SEGMENT_BYTES: settings[INTERNAL_SEGMENT_BYTES]})
     return result | {"log": LogConfig(**of_logs), "security": security_settings(of_security)}
 
 
 def broker_setting_values(config: BrokerConfig) -> dict[str, Any]:
     """Values of a broker's settings, by Kafka's names."""
-    values = {name: getattr(config, item.name) for name, item in BROKER_SETTINGS.items()}
-    return values | {item.metadata["broker"]: getattr(config.log, item.name) for item in TOPIC_SETTINGS.values()}
+    values = {name: getattr(config, row.name) for name, row in BROKER_SETTINGS.items()}
+    return values | {row.metadata["broker"]: getattr(config.log, row.name) for row in TOPIC_SETTINGS.values()}
 
 
 def broker_config(
@@ -268,7 +260,7 @@ def broker_config(
     if without_use:
         _log.warning("these Kafka settings have no effect: %s", ", ".join(without_use))
     if settings:
-        _log.info("settings: %s", ", ".join(shown(*item) for item in sorted(settings.items())))
+        _log.info("settings: %s", ", ".join(shown(*pair) for pair in sorted(settings.items())))
     return config
 
 
@@ -277,19 +269,19 @@ def _without_controllers(others: dict[str, str], settings: Mapping[str, str]) ->
     for name in (_LISTENERS, _ADVERTISED):
         if name in others:
             listed = items(others[name])
-            others[name] = ",".join(one for one in listed if one.partition("://")[0] not in names)
+            others[name] = ",".join(listener for listener in listed if listener.partition("://")[0] not in names)
     return others
 
 
 def _id(settings: Mapping[str, str]) -> int:
     """The broker's id, 0 by default; -1 lets Kafka's cluster choose an id, and means 0 here."""
-    found = {name: settings[name].strip() for name in ("broker.id", "node.id") if name in settings}
-    for name, text in found.items():
+    texts = {name: settings[name].strip() for name in ("broker.id", "node.id") if name in settings}
+    for name, text in texts.items():
         if not text.isdecimal() and text != "-1":
             raise ConfigError(f"setting {name}={text} must be a number of at least 0")
-    ids = {int(text) for text in found.values()}
+    ids = {int(text) for text in texts.values()}
     if len(ids) > 1:
-        raise ConfigError(f"broker.id={found['broker.id']} and node.id={found['node.id']}: they are the same setting")
+        raise ConfigError(f"broker.id={texts['broker.id']} and node.id={texts['node.id']}: they are the same setting")
     return max(0, *ids) if ids else 0
 
 

@@ -135,7 +135,7 @@ _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST, _PASSWORD = 1, 2, 3, 5, 6, 7, 9
 _TYPES = {"boolean": _BOOLEAN, "string": _STRING, "int": _INT, "long": _LONG, "double": _DOUBLE, "list": _LIST}
 #: The protocol's type of each setting that is no string.
 _TYPE_OF = {
-    **{name: _TYPES[item.metadata["kind"].name] for name, item in (BROKER_SETTINGS | TOPIC_SETTINGS).items()},
+    **{name: _TYPES[row.metadata["kind"].name] for name, row in (BROKER_SETTINGS | TOPIC_SETTINGS).items()},
     **{name: _TYPES[kind.name] for name, (_, kind) in BROKER_LOG_SETTINGS.items()},
     "broker.id": _INT,
     **dict.fromkeys(GROUP_SETTINGS, _INT),
@@ -200,7 +200,7 @@ def _deployment(config: BrokerConfig) -> dict[str, Any]:
         "advertised.listeners": ",".join(map(str, security.advertised or listeners)),
         "broker.id": config.broker_id,
         "klog.users.file": str(security.users_file or ""),
-        "listener.security.protocol.map": ",".join(f"{item.name}:{item.protocol}" for item in listeners),
+        "listener.security.protocol.map": ",".join(f"{listener.name}:{listener.protocol}" for listener in listeners),
         "listeners": ",".join(map(str, listeners)),
         "log.dirs": str(config.data_dir.absolute()),
         "sasl.enabled.mechanisms": ",".join(security.mechanisms),

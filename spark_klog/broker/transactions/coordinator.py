@@ -146,8 +146,8 @@ class TransactionCoordinator(Coordinator):
         if self.is_loading:  # ids of stored transactions are unknown yet and might be given twice
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         async with self._claiming:
-            found = next(self._free_ids, None)
-            if found is None:
+            producer_id = next(self._free_ids, None)
+            if producer_id is None:
                 # above all in the logs and transactions here, which may come from another cluster
                 used = [max(log.producers.producers, default=-1) for log in self._logs.logs.values()]
                 used += [known.producer.producer_id for known in self._transactions.values()]
@@ -158,8 +158,8 @@ class TransactionCoordinator(Coordinator):
                     return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
                 _log.info("claimed producer ids %d to %d", block[0], block[-1])
                 self._free_ids = iter(block)
-                found = next(self._free_ids)
-            return found
+                producer_id = next(self._free_ids)
+            return producer_id
 
     async def init(
         self, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
@@ -224,10 +224,10 @@ class TransactionCoordinator(Coordinator):
         """Handle EndTxn from version 5 on; returns what the producer's next transaction has."""
         new_id: int | None = None
         while True:
-            found = await self._known_with_log(transactional_id)
-            if isinstance(found, ErrorCode):
-                return found
-            before, log = found
+            known = await self._known_with_log(transactional_id)
+            if isinstance(known, ErrorCode):
+                return known
+            before, log = known
             try:
                 outcome = machine.end_and_raise(before, producer, commits=commits, now_ms=system_ms(), new_id=new_id)
             except NeedsProducerId:
@@ -241,12 +241,12 @@ class TransactionCoordinator(Coordinator):
 
     async def verify(self, transactional_id: str, producer: ProducerIdAndEpoch, partition: TopicPartition) -> ErrorCode:
         """Check, against the ids of this broker, whether a producer may write to a partition; NONE or the error."""
-        found = await self._known_with_log(transactional_id)
-        return found if isinstance(found, ErrorCode) else machine.verify(found[0], producer, partition)
+        known = await self._known_with_log(transactional_id)
+        return known if isinstance(known, ErrorCode) else machine.verify(known[0], producer, partition)
 
     async def _change(self, transactional_id: str, event: Callable[[Transaction], Outcome]) -> ErrorCode:
-        found = await self._known_with_log(transactional_id)
-        return found if isinstance(found, ErrorCode) else await self._keep(found[1], event(found[0]))
+        known = await self._known_with_log(transactional_id)
+        return known if isinstance(known, ErrorCode) else await self._keep(known[1], event(known[0]))
 
     async def _known_with_log(self, transactional_id: str) -> tuple[Transaction, PartitionLog] | ErrorCode:
         if not transactional_id:
@@ -385,7 +385,7 @@ class TransactionCoordinator(Coordinator):
         if not by_leader:
             return
         answers = await asyncio.gather(*(self._markers.send(node, markers) for node, markers in by_leader.items()))
-        settled = {(found[0], found[1]) for answer in answers for found in answer if found[2] in _SETTLED}
+        settled = {(part[0], part[1]) for answer in answers for part in answer if part[2] in _SETTLED}
         for transactional_id, transaction in prepared.items():
             log, missing = self.local_log(transactional_id), self._missing.get(transactional_id)
             if log is None or missing is None or transactional_id in self._writing:

@@ -149,10 +149,10 @@ class MarkerSender:
             )
             answer = await ask(self._registry, node, WRITE_TXN_MARKERS, version, {"markers": entries})
             written = {
-                (entry["producer_id"], (topic["name"], found["partition_index"]), ErrorCode(found["error_code"]))
+                (entry["producer_id"], (topic["name"], part["partition_index"]), ErrorCode(part["error_code"]))
                 for entry in answer["markers"]
                 for topic in entry["topics"]
-                for found in topic["partitions"]
+                for part in topic["partitions"]
             }
             if all(code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED for _, _, code in written):
                 self._silent.discard(node)

@@ -113,8 +113,8 @@ def read_transactions(log: PartitionLog) -> tuple[dict[str, Transaction], set[st
     """
     transactions: dict[str, Transaction] = {}
     unread: set[str] = set()
-    for item in stored_rows(log):
-        for key, value, _ in item.rows if isinstance(item, Rows) else ():
+    for entry in stored_rows(log):
+        for key, value, _ in entry.rows if isinstance(entry, Rows) else ():
             _read_row(transactions, unread, key, value, log.directory.name)
     _log.info("loaded %d transactions from %s", len(transactions), log.directory.name)
     return transactions, unread

@@ -120,21 +120,21 @@ class TransactionVerifier:
         """
         until = time.monotonic() + _LONGEST_WAIT
         while True:
-            found = Verification(transactional_id, producer, log, of_offsets=group is not None, adds=adds)
+            verification = Verification(transactional_id, producer, log, of_offsets=group is not None, adds=adds)
             known = log.producers.producers.get(producer.producer_id)
             if known is not None and known.epoch == producer.epoch and known.is_in_transaction:
-                return found
+                return verification
             if known is not None and known.epoch > producer.epoch:  # its coordinator may not know its id any more
-                found.code = ErrorCode.PRODUCER_FENCED
-                return found
+                verification.code = ErrorCode.PRODUCER_FENCED
+                return verification
             key = log.topic, log.partition
             if adds:
-                found.code = await self._add(transactional_id, producer, key, group)
+                verification.code = await self._add(transactional_id, producer, key, group)
             else:
-                found.code = await self._verify(transactional_id, producer, key)
-            is_ending = adds and found.code is ErrorCode.CONCURRENT_TRANSACTIONS
+                verification.code = await self._verify(transactional_id, producer, key)
+            is_ending = adds and verification.code is ErrorCode.CONCURRENT_TRANSACTIONS
             if not is_ending or time.monotonic() >= until:
-                return found
+                return verification
             await asyncio.sleep(_PAUSE)
 
     async def _add(

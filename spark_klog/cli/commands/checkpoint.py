@@ -74,29 +74,29 @@ def show(
 
     Stop the query first: its state may change while it is read.
     """
-    found = checkpoint_state(directory)
-    decisions = _decisions(directory, found, cluster, location, decision_topic)
+    state = checkpoint_state(directory)
+    decisions = _decisions(directory, state, cluster, location, decision_topic)
     if as_json:
         line = {
-            "query": found.query,
-            "planned": found.planned,
-            "done": found.done,
-            "stateful": found.is_stateful,
-            "sources": [None if source.offsets is None else to_json(source.offsets) for source in found.sources],
-            "to_klog": found.to_klog,
-            "to_kafka": found.to_kafka,
+            "query": state.query,
+            "planned": state.planned,
+            "done": state.done,
+            "stateful": state.is_stateful,
+            "sources": [None if source.offsets is None else to_json(source.offsets) for source in state.sources],
+            "to_klog": state.to_klog,
+            "to_kafka": state.to_kafka,
             **(decisions or _NOTHING),
         }
         click.echo(json.dumps(line))
     else:
-        _print(found)
+        _print(state)
         if decisions is not None:
             _print_all_decisions(decisions)
         if to == "klog":
             click.echo("what else changes (docs/recipes/switch.md):")
             for change in _CHANGES_TO_KLOG:
                 click.echo(f"  {change}")
-    if to is not None and (found.to_klog if to == "klog" else found.to_kafka):
+    if to is not None and (state.to_klog if to == "klog" else state.to_kafka):
         sys.exit(_NOT_SAFE)
 
 
@@ -131,7 +131,7 @@ def _log_line(checkpoint: CheckpointState, state: LogState, admin: Admin) -> _Li
 
     lost = None
     if state.to_commit:
-        lost = Lost.of(state.to_commit, admin.describe_transactions([one.transactional_id for one in state.to_commit]))
+        lost = Lost.of(state.to_commit, admin.describe_transactions([txn.transactional_id for txn in state.to_commit]))
     return {
         **({"name": state.name} if state.name else {}),
         "place": state.place,
@@ -147,26 +147,26 @@ def _log_line(checkpoint: CheckpointState, state: LogState, admin: Admin) -> _Li
 
 def _open_transactions(admin: Admin, state: LogState) -> list[_Line]:
     listed = admin.list_transactions(states=[_ONGOING])
-    names = [one.transactional_id for one in listed if state.owns(one.transactional_id)]
+    names = [txn.transactional_id for txn in listed if state.owns(txn.transactional_id)]
     return [
         {
-            "transactionalId": one.transactional_id,
-            "startedMs": one.started,
+            "transactionalId": txn.transactional_id,
+            "startedMs": txn.started,
             "batch": holder.batch,
             "task": holder.task,
             "isDecided": holder.is_decided,
         }
-        for one in admin.describe_transactions(names).successes.values()
-        if (holder := state.holder(one.transactional_id, one.producer_id, one.producer_epoch)) is not None
+        for txn in admin.describe_transactions(names).successes.values()
+        if (holder := state.holder(txn.transactional_id, txn.producer_id, txn.producer_epoch)) is not None
     ]
 
 
-def _print_all_decisions(found: _Line) -> None:
-    if found["noDecisions"] is not None:
-        click.echo(f"exactly once: {escaped(found['noDecisions'])}")
-    if found["decisions"] is not None:
-        _print_decisions("exactly once", found["decisions"])
-    for call in found["updates"]:
+def _print_all_decisions(line: _Line) -> None:
+    if line["noDecisions"] is not None:
+        click.echo(f"exactly once: {escaped(line['noDecisions'])}")
+    if line["decisions"] is not None:
+        _print_decisions("exactly once", line["decisions"])
+    for call in line["updates"]:
         _print_decisions(f"write_updates {escaped(call['name'])}", call)
 
 
@@ -175,9 +175,9 @@ def _print_decisions(whose: str, decisions: _Line) -> None:
     if decisions["transactionalIdPrefix"] is not None:
         click.echo(f"transactional ids begin with {escaped(decisions['transactionalIdPrefix'])}")
         click.echo(f"last decided micro-batch: {_last(decisions)}")
-    for one in decisions["open"]:
-        of_task = f"decided, task {one['task']}" if one["isDecided"] else "not decided"
-        click.echo(f"open: {escaped(one['transactionalId'])}, {of_task}")
+    for txn in decisions["open"]:
+        of_task = f"decided, task {txn['task']}" if txn["isDecided"] else "not decided"
+        click.echo(f"open: {escaped(txn['transactionalId'])}, {of_task}")
     if decisions["nextRun"]:
         click.echo("the next run")
     for step in decisions["nextRun"]:
@@ -196,19 +196,19 @@ def _last(decisions: _Line) -> str:
     return f"{decisions['decided']}, {count} transactions, {ended}"
 
 
-def _print(found: CheckpointState) -> None:
-    kind = "stateful" if found.is_stateful else "stateless"
-    click.echo(f"query {found.query or '(no file metadata)'}, {kind}")
-    if found.planned >= 0:
-        done = "done" if found.done >= found.planned else "not done: the next run repeats it"
-        click.echo(f"last micro-batch: {found.planned}, {done}")
+def _print(state: CheckpointState) -> None:
+    kind = "stateful" if state.is_stateful else "stateless"
+    click.echo(f"query {state.query or '(no file metadata)'}, {kind}")
+    if state.planned >= 0:
+        done = "done" if state.done >= state.planned else "not done: the next run repeats it"
+        click.echo(f"last micro-batch: {state.planned}, {done}")
         rows = []
-        for source in found.sources:
+        for source in state.sources:
             if source.offsets is None:
                 rows.append((str(source.number), "(reads no topics)", "-", "-"))
                 continue
             for (topic, partition), offset in sorted(source.offsets.items()):
                 rows.append((str(source.number), topic, str(partition), str(offset)))
         print_table(("source", "topic", "partition", "offset"), rows)
-    for form, reasons in (("klog", found.to_klog), ("kafka", found.to_kafka)):
+    for form, reasons in (("klog", state.to_klog), ("kafka", state.to_kafka)):
         click.echo(f'to format("{form}"): {"not safe: " + "; ".join(reasons) if reasons else "safe"}')

@@ -78,12 +78,13 @@ Examples:
 def list_(cluster: ChosenCluster, as_json: bool) -> None:
     """List all groups, including those that only have offsets."""
     with cluster.connect() as admin:
-        found = admin.list_groups()
+        listed = admin.list_groups()
     fields = {"group": "group", "state": "state", "type": "type", "protocol type": "protocolType"}
     fields["coordinator"] = "coordinator"
     none = "" if as_json else None
     values = (
-        (one.group, one.state, one.group_type or none, one.protocol_type or none, one.coordinator) for one in found
+        (group.group, group.state, group.group_type or none, group.protocol_type or none, group.coordinator)
+        for group in listed
     )
     print_lines(as_json, [dict(zip(fields.values(), each, strict=True)) for each in values], fields)
 
@@ -125,9 +126,9 @@ def _lags_table(sources: _GroupSources, partitions: Sequence[_Line], totals: _Li
     for line in lines:
         row = [cell(line[column]) for column in columns[:4]]
         for kind in kinds:
-            found = line["stores"].get(kind, {})
-            row += [cell(found.get(name)) for name in ("offset", "lag", "lost")]
-            lag_ms = found.get("lagMs")
+            lag = line["stores"].get(kind, {})
+            row += [cell(lag.get(name)) for name in ("offset", "lag", "lost")]
+            lag_ms = lag.get("lagMs")
             row.append("-" if lag_ms is None else duration_text(lag_ms))
         rows.append(row)
     return columns, rows
@@ -163,11 +164,13 @@ def describe(group: str, stores: Sequence[str], cluster: ChosenCluster, as_json:
             names,
             [
                 (
-                    *(one.member_id, cell(one.instance_id), one.client_id, one.host),
-                    " ".join(f"{topic}:{cell(found)}" for topic, found in sorted((one.assignment or {}).items()))
+                    *(each.member_id, cell(each.instance_id), each.client_id, each.host),
+                    " ".join(
+                        f"{topic}:{cell(partitions)}" for topic, partitions in sorted((each.assignment or {}).items())
+                    )
                     or "-",
                 )
-                for one in described.members
+                for each in described.members
             ],
         )
     if rows:
@@ -255,7 +258,7 @@ def _lag_of(sources: _GroupSources) -> _Line:
     totals = {}
     for store in sources.stores:
         lags = [line["stores"][store.kind] for line in lines if store.kind in line["stores"]]
-        known = {name: [one[name] for one in lags if one[name] is not None] for name in ("lag", "lost", "lagMs")}
+        known = {name: [lag[name] for lag in lags if lag[name] is not None] for name in ("lag", "lost", "lagMs")}
         totals[store.kind] = {name: sum(known[name]) if known[name] else None for name in ("lag", "lost")}
         totals[store.kind]["lagMs"] = max(known["lagMs"], default=None)
     return {
@@ -306,7 +309,7 @@ def _serve_lag(
 
         @cache
         def others(group: str) -> list[OffsetStore]:
-            return [stack.enter_context(open_store(one, group, own)) for one in stores]
+            return [stack.enter_context(open_store(store, group, own)) for store in stores]
 
         metrics = LagMetrics(admin, groups, others)
         metrics.refresh()

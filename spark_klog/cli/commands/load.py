@@ -53,74 +53,74 @@ def status_command(
     from spark_klog.load.audit import compare, plot_hours, status, status_json
 
     settings = cluster.settings()
-    found = status(output)
+    state = status(output)
     if plot is not None:
-        plot_hours(found.hours, plot)
+        plot_hours(state.hours, plot)
     compared = None
     if "bootstrap.servers" in settings:
         with Cluster.connect(settings) as connected:
-            compared = compare(connected, found.partitions, hours)
+            compared = compare(connected, state.partitions, hours)
     if as_json:
-        line = status_json(found)
+        line = status_json(state)
         if compared is not None:
             lag = [{"topic": topic, "partition": number, "lag": lag} for (topic, number), lag in compared.lag.items()]
             gone = [f"{topic}-{number}" for topic, number in compared.gone]
-            line["log"] = {"hours": [vars(item) for item in compared.hours], "lag": lag, "gone": gone}
+            line["log"] = {"hours": [vars(hour) for hour in compared.hours], "lag": lag, "gone": gone}
         click.echo(json.dumps(line))
     else:
-        _print_status(found, compared, with_bars, runs)
-    if found.findings:
+        _print_status(state, compared, with_bars, runs)
+    if state.findings:
         raise SystemExit(1)
 
 
-def _print_status(found: Status, compared: Completeness | None, with_bars: bool, most_runs: int) -> None:
+def _print_status(state: Status, compared: Completeness | None, with_bars: bool, most_runs: int) -> None:
     from spark_klog.load.audit import bars
 
     names = ("records", "files", "bad", "lag")
-    shown = found.runs[max(0, len(found.runs) - most_runs) :]
+    shown = state.runs[max(0, len(state.runs) - most_runs) :]
     lines = [
         (run["run"], run["kind"], run["finished"], *("-" if run[name] is None else f"{run[name]:,}" for name in names))
         for run in shown
     ]
     print_table(("run", "kind", "finished", *names), lines)
-    if len(shown) < len(found.runs):
-        click.echo(f"and {len(found.runs) - len(shown):,} runs before: --runs {len(found.runs)} lists all")
+    if len(shown) < len(state.runs):
+        click.echo(f"and {len(state.runs) - len(shown):,} runs before: --runs {len(state.runs)} lists all")
     click.echo()
     names = ("partition", "from", "until", "records")
     lines = [
         (
-            item["topic"],
-            *(f"{item[name]:,}" for name in names),
-            ", ".join(f"{count:,} {cause}" for cause, count in item["gaps"].items()) or "-",
+            part["topic"],
+            *(f"{part[name]:,}" for name in names),
+            ", ".join(f"{count:,} {cause}" for cause, count in part["gaps"].items()) or "-",
         )
-        for item in found.partitions
+        for part in state.partitions
     ]
     print_table(("topic", *names, "gaps"), lines)
     click.echo()
     if with_bars:
-        click.echo("".join(f"{text}\n" for text in bars(found.hours)))
+        click.echo("".join(f"{text}\n" for text in bars(state.hours)))
     if compared is not None:
         rows = [
-            (one.topic, one.hour, f"{one.in_log:,}", f"{one.loaded:,}", f"{100 * one.loaded / one.in_log:.1f}%")
-            for one in compared.hours
+            (hour.topic, hour.hour, f"{hour.in_log:,}", f"{hour.loaded:,}", f"{100 * hour.loaded / hour.in_log:.1f}%")
+            for hour in compared.hours
         ]
         print_table(("topic", "hour", "in the log", "loaded", "complete"), rows)
         click.echo(f"lag: {sum(compared.lag.values()):,} offsets of {len(compared.lag):,} partitions")
         for topic, number in compared.gone:
             click.echo(f"{topic}-{number} is no longer in the cluster")
-    for one in found.schemas:
-        of = "" if one["subject"] is None else f", subject {one['subject']}, version {one['version']}"
-        by_id = "" if one["id"] is None else f", id {one['id']}"
-        click.echo(f"{one['column']} of {one['topic']} is {one['format']}{of}{by_id}")
-    if found.idle:
-        click.echo(f"nothing new at {found.idle}")
-    if found.unfinished:
-        click.echo(f"run {found.unfinished} failed, was killed, or is under way; the next run finishes it")
-    for item in found.findings:
-        place = f"{item.topic}-{item.partition} " if item.partition >= 0 else ""
-        click.echo(f"missing: {place}{item.what}")
-    if not found.findings:
-        click.echo("nothing is missing" if found.runs or found.idle else "no run has finished yet")
+    for schema in state.schemas:
+        of = "" if schema["subject"] is None else f", subject {schema['subject']}, version {schema['version']}"
+        by_id = "" if schema["id"] is None else f", id {schema['id']}"
+        click.echo(f"{schema['column']} of {schema['topic']} is {schema['format']}{of}{by_id}")
+    if state.idle:
+        click.echo(f"nothing new at {state.idle}")
+    if state.unfinished:
+        click.echo(f"run {state.unfinished} failed, was killed, or is under way; the next run finishes it")
+    for finding in state.findings:
+        place = f"{finding.topic}-{finding.partition} " if finding.partition >= 0 else ""
+        click.echo(f"missing: {place}{finding.what}")
+    if not state.findings:
+        click.echo("nothing is missing" if state.runs or state.idle else "no run has finished yet")
 
 
 @load.command(
@@ -146,24 +146,24 @@ def verify_command(output: str, with_hash: bool, cluster: ChosenCluster, as_json
     client = dict(settings) if "bootstrap.servers" in settings else None
     if with_hash and client is None:
         raise click.UsageError("--hash needs a cluster: give -b HOST:PORT")
-    found = verify(output, client, with_hash=with_hash)
+    outcome = verify(output, client, with_hash=with_hash)
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        click.echo(json.dumps(asdict(outcome)))
     else:
         names = ("partition", "start", "until", "records", "in_files", "lag", "compared", "gone")
         rows = [
-            (item.topic, *("-" if (number := getattr(item, name)) is None else f"{number:,}" for name in names))
-            for item in found.partitions
+            (part.topic, *("-" if (number := getattr(part, name)) is None else f"{number:,}" for name in names))
+            for part in outcome.partitions
         ]
         print_table(("topic", *(name.replace("_", " ") for name in names)), rows)
-        for name in found.unknown:
+        for name in outcome.unknown:
             click.echo(f"{name}: offsets of the old topic and the new one can't be told apart")
-        for item in found.findings:
-            place = f"{item.topic}-{item.partition} " if item.partition >= 0 else ""
-            click.echo(f"wrong: {place}{item.what}")
-        if not found.findings:
+        for finding in outcome.findings:
+            place = f"{finding.topic}-{finding.partition} " if finding.partition >= 0 else ""
+            click.echo(f"wrong: {place}{finding.what}")
+        if not outcome.findings:
             click.echo("all records are there once")
-    if found.findings:
+    if outcome.findings:
         raise SystemExit(1)
 
 
@@ -221,11 +221,11 @@ def files_command(output: str, topic: str | None, as_json: bool) -> None:
     """List the committed files of the load in OUTPUT."""
     from spark_klog.load import files
 
-    found = files(output, topic)
-    if topic is not None and not found:
+    listed = files(output, topic)
+    if topic is not None and not listed:
         click.echo(f"klog: the load has no files of topic {topic}", err=True)
-    for item in found:
-        say(as_json, vars(item), item.path)
+    for file in listed:
+        say(as_json, vars(file), file.path)
 
 
 @load.command(
@@ -267,10 +267,10 @@ def replay_command(output: str, topic: str, source: str | None, cluster: ChosenC
     """
     from spark_klog.restore.restore import replay
 
-    found = replay(output, cluster.local_settings(), topic, source)
-    text = f"sent {found.records:,} records to {topic}; {found.batches:,} corrupt batches can't be sent"
-    say(as_json, {"records": found.records, "batches": found.batches, "topic": topic}, text)
-    if found.batches:
+    sent = replay(output, cluster.local_settings(), topic, source)
+    text = f"sent {sent.records:,} records to {topic}; {sent.batches:,} corrupt batches can't be sent"
+    say(as_json, {"records": sent.records, "batches": sent.batches, "topic": topic}, text)
+    if sent.batches:
         raise SystemExit(4)
-    if not found.records:
+    if not sent.records:
         raise SystemExit(3)

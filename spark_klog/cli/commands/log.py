@@ -130,13 +130,13 @@ def repair(folder: Path, as_json: bool) -> None:
     Stop the broker first. Truncated files are kept as *.log.damaged. A broker never truncates flushed records by
     itself.
     """
-    found = repair_log(folder.absolute())  # "." has no name
-    if found is None:
+    repaired = repair_log(folder.absolute())  # "." has no name
+    if repaired is None:
         say(as_json, {}, f"{folder} is not damaged: nothing was changed")
         return
-    kept = [str(path) for path in found.kept]
-    text = "\n".join([f"{folder} now ends at offset {found.end_offset}; {found.reason}", *kept])
-    say(as_json, {"endOffset": found.end_offset, "reason": found.reason, "kept": kept}, text)
+    kept = [str(path) for path in repaired.kept]
+    text = "\n".join([f"{folder} now ends at offset {repaired.end_offset}; {repaired.reason}", *kept])
+    say(as_json, {"endOffset": repaired.end_offset, "reason": repaired.reason, "kept": kept}, text)
 
 
 @log.command(
@@ -164,15 +164,15 @@ def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
     for path in files:
         is_quiet = as_json or sys.stdout.isatty()
         with Bar(path.name, path.stat().st_size, is_quiet=is_quiet, is_size=True) as bar:
-            for found in dump_index(path) if path.suffix in INDEX_SUFFIXES else dump_file(path):
-                reason = found.reason if isinstance(found, Damage) else _print(found, batches)
-                if isinstance(found, Padding) and path.suffix not in INDEX_SUFFIXES:
+            for part in dump_index(path) if path.suffix in INDEX_SUFFIXES else dump_file(path):
+                reason = part.reason if isinstance(part, Damage) else _print(part, batches)
+                if isinstance(part, Padding) and path.suffix not in INDEX_SUFFIXES:
                     reason = "zeros, which are preallocated or stand for lost writes"
                 if reason:
                     damaged += 1
                     bar.erase()
-                    click.echo(f"{path}: position {found.position}, {found.size} bytes: {reason}", err=True)
-                bar.update(found.position + found.size)
+                    click.echo(f"{path}: position {part.position}, {part.size} bytes: {reason}", err=True)
+                bar.update(part.position + part.size)
     if damaged:
         sys.exit(1)
 
@@ -184,25 +184,25 @@ def _files_to_dump(path: Path) -> list[Path]:
         if not set(path.suffixes) & set(known):  # .log.damaged and .log.deleted count, too
             raise ConfigError(f"{path} is not a log file: these end with {', '.join(known)}")
         return [path]
-    found = sorted(file for file in path.iterdir() if file.suffix in (LOG, SUFFIX_07))
-    if not found:
+    files = sorted(file for file in path.iterdir() if file.suffix in (LOG, SUFFIX_07))
+    if not files:
         raise ConfigError(f"{path} contains neither {LOG} nor {SUFFIX_07} files: give the folder of one partition")
-    return found
+    return files
 
 
-def _print(found: Dumped | IndexEntry | Padding, batches: bool) -> str | None:
+def _print(part: Dumped | IndexEntry | Padding, batches: bool) -> str | None:
     """Print a record batch, its records, or an index entry. Returns why it can't be read, or None."""
     try:
-        if isinstance(found, Padding):
+        if isinstance(part, Padding):
             return None
-        if isinstance(found, IndexEntry):
-            lines: list[dict[str, object]] = [dict(found.fields)]
+        if isinstance(part, IndexEntry):
+            lines: list[dict[str, object]] = [dict(part.fields)]
         elif batches:
-            lines = [found.describe()]
-        elif found.header.is_control:
+            lines = [part.describe()]
+        elif part.header.is_control:
             return None
         else:
-            lines = [_line(record) for record in found.records()]
+            lines = [_line(record) for record in part.records()]
     except DecodeError as error:
         return str(error)
     sys.stdout.write("".join(f"{json.dumps(line)}\n" for line in lines))

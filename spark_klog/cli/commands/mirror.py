@@ -127,9 +127,9 @@ def mirror_settings(
 ) -> MirrorSettings:
     """The settings that options name; `others` are fields of `MirrorSettings`. `ConfigError`."""
     patterns = (("--topics", topics), ("--exclude", exclude), ("--groups", groups))
-    found = {option[2:]: topic_pattern(f"{option}: {text!r}", text) for option, text in patterns if text is not None}
+    compiled = {option[2:]: topic_pattern(f"{option}: {text!r}", text) for option, text in patterns if text is not None}
     sides = {"source": _side_settings("--from", source), "target": _side_settings("--to", target)}
-    return MirrorSettings(**{**sides, **found, **others, "copy_again": frozenset(others["copy_again"])})
+    return MirrorSettings(**{**sides, **compiled, **others, "copy_again": frozenset(others["copy_again"])})
 
 
 def _side_settings(option: str, value: str) -> dict[str, str]:

@@ -110,11 +110,11 @@ def _chosen(offsets: Mapping[TopicPartition, int], topics: Mapping[str, set[int]
 
 
 def _stored(store: OffsetStore, address: str, group: str, topics: Mapping[str, set[int] | None]) -> dict[Any, int]:
-    found = _chosen(store.fetch(), topics)
-    if not found:
+    stored = _chosen(store.fetch(), topics)
+    if not stored:
         of = f" of {', '.join(topics)}" if topics else ""
         raise ConfigError(f"{without_user(address)} has no offsets{of} for group {group}")
-    return found
+    return stored
 
 
 @offsets.command(
@@ -143,12 +143,12 @@ def show(
         raise click.UsageError("give --export or --json, not both")
     chosen = parse_topics("--topic ", topics)
     with open_store(source, group, cluster.client_settings()) as store:
-        found = sorted(_stored(store, source, group, chosen).items())
+        offsets = sorted(_stored(store, source, group, chosen).items())
     if as_lines:
-        for key, offset in found:
+        for key, offset in offsets:
             click.echo(f"{consumer_offset_path(group, *key)}:{offset}")
         return
-    lines = [{"topic": topic, "partition": partition, "offset": offset} for (topic, partition), offset in found]
+    lines = [{"topic": topic, "partition": partition, "offset": offset} for (topic, partition), offset in offsets]
     print_lines(as_json, lines, ("topic", "partition", "offset"))
 
 
@@ -274,7 +274,7 @@ def _parse_export(text: str, group: str, where: str) -> dict[TopicPartition, int
 
     Lines of other groups are left out: an export may have all.
     """
-    found: dict[TopicPartition, int] = {}
+    offsets: dict[TopicPartition, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -285,12 +285,12 @@ def _parse_export(text: str, group: str, where: str) -> dict[TopicPartition, int
             )
         if match[1] == group:
             try:
-                found[match[2], int(match[3])] = parse_offset(match[4].encode(), where)
+                offsets[match[2], int(match[3])] = parse_offset(match[4].encode(), where)
             except DecodeError as error:
                 raise ConfigError(f"{where}, line {number}: {error}") from None
-    if not found:
+    if not offsets:
         raise ConfigError(f"{where} has no offsets of group {group}")
-    return found
+    return offsets
 
 
 @contextmanager
@@ -326,7 +326,7 @@ def _opened(
 
 def _apply(store: OffsetStore, changes: Iterable[Change], dry_run: bool, as_json: bool) -> None:
     changes = list(changes)
-    written = {(one.topic, one.partition): one.new for one in changes if one.new is not None}
+    written = {(change.topic, change.partition): change.new for change in changes if change.new is not None}
     if not dry_run:
         store.commit(written)
     lines = [change._asdict() | {"written": not dry_run and change.new is not None} for change in changes]

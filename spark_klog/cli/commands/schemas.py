@@ -149,11 +149,11 @@ def show(
             line["versions"] = [{"subject": name, "version": number} for name, number in uses]
     else:
         assert subject is not None
-        found = registry.latest(subject) if version is None else registry.version(subject, version)
-        schema = found.schema
-        line = {**_line(found), **_schema_fields(schema)}
+        registered = registry.latest(subject) if version is None else registry.version(subject, version)
+        schema = registered.schema
+        line = {**_line(registered), **_schema_fields(schema)}
         if as_json:
-            line |= {"guid": found.guid and str(found.guid), "compatibility": registry.compatibility(subject)}
+            line |= {"guid": registered.guid and str(registered.guid), "compatibility": registry.compatibility(subject)}
     say(as_json, line, escaped(_pretty(schema), has_lines=True))
 
 
@@ -301,8 +301,8 @@ def diff(subject: str, first: int | None, second: int | None, registry: Registry
         first = earlier[-1]
     old, new = registry.version(subject, first), registry.version(subject, second)
     references = registry.references(old.schema), registry.references(new.schema)
-    names = [f"{subject} version {one.version} (id {one.id})" for one in (old, new)]
-    before, after = (_pretty(one.schema).splitlines() for one in (old, new))
+    names = [f"{subject} version {side.version} (id {side.id})" for side in (old, new)]
+    before, after = (_pretty(side.schema).splitlines() for side in (old, new))
     lines = list(unified_diff(before, after, names[0], names[1], lineterm=""))
     changed = None
     levels: dict[str, list[str]] | None = None
@@ -322,7 +322,7 @@ def diff(subject: str, first: int | None, second: int | None, registry: Registry
             "subject": subject,
             "from": first,
             "to": second,
-            "changes": None if changed is None else [one._asdict() for one in changed],
+            "changes": None if changed is None else [change._asdict() for change in changed],
             "compatibility": None if levels is None else {level: not why for level, why in levels.items()},
             "reasons": levels,
             "diff": lines,

@@ -79,8 +79,8 @@ Examples:
 def list_(internal_too: bool, cluster: ChosenCluster, as_json: bool) -> None:
     """List topics and their numbers of partitions."""
     with cluster.connect() as admin:
-        found = admin.list_topics(include_internal=internal_too)
-    lines = [{"name": one.name, "partitions": one.partitions, "internal": one.is_internal} for one in found]
+        listed = admin.list_topics(include_internal=internal_too)
+    lines = [{"name": topic.name, "partitions": topic.partitions, "internal": topic.is_internal} for topic in listed]
     print_lines(as_json, lines, {"topic": "name", "partitions": "partitions"})
 
 
@@ -138,17 +138,17 @@ def offsets(chosen: tuple[str, ...], moment: str, cluster: ChosenCluster, as_jso
         time = parse_time("--time", moment)
     with cluster.connect() as admin:
         keys = partitions_of(admin.cluster, wanted or dict.fromkeys(topic.name for topic in admin.list_topics()))
-        found = sorted(list_offsets(admin.cluster, dict.fromkeys(keys, time)).items())
-    for (topic, partition), offset in found:
+        offsets = sorted(list_offsets(admin.cluster, dict.fromkeys(keys, time)).items())
+    for (topic, partition), offset in offsets:
         known = None if offset == NO_OFFSET else offset
         line = {"topic": topic, "partition": partition, "offset": known}
         say(as_json, line, f"{topic}:{partition}:{'' if known is None else known}")
 
 
 def _describe(admin: Admin, names: Sequence[str]) -> list[Message]:
-    found = admin.describe_topics(names or [topic.name for topic in admin.list_topics()]).check()
-    settings = admin.describe_configs([("topic", name) for name in found]).check()
-    led = [(name, entry.partition) for name in found for entry in found[name].partitions if entry.leader is not None]
+    topics = admin.describe_topics(names or [topic.name for topic in admin.list_topics()]).check()
+    settings = admin.describe_configs([("topic", name) for name in topics]).check()
+    led = [(name, entry.partition) for name in topics for entry in topics[name].partitions if entry.leader is not None]
     earliest, latest = first_and_end(admin.cluster, led)
     return [
         {
@@ -173,7 +173,7 @@ def _describe(admin: Admin, names: Sequence[str]) -> list[Message]:
                 for entry in topic.partitions
             ],
         }
-        for name, topic in found.items()
+        for name, topic in topics.items()
     ]
 
 

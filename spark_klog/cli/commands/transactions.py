@@ -102,18 +102,18 @@ def list_(
     matches = _compiled(pattern)
     with cluster.connect() as admin:
         listed = admin.list_transactions(states=states, producer_ids=producer_ids, longer_than_ms=longer_than)
-        found = [one for one in listed if matches.fullmatch(one.transactional_id)]
-        described = admin.describe_transactions(one.transactional_id for one in found if one.state in _OPEN).successes
+        chosen = [txn for txn in listed if matches.fullmatch(txn.transactional_id)]
+        described = admin.describe_transactions(txn.transactional_id for txn in chosen if txn.state in _OPEN).successes
         logs = _log_states(admin, described.values(), checkpoints, decision_topic)
     lines = []
-    for one in found:
-        now = described.get(one.transactional_id)
+    for txn in chosen:
+        now = described.get(txn.transactional_id)
         lines.append(
             {
-                "transactionalId": one.transactional_id,
-                "coordinator": one.coordinator,
-                "producerId": one.producer_id,
-                "state": one.state,
+                "transactionalId": txn.transactional_id,
+                "coordinator": txn.coordinator,
+                "producerId": txn.producer_id,
+                "state": txn.state,
                 **_since(None if now is None else now.started),
                 **_held(None if now is None else _holder(logs, now)),
             }
@@ -150,19 +150,19 @@ def describe(
     Of an exactly-once sink of this package also what holds the transaction, see klog transactions list.
     """
     with cluster.connect() as admin:
-        found = admin.describe_transactions(ids)
-        states = _log_states(admin, found.successes.values(), checkpoints, decision_topic)
-    for now in found.successes.values():
+        described = admin.describe_transactions(ids)
+        states = _log_states(admin, described.successes.values(), checkpoints, decision_topic)
+    for now in described.successes.values():
         holder = _holder(states, now) if now.state in _OPEN else None
         say(as_json, _described(now) | _held(holder), _description(now, holder))
-    _fail_with(found.failures)
+    _fail_with(described.failures)
 
 
 def _log_states(
     admin: Admin, wanted: Iterable[TransactionDescription], checkpoints: Sequence[str], topic: str
 ) -> list[LogState]:
     """The decision logs of checkpoints, and those in the topic that own one of the open transactions."""
-    ids = [one.transactional_id for one in wanted if one.state in _OPEN and _OF_SINK.fullmatch(one.transactional_id)]
+    ids = [txn.transactional_id for txn in wanted if txn.state in _OPEN and _OF_SINK.fullmatch(txn.transactional_id)]
     if not checkpoints and not (ids and is_usable("pyarrow")):
         return []
     from spark_klog.spark.write.decisions.log_states import logs_in_topic, logs_of_checkpoint, owning_one_of
@@ -170,13 +170,13 @@ def _log_states(
     states: list[LogState] = []
     with admin.exclusive() as cluster:
         for location in checkpoints:
-            found = logs_of_checkpoint(location, cluster, topic)
-            if not found.all:
+            logs = logs_of_checkpoint(location, cluster, topic)
+            if not logs.all:
                 raise ConfigError(
-                    f"--checkpoint {without_user(location)} has no decisions {found.searched}: is its query exactly "
+                    f"--checkpoint {without_user(location)} has no decisions {logs.searched}: is its query exactly "
                     "once? Those of write_updates are found without --checkpoint, by --decision-topic"
                 )
-            states += found.all
+            states += logs.all
         try:
             states += logs_in_topic(cluster, topic, owning_one_of(ids)) if ids else []
         except ProtocolError as error:
@@ -185,8 +185,8 @@ def _log_states(
 
 
 def _holder(states: Iterable[LogState], now: TransactionDescription) -> Holder | None:
-    found = (state.holder(now.transactional_id, now.producer_id, now.producer_epoch) for state in states)
-    return next((holder for holder in found if holder is not None), None)
+    holders = (state.holder(now.transactional_id, now.producer_id, now.producer_epoch) for state in states)
+    return next((holder for holder in holders if holder is not None), None)
 
 
 def _held(holder: Holder | None) -> _Line:
@@ -251,7 +251,7 @@ def describe_producers(topic: str, partition: int, cluster: ChosenCluster, as_js
         "last timestamp": "lastTimestampMs",
         "transaction start": "startOffset",
     }
-    lines = [_producer(one) for one in sorted(states, key=lambda one: one.producer_id)]
+    lines = [_producer(state) for state in sorted(states, key=lambda state: state.producer_id)]
     print_lines(as_json, lines if as_json else _readable(lines), columns)
 
 
@@ -303,10 +303,10 @@ def hanging(
         raise click.UsageError("--partition needs --topic")
     with cluster.connect() as admin:
         keys = _partitions(admin, topic, partition, broker_id)
-        found = admin.hanging_transactions(keys, longer_than_ms=minutes * _MINUTE)
+        outcomes = admin.hanging_transactions(keys, longer_than_ms=minutes * _MINUTE)
     lines = [
         {"topic": key[0], "partition": key[1], **_producer(state), **_age(state.last_timestamp)}
-        for key, states in found.successes.items()
+        for key, states in outcomes.successes.items()
         for state in states
     ]
     columns = {
@@ -320,15 +320,15 @@ def hanging(
         "age": "durationMs",
     }
     print_lines(as_json, lines if as_json else _readable(lines), columns)
-    _fail_with(found.failures)
+    _fail_with(outcomes.failures)
 
 
 def _partitions(admin: Admin, topic: str | None, partition: int | None, broker_id: int | None) -> list[TopicPartition]:
-    names = [topic] if topic is not None else [one.name for one in admin.list_topics(include_internal=True)]
+    names = [topic] if topic is not None else [listed.name for listed in admin.list_topics(include_internal=True)]
     keys = [
         (name, entry.partition)
-        for name, found in admin.describe_topics(names).check().items()
-        for entry in found.partitions
+        for name, described in admin.describe_topics(names).check().items()
+        for entry in described.partitions
         if partition in (None, entry.partition) and (broker_id is None or broker_id in entry.replicas)
     ]
     if partition is not None and not keys:
@@ -400,8 +400,8 @@ def abort(
                 asked_about, now = now, checked(transactional_id)  # the query may have decided it meanwhile
                 if _identity(now) != _identity(asked_about):
                     raise ConfigError(f"{transactional_id} is in another transaction by now: look at it again")
-            one = PreparedTransaction(transactional_id, now.producer_id, now.producer_epoch)
-            admin.fence_transactions([one]).check()  # no later transaction: nobody was asked about it
+            prepared = PreparedTransaction(transactional_id, now.producer_id, now.producer_epoch)
+            admin.fence_transactions([prepared]).check()  # no later transaction: nobody was asked about it
             _fence(admin, transactional_id)
         line: _Line = {"transactionalId": transactional_id, "producerId": now.producer_id, "aborted": True}
         say(as_json, line, f"{escaped(transactional_id)} aborted")
@@ -485,11 +485,11 @@ def _open_at(admin: Admin, key: TopicPartition, start_offset: int) -> ProducerSt
 def _check_hangs(admin: Admin, key: TopicPartition, producer_id: int) -> None:
     """Raise `ConfigError` if a producer has no open transaction in a partition, or if a coordinator will end it."""
     states = admin.describe_producers([key]).check()[key]
-    if not any(one.producer_id == producer_id and one.transaction_start is not None for one in states):
+    if not any(state.producer_id == producer_id and state.transaction_start is not None for state in states):
         raise ConfigError(f"producer {producer_id} has no open transaction in {key[0]}-{key[1]}")
-    if any(one.producer_id == producer_id for one in admin.hanging_transactions([key]).check()[key]):
+    if any(state.producer_id == producer_id for state in admin.hanging_transactions([key]).check()[key]):
         return
-    names = [one.transactional_id for one in admin.list_transactions(producer_ids=[producer_id])]
+    names = [txn.transactional_id for txn in admin.list_transactions(producer_ids=[producer_id])]
     known = f"--transactional-id {names[0]}" if names else "its id"
     raise ConfigError(
         f"the transaction of producer {producer_id} in {key[0]}-{key[1]} does not hang: its coordinator ends it, "

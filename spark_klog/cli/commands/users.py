@@ -58,7 +58,7 @@ def add(name: str, path: Path, mechanisms: tuple[str, ...], iterations: int, pas
     if not password or "\0" in password:
         raise ConfigError("the password is empty or contains a NUL")
     chosen = mechanisms or tuple(SCRAM_HASHES)
-    others = set_credentials(path, name, {item: make_credential(item, password, iterations) for item in chosen})
+    others = set_credentials(path, name, {kind: make_credential(kind, password, iterations) for kind in chosen})
     kept = f"; {others[0]} keeps its password: give no --mechanism to change both" if others else ""
     click.echo(f"user {name} has {' and '.join(chosen)} in {path}{kept}")
 

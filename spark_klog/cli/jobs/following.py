@@ -32,8 +32,8 @@ _NOTE = b"ending after the run that is under way; a second signal ends it at onc
 
 def duration(text: str) -> float:
     """The seconds of 30s, 5m, 1h, or of a number."""
-    found = _DURATION.fullmatch(text)
-    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    match = _DURATION.fullmatch(text)
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not 0 < seconds < inf:
         raise click.BadParameter(f"{text!r} is not a positive duration: give one like 30s, 5m or 1h")
     return seconds
@@ -118,13 +118,13 @@ def _text(report: RunReport) -> str:
     if report.loaded is None:
         what = f"failed, {report.failures} in a row: {_cause(report.error)}" if report.error else "failed"
     else:
-        records = sum(item.records for item in report.loaded.partitions)
+        records = sum(part.records for part in report.loaded.partitions)
         runs = ", ".join(map(str, report.loaded.runs))
         what = f"run {runs}: {records:,} records, lag {report.lag:,}" if runs else f"nothing new, lag {report.lag:,}"
         if bad := report.loaded.bad:
             what += f", {bad:,} bad"
         if failed := report.loaded.failed:
-            what += f", failed for {', '.join(f'{item.topic}-{item.partition} ({item.error})' for item in failed)}"
+            what += f", failed for {', '.join(f'{part.topic}-{part.partition} ({part.error})' for part in failed)}"
     return f"{_time(report)}  {what}, {report.seconds:.1f}s"
 
 

@@ -66,22 +66,22 @@ def _restore(
     parts = plan_restore(RestoreOptions(output, client, names, prefix, name, append))
 
     done = partial(restored_offsets, client, parts)
-    found: list[Restored] = []
+    restored: list[Restored] = []
     if done() < (total := sum(part.end for part in parts)):
         partitions = [list(each) for _, each in groupby(parts, key=attrgetter("topic", "partition"))]
         spark = spark_session("klog restore")
         try:
             with progress_bar(as_json, total, done):
                 tasks = spark.sparkContext.parallelize(partitions, len(partitions))
-                found = tasks.map(partial(restore_partition, client, output)).collect()
+                restored = tasks.map(partial(restore_partition, client, output)).collect()
         finally:
             spark.stop()
-    records = sum(item.records for item in found)
-    failed = [item for item in found if item.error]
-    line = {"records": records, "partitions": [vars(item) for item in found]}
-    say(as_json, line, f"restored {records:,} records of {len(found):,} partitions")
-    for item in failed:
-        complain(_JOB, f"{item.topic}-{item.partition} is not complete: {item.error}")
+    records = sum(part.records for part in restored)
+    failed = [part for part in restored if part.error]
+    line = {"records": records, "partitions": [vars(part) for part in restored]}
+    say(as_json, line, f"restored {records:,} records of {len(restored):,} partitions")
+    for part in failed:
+        complain(_JOB, f"{part.topic}-{part.partition} is not complete: {part.error}")
     if failed:
         return FAILED
     return DONE if records else NOTHING_NEW

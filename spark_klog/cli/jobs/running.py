@@ -124,7 +124,7 @@ def exit_code(job: str, work: Callable[[], int]) -> int:
 def log_to_stderr(job: str) -> None:
     """From now on say on stderr what the package warns of, and what a load does beside loading (info)."""
     package = logging.getLogger("spark_klog")
-    if not any(isinstance(one, _ToStderr) for one in package.handlers):
+    if not any(isinstance(handler, _ToStderr) for handler in package.handlers):
         package.addHandler(_ToStderr(job))
         logging.getLogger("spark_klog.load").setLevel(logging.INFO)
 

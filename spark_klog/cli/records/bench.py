@@ -127,8 +127,8 @@ def bench(
     said = "{topic}, partitions: {partitions}, compression: {compression}, acks: {acks}, values of {size:,} bytes"
     click.echo(said.format(**head))
     rows = [
-        (kind, f"{records:,}", f"{one['seconds']:.2f}", f"{one['recordsPerSecond']:,}", f"{one['mbPerSecond']:,}")
-        for kind, one in speeds.items()
+        (kind, f"{records:,}", f"{speed['seconds']:.2f}", f"{speed['recordsPerSecond']:,}", f"{speed['mbPerSecond']:,}")
+        for kind, speed in speeds.items()
     ]
     print_table(("", "records", "seconds", "records/s", "MB/s"), rows)
     if latency:

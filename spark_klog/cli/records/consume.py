@@ -234,7 +234,7 @@ def _form(
     from spark_klog.cli.records.arrow_form import Form
 
     # so that `klog produce -s` reads them again
-    nulls = {} if shows_null else {_LETTERS[one.column]: b"null" for one in formats.by_schema}
+    nulls = {} if shows_null else {_LETTERS[column.column]: b"null" for column in formats.by_schema}
     return Form(form, option=option, null=null, nulls=nulls, is_terminal=is_terminal)
 
 
@@ -268,12 +268,12 @@ class _Partitions:
     ) -> None:
         # retention may delete records that are still to be read
         self.settings = without_ids(settings) | {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
-        found, warnings = ranges(admin.cluster, self.settings, keys, begin, until)
+        chosen, warnings = ranges(admin.cluster, self.settings, keys, begin, until)
         for warning in warnings:
             click.echo(f"klog: {warning}", err=True)
-        self._ranges, self._follows, self._as_arrow = found, follow, as_arrow
+        self._ranges, self._follows, self._as_arrow = chosen, follow, as_arrow
         #: Offsets to read, of which compaction and transactions may have taken some; None if there is no end.
-        self.total = None if follow else sum(end - start for start, end in found.values() if start < end)
+        self.total = None if follow else sum(end - start for start, end in chosen.values() if start < end)
 
     def batches(self, consumer: Consumer) -> Iterator[_Batch]:
         """What each poll brings of the ranges; without an end if it follows."""
@@ -371,7 +371,7 @@ def _last(batch: _Batch) -> tuple[str, int, int]:
 
 def _stops(stop_on_error: bool, *, is_group: bool) -> Callable[[Undecoded], bool]:
     """Whether a record that does not decode ends the reading. The wrong registry must not move a group's offsets."""
-    return lambda one: stop_on_error or (is_group and one.is_unknown)
+    return lambda row: stop_on_error or (is_group and row.is_unknown)
 
 
 def _copy(
@@ -404,22 +404,22 @@ def _copy(
                 stop = next(filter(stops, undecoded), None)
             if stop is not None:
                 records = _before(records, stop.offset)
-                undecoded = [one for one in undecoded if one.offset < stop.offset]
-            found = apply(filters, records)
-            if len(found) >= left:
-                found = found[:left]
-                topic, partition, offset = _last(found)
+                undecoded = [row for row in undecoded if row.offset < stop.offset]
+            kept = apply(filters, records)
+            if len(kept) >= left:
+                kept = kept[:left]
+                topic, partition, offset = _last(kept)
                 consumer.seek(topic, partition, offset + 1)  # what is committed
-                undecoded = [one for one in undecoded if one.offset < offset]
+                undecoded = [row for row in undecoded if row.offset < offset]
                 stop = None
             elif stop is not None:
                 consumer.seek(*stop[:3])
-            if found:
-                data = render(found)
+            if kept:
+                data = render(kept)
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
-                left -= len(found)
-                counter.add(len(found), len(data))
+                left -= len(kept)
+                counter.add(len(kept), len(data))
             if undecoded and decoding is not None:
                 decoding.report(undecoded)
             if stop is not None:
@@ -451,17 +451,17 @@ def _pattern(text: str) -> re.Pattern[str] | None:
 
 def _names(admin: Admin, topics: tuple[str, ...]) -> list[str]:
     """The topics that names and patterns select; `ConfigError` if a pattern selects none."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for text in topics:
         pattern = _pattern(text)
         if pattern is None:
-            found[text] = None
+            names[text] = None
             continue
         matching = [topic.name for topic in admin.list_topics() if pattern.search(topic.name)]
         if not matching:
             raise ConfigError(f"no topic matches {text}; `klog topics list` shows them")
-        found |= dict.fromkeys(matching)
-    return list(found)
+        names |= dict.fromkeys(matching)
+    return list(names)
 
 
 def _keys(admin: Admin, topics: tuple[str, ...], partitions: tuple[int, ...]) -> list[TopicPartition]:
@@ -483,13 +483,13 @@ class Where:
     """
 
     def __init__(self, text: str) -> None:
-        found = _FILTER.fullmatch(text)
-        if found is None:
+        match = _FILTER.fullmatch(text)
+        if match is None:
             raise ConfigError(
                 f"--where {text!r} must be FIELD OPERATOR VALUE: key, value, topic, partition, offset, timestamp, "
                 "header.NAME or .json.field; = != < <= > >= ~ !~; for example 'key=42' or '.user.id >= 7'"
             )
-        self._field, self._operator, self._text = found["field"], found["operator"], found["value"]
+        self._field, self._operator, self._text = match["field"], match["operator"], match["value"]
         if self._operator == "=~":
             self._operator = "~"
         self._regex = self._compiled() if self._operator in ("~", "!~") else None
@@ -540,7 +540,7 @@ class Where:
             column = batch.column(self._field)
             wanted = pa.scalar(self._text.encode(), column.type)
             return pc.call_function(_ARROW[self._operator], [column, wanted]).fill_null(False)
-        return pa.array([self._matches(one) for one in self._values(batch)], pa.bool_())
+        return pa.array([self._matches(value) for value in self._values(batch)], pa.bool_())
 
     def matches(self, record: ConsumerRecord) -> bool:
         if self._field in _NUMBERS:
@@ -561,7 +561,7 @@ class Where:
     def _values(self, batch: pa.RecordBatch) -> list[Any]:
         """The field of each record: text, or what JSON has; `_MISSING` if there is none."""
         if self._field in ("key", "value", "topic"):
-            return [_text(one) for one in batch.column(self._field).to_pylist()]
+            return [_text(value) for value in batch.column(self._field).to_pylist()]
         if self._field.startswith("header."):
             name = self._field.removeprefix("header.")
             rows = batch.column("headers").to_pylist()
@@ -636,17 +636,17 @@ def _within(value: bytes | None, path: list[str]) -> Any:
     if value is None:
         return _MISSING
     try:
-        found = _exact_json(value)
+        inner = _exact_json(value)
     except ValueError:
         return _MISSING
     for name in path:
-        if isinstance(found, dict) and name in found:
-            found = found[name]
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
+        if isinstance(inner, dict) and name in inner:
+            inner = inner[name]
+        elif isinstance(inner, list) and name.isdecimal() and int(name) < len(inner):
+            inner = inner[int(name)]
         else:
             return _MISSING
-    return found
+    return inner
 
 
 def apply(filters: list[Where], batch: _Batch) -> _Batch:

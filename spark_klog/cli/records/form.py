@@ -59,10 +59,10 @@ def pieces(option: str, text: str) -> list[Piece]:
     """The parts of a format string; `ConfigError` for what `option` does not know."""
     made: list[Piece] = []
     at = 0
-    for found in _TOKEN.finditer(text):
-        made.append(text[at : found.start()].encode())
-        at = found.end()
-        field, byte, escape = found.groups()
+    for match in _TOKEN.finditer(text):
+        made.append(text[at : match.start()].encode())
+        at = match.end()
+        field, byte, escape = match.groups()
         if byte is not None:
             made.append(bytes.fromhex(byte))
         elif field == "%":
@@ -73,7 +73,7 @@ def pieces(option: str, text: str) -> list[Piece]:
             made.append(_ESCAPES[escape])
         else:
             raise ConfigError(
-                f"{option}: {found[0]} is not known; fields are %s %S %k %K %t %p %o %T %h %%, "
+                f"{option}: {match[0]} is not known; fields are %s %S %k %K %t %p %o %T %h %%, "
                 r"escapes are \n \r \t \0 \\ \x00"
             )
     made.append(text[at:].encode())
@@ -83,7 +83,7 @@ def pieces(option: str, text: str) -> list[Piece]:
 def safe(data: bytes) -> bytes:
     """The bytes as text that is safe on a terminal: control characters and bytes that are not UTF-8 become \\xNN."""
     text = data.decode("utf-8", "backslashreplace")
-    escaped = _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    escaped = _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
     return escaped.encode()
 
 

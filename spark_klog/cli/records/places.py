@@ -40,8 +40,8 @@ def parse_place(option: str, text: str) -> Place:
         return int(word)
     if (place := client_places.parse_place(_OTHER_NAMES.get(word, text))) is not None:
         return place
-    if found := _TIMES_OF_KCAT.fullmatch(word):
-        time = datetime.fromtimestamp(int(found[1]) / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    if match := _TIMES_OF_KCAT.fullmatch(word):
+        time = datetime.fromtimestamp(int(match[1]) / 1000, timezone.utc).isoformat(timespec="milliseconds")
         raise ConfigError(f"{option} {text}: klog takes times as {time.replace('+00:00', 'Z')}, or -1h")
     raise ConfigError(
         f"{option} {text} must be earliest, latest, an offset, records before the end (-10), a time before now "
@@ -100,15 +100,15 @@ def ranges(
     """
     first, end = first_and_end(cluster, keys)
     warnings: list[str] = []
-    found = []
+    bounds = []
     for place in (begin, until):
         if isinstance(place, BeforeEndSpec):
             offsets, few = _before_end(settings, place.count, first, end)
             warnings += few
         else:
             offsets = dict(first) if place == OffsetSpec(EARLIEST) else offsets_at(cluster, place, end)
-        found.append(offsets)
-    starts, stops = found
+        bounds.append(offsets)
+    starts, stops = bounds
     if warning := warning_of_future("--from", begin, starts, end):
         warnings.append(warning)
     beyond = {key: start for key, start in starts.items() if start > end[key]}

@@ -160,7 +160,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         """
         request: Message = {
             "state_filters": [one_of("state", name, _STATES) for name in names_of("states", states)],
-            "producer_id_filters": [number_of("a producer id", one) for one in items_of("producer_ids", producer_ids)],
+            "producer_id_filters": [number_of("a producer id", pid) for pid in items_of("producer_ids", producer_ids)],
         }
         if longer_than_ms is not None:
             request["duration_filter"] = number_of("longer_than_ms", longer_than_ms)
@@ -222,22 +222,24 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         """
         more = {"transaction_timeout_ms": self.cluster.config.transaction_timeout_ms}
 
-        def is_open(one: PreparedTransaction, now: TransactionDescription) -> bool:
-            return (now.state, now.producer_id, now.producer_epoch) == ("Ongoing", one.producer_id, one.epoch)
+        def is_open(txn: PreparedTransaction, now: TransactionDescription) -> bool:
+            return (now.state, now.producer_id, now.producer_epoch) == ("Ongoing", txn.producer_id, txn.epoch)
 
         def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
             doing = "abort of a transaction of"
-            found = self._ask_about(INIT_PRODUCER_ID, rest, more, doing, _FENCED | {_BUSY}, _FIRST_WITH_EPOCH)
+            answers = self._ask_about(INIT_PRODUCER_ID, rest, more, doing, _FENCED | {_BUSY}, _FIRST_WITH_EPOCH)
             # the broker has begun to abort, or is ending another transaction; markers may take long to be written
-            busy = [one for one, answer in found.items() if isinstance(answer, dict) and answer["error_code"] == _BUSY]
-            described = self.describe_transactions(one.transactional_id for one in busy)
-            for one in busy:
-                now = described[one.transactional_id]
+            busy = [
+                txn for txn, answer in answers.items() if isinstance(answer, dict) and answer["error_code"] == _BUSY
+            ]
+            described = self.describe_transactions(txn.transactional_id for txn in busy)
+            for txn in busy:
+                now = described[txn.transactional_id]
                 if isinstance(now, KlogError):
-                    found[one] = now
-                elif is_open(one, now):
-                    found[one] = answer_error(INIT_PRODUCER_ID, _BUSY, f"{doing} {one.transactional_id}")
-            return found
+                    answers[txn] = now
+                elif is_open(txn, now):
+                    answers[txn] = answer_error(INIT_PRODUCER_ID, _BUSY, f"{doing} {txn.transactional_id}")
+            return answers
 
         return self._each_of_many(transactions, ask)
 
@@ -253,8 +255,8 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
             return self._ask_about(INIT_PRODUCER_ID, rest, more, doing)  # asked again while a transaction ends
 
         names = names_of("transactional_ids", transactional_ids)
-        found = self._each_of_many([PreparedTransaction(name, -1, -1) for name in names], ask)
-        return Outcomes({one.transactional_id: outcome for one, outcome in found.items()})
+        outcomes = self._each_of_many([PreparedTransaction(name, -1, -1) for name in names], ask)
+        return Outcomes({transaction.transactional_id: outcome for transaction, outcome in outcomes.items()})
 
     def _each_of_many(
         self,
@@ -266,20 +268,20 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         After a group of which one has an error that can be retried, the rest is not asked for, and has that error.
         """
         wanted = list(dict.fromkeys(items_of("transactions", transactions)))
-        found: Outcomes[PreparedTransaction, Message] = Outcomes()
+        outcomes: Outcomes[PreparedTransaction, Message] = Outcomes()
         for start in range(0, len(wanted), _MOST_IN_FLIGHT):
             try:
                 group = self._each(wanted[start : start + _MOST_IN_FLIGHT], ask)
-                found.update(group)
+                outcomes.update(group)
                 passing = [error for error in group.failures.values() if is_retriable(error)]
             except KlogError as error:
-                if not found:
+                if not outcomes:
                     raise
                 passing = [error]
             if passing:
-                found.update({one: passing[0] for one in wanted if one not in found})
+                outcomes.update({transaction: passing[0] for transaction in wanted if transaction not in outcomes})
                 break
-        return mapped(found)
+        return mapped(outcomes)
 
     def _ask_about(
         self,
@@ -293,15 +295,15 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         """Ask the coordinators about transactions, each by a request of its own, with `more` fields."""
 
         def places(rest: list[PreparedTransaction]) -> Routes[PreparedTransaction]:
-            by_node, failures = self._at_coordinators(rest, TRANSACTION, lambda one: one.transactional_id)
+            by_node, failures = self._at_coordinators(rest, TRANSACTION, lambda txn: txn.transactional_id)
             if any(self.cluster.version_of(node, api) < first_version for node in by_node):
                 raise UnsupportedVersionError(f"{api.name} with a producer's epoch needs Kafka 2.5 or later")
             return by_node, failures
 
         def request(some: list[PreparedTransaction]) -> Message:
-            (one,) = some
-            identity = {"transactional_id": one.transactional_id, "producer_id": one.producer_id}
-            return {**identity, "producer_epoch": one.epoch, **more}
+            (txn,) = some
+            identity = {"transactional_id": txn.transactional_id, "producer_id": txn.producer_id}
+            return {**identity, "producer_epoch": txn.epoch, **more}
 
         return self._ask(places, api, transactions, request, whole, doing, accepted=accepted, one_by_one=True)
 
@@ -316,7 +318,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
             by_partition(),
             "DescribeProducers of",
             places=self.cluster.by_leader,
-            result=lambda entry: tuple(_producer(one) for one in entry["active_producers"]),
+            result=lambda entry: tuple(_producer(producer) for producer in entry["active_producers"]),
         )
 
     def hanging_transactions(
@@ -353,7 +355,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
             if not isinstance(states, KlogError)
             for state in states
         }
-        hanging = _chosen(suspects, lambda key, one: (key, one.producer_id, one.transaction_start) in there)
+        hanging = _chosen(suspects, lambda key, state: (key, state.producer_id, state.transaction_start) in there)
         failures = {key: error for key, error in (described | again).items() if isinstance(error, KlogError)}
         return Outcomes({key: failures.get(key, hanging.get(key, ())) for key in described})
 
@@ -361,7 +363,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         """The partitions in which coordinators will write markers of producers, each with its producer id."""
         if not producer_ids:
             return set()
-        names = {one.transactional_id for one in self.list_transactions(producer_ids=producer_ids)}
+        names = {transaction.transactional_id for transaction in self.list_transactions(producer_ids=producer_ids)}
         awaited = set()
         for described in self.describe_transactions(names).values():
             if isinstance(described, ProtocolError) and described.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
@@ -392,10 +394,10 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         }
 
         def entries(answer: Message, _: Collection[TopicPartition]) -> Iterator[tuple[TopicPartition, Message]]:
-            for one in answer["markers"]:
-                if one["producer_id"] != producer_id:
-                    raise DecodeError(f"WriteTxnMarkers response with producer {one['producer_id']}, not asked for")
-                yield from partition_entries(one)
+            for marker in answer["markers"]:
+                if marker["producer_id"] != producer_id:
+                    raise DecodeError(f"WriteTxnMarkers response with producer {marker['producer_id']}, not asked for")
+                yield from partition_entries(marker)
 
         def request(_: list[TopicPartition]) -> Message:
             return {"markers": [marker]}
@@ -423,7 +425,7 @@ def _chosen(
 ) -> dict[TopicPartition, tuple[ProducerState, ...]]:
     """The chosen producers of partitions, without partitions that have none or an error."""
     answered = {key: some for key, some in states.items() if not isinstance(some, KlogError)}
-    chosen = {key: tuple(one for one in some if is_chosen(key, one)) for key, some in answered.items()}
+    chosen = {key: tuple(value for value in some if is_chosen(key, value)) for key, some in answered.items()}
     return {key: some for key, some in chosen.items() if some}
 
 

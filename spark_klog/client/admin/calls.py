@@ -206,7 +206,7 @@ class AdminCalls:
         none was answered. So is an item's error if no broker gave any item a usable answer.
         """
         with self._turn, self._call():
-            found: dict[_K, _V | KlogError] = {}
+            results: dict[_K, _V | KlogError] = {}
             #: The errors of the last attempt if `ask` raised.
             refused: dict[_K, KlogError] = {}
             wanted = list(dict.fromkeys(keys))
@@ -223,28 +223,28 @@ class AdminCalls:
                 asked_at = time.monotonic()
                 with self._found.forgotten_on_error():
                     try:
-                        found.update(ask(rest))
+                        results.update(ask(rest))
                     except (ConnectionFailed, RequestTimedOut, ProtocolError) as refusal:
                         refused.update(dict.fromkeys(rest, refusal))
                         raise
                     refused.clear()
-                    rest = [key for key in rest if is_passing(found[key], asked_at)]
+                    rest = [key for key in rest if is_passing(results[key], asked_at)]
                     if rest:
-                        raise worst([error for key in rest if isinstance(error := found[key], KlogError)])
+                        raise worst([error for key in rest if isinstance(error := results[key], KlogError)])
 
             try:
                 if wanted:
                     self._attempt(ask_rest)
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 # else it had no time: the answers before stand
-                if all(error is not result for result in found.values()):
-                    found |= refused
-                    if not any(_is_answered(result) for result in found.values()) or found.keys() == refused.keys():
+                if all(error is not result for result in results.values()):
+                    results |= refused
+                    if not any(_is_answered(result) for result in results.values()) or results.keys() == refused.keys():
                         raise
-            unusable = [error for error in found.values() if isinstance(error, _UNUSABLE)]
-            if found and len(unusable) == len(found):
+            unusable = [error for error in results.values() if isinstance(error, _UNUSABLE)]
+            if results and len(unusable) == len(results):
                 raise unusable[0]
-            return Outcomes({key: found[key] for key in wanted})
+            return Outcomes({key: results[key] for key in wanted})
 
     def _each_at(
         self,
@@ -318,7 +318,7 @@ class AdminCalls:
                 for some in ([[key] for key in of_node] if one_by_one else [of_node])
             ]
             requests = {number: (node, request(some)) for number, (node, some) in enumerate(asked)}
-        found: dict[_K, Message | KlogError] = dict(failures)
+        answers: dict[_K, Message | KlogError] = dict(failures)
         for number, answer in self.cluster.request_all(api, requests).items():
             node, some = asked[number]
             try:
@@ -330,13 +330,13 @@ class AdminCalls:
             except KlogError as error:
                 if len(asked) == 1 and not failures and not one_by_one and not isinstance(error, _UNUSABLE):
                     raise
-                found |= dict.fromkeys(some, error)
+                answers |= dict.fromkeys(some, error)
                 continue
             for key, entry in answered.items():
                 entry["answered_by"] = node
                 is_accepted = entry["error_code"] in accepted
-                found[key] = entry if is_accepted else entry_or_error(api, entry, _named(doing, key))
-        return found
+                answers[key] = entry if is_accepted else entry_or_error(api, entry, _named(doing, key))
+        return answers
 
     def _at_controller(self, keys: list[_K]) -> Routes[_K]:
         return {self.cluster.controller(): keys}, {}
@@ -366,7 +366,7 @@ class AdminCalls:
     def _of_all_brokers(self, of_broker: Callable[[int], Iterable[_V]]) -> list[_V]:
         def ask() -> list[_V]:
             self.cluster.metadata([])
-            return [one for node in self.cluster.nodes for one in of_broker(node)]
+            return [listed for node in self.cluster.nodes for listed in of_broker(node)]
 
         return self._attempt(ask)
 

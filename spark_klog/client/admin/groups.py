@@ -168,7 +168,7 @@ class GroupCalls(AdminCalls):
             entries = answer["groups"]
             stateless = [entry["group_id"] for entry in entries if not entry["group_state"]]  # versions before 4
             described = self._describe(lambda names: ({node: names}, {}), stateless) if stateless else {}
-            states = {key: found.state for key, found in Outcomes(described).check().items()}
+            states = {key: description.state for key, description in Outcomes(described).check().items()}
             return [
                 GroupListing(
                     entry["group_id"],
@@ -208,7 +208,7 @@ class GroupCalls(AdminCalls):
             accepted=[ErrorCode.GROUP_ID_NOT_FOUND],
         )
         described = {name: _described(entry) for name, entry in answered.items()}
-        absent = [name for name, one in described.items() if isinstance(one, GroupDescription) and one.state == DEAD]
+        absent = [name for name, info in described.items() if isinstance(info, GroupDescription) and info.state == DEAD]
         return described | (self._of_consumer_protocol(places, absent) if absent else {})
 
     def _of_consumer_protocol(
@@ -270,9 +270,9 @@ class GroupCalls(AdminCalls):
         name_of("the name of a group", group)
         wanted: dict[TopicPartition, Committed] = {}
         for key, value in mapping_of("offsets", offsets).items():
-            item = value if isinstance(value, Committed) else Committed(number_of(f"the offset of {key}", value))
-            number_of(f"the offset of {key}", item.offset)
-            wanted[partition_of("offsets", key)] = item
+            committed = value if isinstance(value, Committed) else Committed(number_of(f"the offset of {key}", value))
+            number_of(f"the offset of {key}", committed.offset)
+            wanted[partition_of("offsets", key)] = committed
 
         def ask(rest: list[TopicPartition]) -> dict[TopicPartition, KlogError | None]:
             # a new one each time looks the coordinator up again
@@ -456,22 +456,22 @@ def _found(entry: Message) -> FoundOffset:
 
 
 def _directories(answer: Message) -> dict[str, LogDir]:
-    found: dict[str, LogDir] = {}
+    directories: dict[str, LogDir] = {}
     for entry in answer["results"]:
-        if entry["log_dir"] in found:
+        if entry["log_dir"] in directories:
             raise DecodeError(f"DescribeLogDirs response with {entry['log_dir']!r} twice")
         code = entry["error_code"]
-        found[entry["log_dir"]] = LogDir(
+        directories[entry["log_dir"]] = LogDir(
             answer_error(DESCRIBE_LOG_DIRS, code, f"log directory {entry['log_dir']}") if code else None,
             dict(_replicas(entry)),
             known(entry["total_bytes"]),
             known(entry["usable_bytes"]),
         )
-    return found
+    return directories
 
 
 def _replicas(entry: Message) -> Iterator[tuple[TopicPartition, Replica]]:
     for topic in entry["topics"]:
-        for one in topic["partitions"]:
-            replica = Replica(one["partition_size"], one["offset_lag"], one["is_future_key"])
-            yield (topic["name"], one["partition_index"]), replica
+        for partition in topic["partitions"]:
+            replica = Replica(partition["partition_size"], partition["offset_lag"], partition["is_future_key"])
+            yield (topic["name"], partition["partition_index"]), replica

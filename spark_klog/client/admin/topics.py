@@ -229,10 +229,10 @@ class TopicCalls(AdminCalls):
 
     def list_topics(self, *, include_internal: bool = False) -> list[TopicListing]:
         """All topics, sorted by name. Metadata, any broker."""
-        found = self._attempt(lambda: self.cluster.metadata(None))
+        topics = self._attempt(lambda: self.cluster.metadata(None))
         return [
             TopicListing(name, _id(topic), topic["is_internal"], len(topic["partitions"]))
-            for name, topic in sorted(found.items())
+            for name, topic in sorted(topics.items())
             if (include_internal or not topic["is_internal"])
             and topic["error_code"] in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
         ]
@@ -247,8 +247,8 @@ class TopicCalls(AdminCalls):
             check_topic_name(name)
 
         def ask(rest: list[str]) -> dict[str, TopicDescription | KlogError]:
-            found = self.cluster.metadata(rest)
-            return {name: _described(name, found.get(name)) for name in rest}
+            topics = self.cluster.metadata(rest)
+            return {name: _described(name, topics.get(name)) for name in rest}
 
         return self._each(names, ask)
 
@@ -376,8 +376,8 @@ class TopicCalls(AdminCalls):
         """Wait until the topics have so many partitions with leaders; note the errors of those that have not."""
 
         def ask(rest: list[str]) -> dict[str, KlogError | None]:
-            found = self.cluster.metadata(rest)
-            return {name: _leader_error(name, found.get(name), counts[name]) for name in rest}
+            topics = self.cluster.metadata(rest)
+            return {name: _leader_error(name, topics.get(name), counts[name]) for name in rest}
 
         for name, error in self._each(counts, ask, waits_for_topics=True).failures.items():
             made[name] = error
@@ -402,7 +402,7 @@ class TopicCalls(AdminCalls):
             _of_resources("results"),
             "settings of",
             places=self._at_own_brokers,
-            result=lambda found: {entry["name"]: _config_entry(entry) for entry in found["configs"]},
+            result=lambda answer: {entry["name"]: _config_entry(entry) for entry in answer["configs"]},
         )
 
     def alter_configs(
@@ -544,8 +544,8 @@ def _check_assignments(what: str, assignments: object) -> None:
 
 
 def _id(topic: Message) -> UUID | None:
-    found: UUID = topic["topic_id"]
-    return found if found.int else None
+    topic_id: UUID = topic["topic_id"]
+    return topic_id if topic_id.int else None
 
 
 def _described(name: str, topic: Message | None) -> TopicDescription | KlogError:

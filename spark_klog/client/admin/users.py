@@ -143,10 +143,10 @@ class QuotaEntity:
 
     def _parts(self) -> Iterator[tuple[str, str]]:
         """The parts by the protocol's names."""
-        for item in fields(self):
-            name = getattr(self, item.name)
+        for part in fields(self):
+            name = getattr(self, part.name)
             if name is not None:
-                yield item.name.replace("_", "-"), name
+                yield part.name.replace("_", "-"), name
 
     def _message(self) -> list[Message]:
         return [{"entity_type": kind, "entity_name": None if name == DEFAULT else name} for kind, name in self._parts()]
@@ -192,11 +192,11 @@ class UserCalls(AdminCalls):
             wanted = [change for user in users for change in by_user[user]]
             return {
                 "deletions": [
-                    {"name": one.user, "mechanism": _MECHANISMS[one.mechanism]}
-                    for one in wanted
-                    if isinstance(one, ScramDeletion)
+                    {"name": change.user, "mechanism": _MECHANISMS[change.mechanism]}
+                    for change in wanted
+                    if isinstance(change, ScramDeletion)
                 ],
-                "upsertions": [_salted(one) for one in wanted if isinstance(one, ScramCredential)],
+                "upsertions": [_salted(change) for change in wanted if isinstance(change, ScramCredential)],
             }
 
         return self._each_at(
@@ -219,10 +219,10 @@ class UserCalls(AdminCalls):
 
     def create_acls(self, acls: Iterable[Acl]) -> Outcomes[Acl, None]:
         """Add rules. CreateAcls (Kafka 0.11; from 2.0 in this client), at the controller."""
-        rules = {one: _rule(one, Acl) for one in items_of("acls", acls)}
+        rules = {rule: _rule(rule, Acl) for rule in items_of("acls", acls)}
 
         def request(keys: list[Acl]) -> Message:
-            return {"creations": [rules[one] for one in keys]}
+            return {"creations": [rules[rule] for rule in keys]}
 
         return self._each_at(CREATE_ACLS, rules, request, _in_order(CREATE_ACLS, "results"), "creating")
 
@@ -231,15 +231,15 @@ class UserCalls(AdminCalls):
 
         DeleteAcls (Kafka 0.11; from 2.0 in this client), at the controller.
         """
-        rules = {one: _rule(one, AclFilter) for one in items_of("filters", filters)}
+        rules = {rule: _rule(rule, AclFilter) for rule in items_of("filters", filters)}
 
         def request(keys: list[AclFilter]) -> Message:
-            return {"filters": [rules[one] for one in keys]}
+            return {"filters": [rules[rule] for rule in keys]}
 
         def deleted(entry: Message) -> list[Acl]:
-            for one in entry["matching_acls"]:
-                check_code(DELETE_ACLS, one["error_code"], f"deleting {_acl(one)}")
-            return [_acl(one) for one in entry["matching_acls"]]
+            for rule in entry["matching_acls"]:
+                check_code(DELETE_ACLS, rule["error_code"], f"deleting {_acl(rule)}")
+            return [_acl(rule) for rule in entry["matching_acls"]]
 
         entries = _in_order(DELETE_ACLS, "filter_results")
         return self._each_at(DELETE_ACLS, rules, request, entries, "deleting", result=deleted)
@@ -332,8 +332,8 @@ def _salted(change: ScramCredential) -> Message:
 
 def _iterations(entry: Message) -> dict[str, int]:
     return {
-        SCRAM_MECHANISMS.get(one["mechanism"], f"unknown-{one['mechanism']}"): one["iterations"]
-        for one in entry["credential_infos"]
+        SCRAM_MECHANISMS.get(info["mechanism"], f"unknown-{info['mechanism']}"): info["iterations"]
+        for info in entry["credential_infos"]
     }
 
 
@@ -402,7 +402,7 @@ def _check_quota(name: str, value: object) -> None:
 
 def _quota_entity(parts: Iterable[Message]) -> QuotaEntity:
     """The entity of a response; parts of kinds that this client does not know are left out."""
-    known = {item.name for item in fields(QuotaEntity)}
+    known = {part.name for part in fields(QuotaEntity)}
     named = {
         part["entity_type"].replace("-", "_"): DEFAULT if part["entity_name"] is None else part["entity_name"]
         for part in parts

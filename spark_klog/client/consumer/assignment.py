@@ -197,17 +197,17 @@ class Assignment:
 
     def assigned(self, topic: str, partition: int) -> Assigned:
         """The partition; `ConfigError` if it is not assigned."""
-        item = self.partitions.get((topic, partition))
-        if item is None:
+        state = self.partitions.get((topic, partition))
+        if state is None:
             raise ConfigError(
                 f"{topic}-{partition} is not assigned to this consumer: assign it, or poll until the group has"
             )
-        return item
+        return state
 
     def copy_of(self, key: TopicPartition) -> Assigned:
         """A copy of a partition, for `set`; a new one if it is not assigned."""
-        item = self.partitions.get(key)
-        return Assigned(*key) if item is None else copy.copy(item)
+        known = self.partitions.get(key)
+        return Assigned(*key) if known is None else copy.copy(known)
 
     def set(self, keys: Iterable[TopicPartition], changed: Mapping[TopicPartition, Assigned] | None = None) -> None:
         """Assign exactly these partitions; those assigned before keep their positions unless they are in `changed`."""

@@ -430,8 +430,8 @@ class ClassicGroup(ConsumerGroup):
         ]
 
     def _synced(self, answer: Message) -> None:
-        found = decode_assignment(answer["assignment"])
-        wanted = [(topic, partition) for topic, partitions in found.items() for partition in partitions]
+        assigned = decode_assignment(answer["assignment"])
+        wanted = [(topic, partition) for topic, partitions in assigned.items() for partition in partitions]
         owned = set(self._assignment.partitions)
         revoked = sorted(owned.difference(wanted))
         self._is_stable, self._has_prepared = True, False

@@ -69,7 +69,7 @@ _RANGE_SECONDS = 0.1
 class _Decoding(NamedTuple):
     """A chunk being returned to the caller; the run is the partition's, unless e.g. a seek has begun another."""
 
-    item: Assigned
+    state: Assigned
     parts: Iterator[tuple[Any, int]]
     chunk: Fetched
 
@@ -323,12 +323,12 @@ class Consumer:
             offset = offset_of("seek", offset)
             self._seek(self._assignment.assigned(*partition_of("seek", (topic, partition))), offset)
 
-    def _seek(self, item: Assigned, offset: int) -> None:
+    def _seek(self, state: Assigned, offset: int) -> None:
         if offset in (EARLIEST, LATEST):
-            item.restart(offset)
+            state.restart(offset)
         else:
-            self._fetches.seek(item, offset)
-        item.succeeded()
+            self._fetches.seek(state, offset)
+        state.succeeded()
 
     def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that `poll` returns.
@@ -336,34 +336,34 @@ class Consumer:
         Asks brokers if it is not known yet: `RequestTimedOut` after default.api.timeout.ms, or what `poll` raises.
         """
         with self._guard.used(), self._moving:
-            item = self._assignment.assigned(*partition_of("position", (topic, partition)))
+            state = self._assignment.assigned(*partition_of("position", (topic, partition)))
             deadline = time.monotonic() + self._config.default_api_timeout_ms / 1000
-            while item.position is None:
+            while state.position is None:
                 self._find_positions(deadline)
                 self._raise_failures()
-                if item.position is None:
+                if state.position is None:
                     if time.monotonic() >= deadline:
-                        raise item.failure or RequestTimedOut(f"the position of {item.name} was not found in time")
+                        raise state.failure or RequestTimedOut(f"the position of {state.name} was not found in time")
                     self._wait(deadline)
-            return item.position
+            return state.position
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`; they stay assigned."""
         with self._guard.used(), self._moving:
-            for item in [self._assignment.assigned(*key) for key in partitions_of("pause", partitions)]:
-                item.is_paused = True
-                item.rewind()
+            for state in [self._assignment.assigned(*key) for key in partitions_of("pause", partitions)]:
+                state.is_paused = True
+                state.rewind()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Continue with paused partitions."""
         with self._guard.used():
-            for item in [self._assignment.assigned(*key) for key in partitions_of("resume", partitions)]:
-                item.is_paused = False
+            for state in [self._assignment.assigned(*key) for key in partitions_of("resume", partitions)]:
+                state.is_paused = False
 
     def paused(self) -> list[TopicPartition]:
         """The assigned partitions that are paused, sorted."""
         with self._guard.used():
-            return sorted(item.key for item in self._assignment.partitions.values() if item.is_paused)
+            return sorted(state.key for state in self._assignment.partitions.values() if state.is_paused)
 
     def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
         """The next records of one partition as an Arrow record batch, or None if there are none within `timeout` s.
@@ -386,9 +386,9 @@ class Consumer:
     def expect(self, topic_ids: Mapping[str, UUID]) -> None:
         """For the package's own use: the positions in assigned partitions of these topics belong to these ids."""
         with self._guard.used(), self._moving:
-            for item in self._assignment.partitions.values():
-                if item.topic in topic_ids:
-                    item.belong(topic_ids[item.topic])
+            for state in self._assignment.partitions.values():
+                if state.topic in topic_ids:
+                    state.belong(topic_ids[state.topic])
 
     def poll_chunk(self, timeout: float = 1.0) -> Fetched | None:
         """For the package's own use: the next fetched batches as they are, or None if none come within `timeout` s.
@@ -407,13 +407,13 @@ class Consumer:
                 self._returned = None
                 while self._assignment.dropped:
                     self._arrow.forget(self._assignment.dropped.pop())
-                found = self._read(decode, time.monotonic() + timeout)
+                records = self._read(decode, time.monotonic() + timeout)
             except BaseException as error:
                 self._moving.__exit__(type(error), error, None)
                 raise
         self._moving.mended()  # from here on no interrupt can keep the records from the caller
         self._returned = None
-        return found
+        return records
 
     def _mend(self) -> None:
         """Undo what an interrupt has left halfway, at the beginning of the next call."""
@@ -423,9 +423,9 @@ class Consumer:
                 self._group.cluster.end_deadlines()
             # to the position of the last call that has returned: nothing is lost or returned twice
             if self._returned is not None:
-                item, run, position, epoch = self._returned
-                if item.run == run:
-                    item.position, item.epoch = position, epoch
+                state, run, position, epoch = self._returned
+                if state.run == run:
+                    state.position, state.epoch = position, epoch
             self._returned = self._decoding = None
             self._fetches.abandon()
             self._moving.mended()
@@ -438,7 +438,7 @@ class Consumer:
         self._guard.check()
         part: _T | None = None
         last = self._decoding
-        if last is not None and last.item.position == last.chunk.next_offset:
+        if last is not None and last.state.position == last.chunk.next_offset:
             part = self._next_part()  # none, but then the next response may take the buffer
         if part is not None:
             return part
@@ -457,8 +457,8 @@ class Consumer:
                 chunk = self._fetches.take()
                 if chunk is None:
                     break
-                item = self._assignment.partitions[chunk.topic, chunk.partition]
-                self._decoding = _Decoding(item, decode(chunk), chunk)
+                state = self._assignment.partitions[chunk.topic, chunk.partition]
+                self._decoding = _Decoding(state, decode(chunk), chunk)
             self._raise_failures()
             if time.monotonic() >= deadline:
                 return None
@@ -467,23 +467,23 @@ class Consumer:
     def _next_part(self) -> Any:
         """The next part of the current chunk, which moves the partition's position; None at its end."""
         while (decoding := self._decoding) is not None:
-            item, _, chunk = decoding
-            if self._assignment.partitions.get(item.key) is not item or item.run != chunk.run:
+            state, _, chunk = decoding
+            if self._assignment.partitions.get(state.key) is not state or state.run != chunk.run:
                 self._release()
                 return None
             try:
                 part, position = next(decoding.parts, (None, chunk.next_offset))
             except RecordDeserializationError:
                 self._release()
-                self._fetches.keep(item, chunk)
+                self._fetches.keep(state, chunk)
                 raise
             except BaseException:  # an interrupt, too: an iterator that has raised looks like one at its end
                 self._release()
-                item.rewind()
+                state.rewind()
                 raise
-            self._returned = item, item.run, item.position, item.epoch
-            item.position, item.epoch = position, chunk.leader_epoch
-            item.held_run = -1
+            self._returned = state, state.run, state.position, state.epoch
+            state.position, state.epoch = position, chunk.leader_epoch
+            state.held_run = -1
             if part is None:
                 self._release()
             elif len(part):
@@ -512,10 +512,10 @@ class Consumer:
             self._has_warned = True
             _log.warning("poll returns nothing: no partitions are assigned, call assign or subscribe first")
         now = time.monotonic()
-        for item in self._assignment.partitions.values():
-            is_unknown = is_assigned and self._positions.refreshed_at > item.unknown_since + _UNKNOWN_SECONDS
-            if item.failure is not None and (is_unknown or now > item.failing_since + longest):
-                failure, item.failure, item.unknown_since = item.failure, None, math.inf
+        for state in self._assignment.partitions.values():
+            is_unknown = is_assigned and self._positions.refreshed_at > state.unknown_since + _UNKNOWN_SECONDS
+            if state.failure is not None and (is_unknown or now > state.failing_since + longest):
+                failure, state.failure, state.unknown_since = state.failure, None, math.inf
                 raise failure
 
     def _wait(self, deadline: float) -> None:
@@ -576,19 +576,19 @@ def read_ranges(
     left = {key: stop - start for key, (start, stop) in ranges.items() if start < stop}
     consumer.assign([(*key, ranges[key][0]) for key in left])
     while left:
-        found: Any
+        records: Any
         if as_arrow:
-            found = consumer.poll_arrow(_RANGE_SECONDS)
-            if found is not None:
-                _, stop = ranges[found.column("topic")[0].as_py(), found.column("partition")[0].as_py()]
-                offsets = found.column("offset")
+            records = consumer.poll_arrow(_RANGE_SECONDS)
+            if records is not None:
+                _, stop = ranges[records.column("topic")[0].as_py(), records.column("partition")[0].as_py()]
+                offsets = records.column("offset")
                 if offsets[-1].as_py() >= stop:
-                    found = found.slice(0, bisect_left(offsets.to_pylist(), stop))  # `to_numpy` would import pandas
-        elif found := consumer.poll(_RANGE_SECONDS):
-            _, stop = ranges[found[0].topic, found[0].partition]
-            if found[-1].offset >= stop:
-                found = [record for record in found if record.offset < stop]
+                    records = records.slice(0, bisect_left(offsets.to_pylist(), stop))  # `to_numpy` would import pandas
+        elif records := consumer.poll(_RANGE_SECONDS):
+            _, stop = ranges[records[0].topic, records[0].partition]
+            if records[-1].offset >= stop:
+                records = [record for record in records if record.offset < stop]
         now_left = {key: ranges[key][1] - consumer.position(*key) for key in left}
         consumer.pause([key for key, count in now_left.items() if count <= 0])
         left = {key: count for key, count in now_left.items() if count > 0}
-        yield found, left
+        yield records, left

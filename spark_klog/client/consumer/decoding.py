@@ -141,7 +141,7 @@ class ArrowDecoder:
             if self._timestamp_unit == "ms":
                 schema = in_milliseconds(schema)
             decoders = {} if self._deserializers is None else self._deserializers.decoders(chunk.topic)
-            schema = with_types(schema, {column: one.type for column, one in decoders.items()})
+            schema = with_types(schema, {column: decoder.type for column, decoder in decoders.items()})
             decoder = PartitionDecoder(*key, schema, self._limit, checks=self._checks_crcs, decoders=decoders)
         aborted = AbortedTransactions(chunk.aborted)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+from spark_klog.base.names import ROW_FORMATS
 from spark_klog.client.serialization import COLUMNS, Column, Context, PlainType, Serialization
 from spark_klog.errors import ConfigError, KlogError, RecordDeserializationError
 from spark_klog.records.contract import RecordColumns
@@ -89,22 +90,22 @@ class Deserializers:
 
     def decoder(self, column: Column, topic: str) -> ColumnDecoder:
         key = column, None if self._serialization.has_one_schema(column) else topic
-        found = self._decoders.get(key)
-        if found is None:
+        decoder = self._decoders.get(key)
+        if decoder is None:
             chosen = self._serialization.by_column[column]
             if isinstance(chosen, str):
-                found = self._serialization.column_format(column, topic).reader().decoder(ends_at_bad=True)
+                decoder = self._serialization.column_format(column, topic).reader().decoder(ends_at_bad=True)
             elif isinstance(chosen, PlainType):
                 from spark_klog.schemas.plain_columns import plain_decoder
 
-                found = plain_decoder(chosen.arrow, chosen.read)
+                decoder = plain_decoder(chosen.arrow, chosen.read)
             else:
                 raise ConfigError(
-                    f"{column}.deserializer is a function, whose values have no Arrow type: call poll, or set avro, "
-                    "protobuf, json-schema or a plain type"
+                    f"{column}.deserializer is a function, whose values have no Arrow type: call poll, or set "
+                    f"{', '.join(ROW_FORMATS)} or a plain type"
                 )
-            self._decoders[key] = found
-        return found
+            self._decoders[key] = decoder
+        return decoder
 
 
 def _with_values(records: list[ConsumerRecord], fresh: dict[Column, list[Any]]) -> list[ConsumerRecord]:

@@ -93,10 +93,10 @@ class FetchSession:
         changed = partitions
         forgotten: dict[tuple[str, UUID | None], list[int]] = {}
         if self._epoch != INITIAL_EPOCH:
-            changed = {key: item for key, item in partitions.items() if self.requested.get(key) != item}
-            for key, item in self.requested.items():
-                if key not in partitions or partitions[key].topic_id != item.topic_id:
-                    forgotten.setdefault((key[0], item.topic_id), []).append(key[1])
+            changed = {key: asked for key, asked in partitions.items() if self.requested.get(key) != asked}
+            for key, asked in self.requested.items():
+                if key not in partitions or partitions[key].topic_id != asked.topic_id:
+                    forgotten.setdefault((key[0], asked.topic_id), []).append(key[1])
         self.requested = dict(partitions)
         return {
             "session_id": self._id,
@@ -177,21 +177,21 @@ class Fetches:
                 self._receive(source)
         by_node: dict[int, dict[TopicPartition, FetchParameters]] = {}
         now, self._look_at = time.monotonic(), math.inf
-        for item in self._assignment.partitions.values():
-            if item.position is None or item.is_paused or item.leader is None or item.is_unchecked:
+        for state in self._assignment.partitions.values():
+            if state.position is None or state.is_paused or state.leader is None or state.is_unchecked:
                 continue
-            if item.held_run == item.run:
+            if state.held_run == state.run:
                 continue
-            if now < item.retry_at:
-                self._look_at = min(self._look_at, item.retry_at)
+            if now < state.retry_at:
+                self._look_at = min(self._look_at, state.retry_at)
                 continue
-            node = item.node(now)
+            node = state.node(now)
             if node not in self._sources:
                 self._sources[node] = _Source(node)
             if self._sources[node].handle is None:
-                size = max(item.max_bytes, self._least_bytes)
-                parameters = FetchParameters(item.fetch_offset, size, item.leader.epoch, item.topic_id)
-                by_node.setdefault(node, {})[item.key] = parameters
+                size = max(state.max_bytes, self._least_bytes)
+                parameters = FetchParameters(state.fetch_offset, size, state.leader.epoch, state.topic_id)
+                by_node.setdefault(node, {})[state.key] = parameters
         for node, partitions in by_node.items():
             source = self._sources[node]
             if now >= source.retry_at:
@@ -257,22 +257,27 @@ class Fetches:
             return
         source.attempts, source.retry_at = 0, 0.0
         for key, entry in entries.items():
-            item = self._assignment.partitions.get(key)
-            if item is None or item.is_paused or item.position is None or item.fetch_offset != requested[key].offset:
+            state = self._assignment.partitions.get(key)
+            if (
+                state is None
+                or state.is_paused
+                or state.position is None
+                or state.fetch_offset != requested[key].offset
+            ):
                 continue  # a seek or pause came meanwhile
-            if requested[key].topic_id not in (None, item.topic_id):
+            if requested[key].topic_id not in (None, state.topic_id):
                 continue  # the topic was created again meanwhile
-            if item.is_unchecked or (item.leader is not None and item.leader.epoch != requested[key].leader_epoch):
+            if state.is_unchecked or (state.leader is not None and state.leader.epoch != requested[key].leader_epoch):
                 continue  # another leader came meanwhile
             try:
-                chunk = self._chunk(item, entry, requested[key], is_shared=len(entries) > 1)
+                chunk = self._chunk(state, entry, requested[key], is_shared=len(entries) > 1)
             except KlogError as error:
                 self._troubles.final.append(error)
-                self._pause(item, error)
+                self._pause(state, error)
                 continue
             if chunk is not None:
-                item.fetch_offset = chunk.next_offset
-                item.max_bytes = 0
+                state.fetch_offset = chunk.next_offset
+                state.max_bytes = 0
                 # to the end, so that no partition starves (brokers before fetch sessions)
                 self._assignment.partitions.move_to_end(key)
                 source.chunks.append(chunk)
@@ -293,59 +298,59 @@ class Fetches:
         is_away = not isinstance(error, ProtocolError)
         self._troubles.note(f"broker {source.node}", error)
         now = time.monotonic()
-        for item in self._assignment.partitions.values():
-            if item.node(now) == source.node and (is_away or item.key in requested):
-                self._pause(item, error)
+        for state in self._assignment.partitions.values():
+            if state.node(now) == source.node and (is_away or state.key in requested):
+                self._pause(state, error)
 
-    def _pause(self, item: Assigned, error: KlogError) -> None:
-        item.replica = None
-        item.failed(error, self._config.client)
+    def _pause(self, state: Assigned, error: KlogError) -> None:
+        state.replica = None
+        state.failed(error, self._config.client)
 
-    def _chunk(self, item: Assigned, entry: Message, requested: FetchParameters, *, is_shared: bool) -> Fetched | None:
+    def _chunk(self, state: Assigned, entry: Message, requested: FetchParameters, *, is_shared: bool) -> Fetched | None:
         code = entry["error_code"]
-        if code and item.replica is not None:
+        if code and state.replica is not None:
             # the follower may lag behind or be gone: ask the leader
-            _log.info("fetching %s from its leader again: error %d from broker %d", item.name, code, item.replica)
-            item.replica = None
+            _log.info("fetching %s from its leader again: error %d from broker %d", state.name, code, state.replica)
+            state.replica = None
             return None
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             # earlier fetched records may not have been taken yet
-            if item.position == item.fetch_offset:
-                item.out_of_range = requested.offset
-            item.retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
+            if state.position == state.fetch_offset:
+                state.out_of_range = requested.offset
+            state.retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
             return None
         if code:
-            error = answer_error(FETCH, code, f"fetch of {item.name} at offset {requested.offset}")
+            error = answer_error(FETCH, code, f"fetch of {state.name} at offset {requested.offset}")
             if not error.retriable:
                 raise error
-            self._troubles.note(item.name, error)
-            self._pause(item, error)
+            self._troubles.note(state.name, error)
+            self._pause(state, error)
             return None
-        item.succeeded()
+        state.succeeded()
         if entry["preferred_read_replica"] >= 0:
-            item.replica = entry["preferred_read_replica"]
-            item.replica_until = time.monotonic() + self._config.client.metadata_max_age_ms / 1000
+            state.replica = entry["preferred_read_replica"]
+            state.replica_until = time.monotonic() + self._config.client.metadata_max_age_ms / 1000
         limits = Limits(requested.max_bytes, self._most_bytes, is_shared)
-        found = read_entry(item.key, entry, requested.offset, limits)
-        if isinstance(found, Larger):
-            _log.info("%s at offset %d: a batch of %d bytes, fetching again", item.name, requested.offset, found.size)
-            item.max_bytes = found.size
-        if not isinstance(found, Fetched):
+        chunk = read_entry(state.key, entry, requested.offset, limits)
+        if isinstance(chunk, Larger):
+            _log.info("%s at offset %d: a batch of %d bytes, fetching again", state.name, requested.offset, chunk.size)
+            state.max_bytes = chunk.size
+        if not isinstance(chunk, Fetched):
             return None
-        if found.is_corrupt:
-            for damage in found.damaged.values():
-                raise DecodeError(f"{item.name} at offset {requested.offset}: {damage}")
-        found.run = item.run
-        return found
+        if chunk.is_corrupt:
+            for damage in chunk.damaged.values():
+                raise DecodeError(f"{state.name} at offset {requested.offset}: {damage}")
+        chunk.run = state.run
+        return chunk
 
     def take(self) -> Fetched | None:
         """The next fetched records; their buffer is valid until the next call, or until `taken` is reset."""
         self.taken = None
         for node, source in list(self._sources.items()):
             for chunk in list(source.chunks):
-                item = self._assignment.partitions.get((chunk.topic, chunk.partition))
-                is_current = item is not None and item.run == chunk.run
-                if item is not None and is_current and item.position != chunk.offset:
+                state = self._assignment.partitions.get((chunk.topic, chunk.partition))
+                is_current = state is not None and state.run == chunk.run
+                if state is not None and is_current and state.position != chunk.offset:
                     continue  # the records before it wait at the former leader
                 source.chunks.remove(chunk)
                 if is_current:
@@ -354,37 +359,37 @@ class Fetches:
                     return chunk
         return None
 
-    def keep(self, item: Assigned, chunk: Fetched) -> None:
+    def keep(self, state: Assigned, chunk: Fetched) -> None:
         """Keep the rest of a chunk, whose next record does not deserialize: it is taken again, also after a `seek`.
 
         Until it has returned a record nothing more of the partition is fetched. Chunks beyond fetch.max.bytes in all
         are not kept, but fetched again.
         """
-        item.rewind()
+        state.rewind()
         source = self._sources.setdefault(_KEPT, _Source(_KEPT))
-        runs = {one.run for one in self._assignment.partitions.values()}
-        source.chunks = deque(one for one in source.chunks if one.run in runs)
-        if item.position is None or sum(map(len, source.chunks)) + len(chunk) > self._most_bytes:
+        runs = {other.run for other in self._assignment.partitions.values()}
+        source.chunks = deque(held for held in source.chunks if held.run in runs)
+        if state.position is None or sum(map(len, source.chunks)) + len(chunk) > self._most_bytes:
             return
         data = chunk.data if type(chunk.data.obj) is bytes else memoryview(bytes(chunk.data))
-        self._hold(source, item, replace(chunk, data=data))
+        self._hold(source, state, replace(chunk, data=data))
 
-    def seek(self, item: Assigned, offset: int) -> None:
+    def seek(self, state: Assigned, offset: int) -> None:
         """Continue at an offset. In a chunk that is kept nothing is fetched again."""
         source = self._sources.get(_KEPT)
         kept = None
-        if source is not None and not item.is_recreated:
-            kept = next((one for one in source.chunks if one.run == item.run), None)
-        item.seek(offset)
+        if source is not None and not state.is_recreated:
+            kept = next((held for held in source.chunks if held.run == state.run), None)
+        state.seek(offset)
         if source is not None and kept is not None and kept.offset <= offset < kept.next_offset:
             source.chunks.remove(kept)
-            self._hold(source, item, kept)
+            self._hold(source, state, kept)
 
-    def _hold(self, source: _Source, item: Assigned, chunk: Fetched) -> None:
+    def _hold(self, source: _Source, state: Assigned, chunk: Fetched) -> None:
         """Let a chunk be the next one of a partition, from its position on."""
-        assert item.position is not None
-        source.chunks.append(replace(chunk, offset=item.position, run=item.run))
-        item.fetch_offset, item.held_run = chunk.next_offset, item.run
+        assert state.position is not None
+        source.chunks.append(replace(chunk, offset=state.position, run=state.run))
+        state.fetch_offset, state.held_run = chunk.next_offset, state.run
 
     def wait(self, timeout: float, other: Connection | None = None) -> None:
         """Wait up to `timeout` seconds until `step` can continue, the waker is woken, or `other` is ready."""
@@ -403,8 +408,8 @@ class Fetches:
         self.taken = None
         for source in self._sources.values():
             source.chunks.clear()
-        for item in self._assignment.partitions.values():
-            item.rewind()
+        for assigned in self._assignment.partitions.values():
+            assigned.rewind()
 
     def abandon(self) -> None:
         """Like `rewind` after an interrupt: a connection or session may be left in the middle of a request."""

@@ -185,9 +185,9 @@ class ConsumerGroup(ABC):
     def consumed(self, keys: Collection[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
         """The positions of these partitions, or of all, to commit; not those in former topics of the same name."""
         return {
-            item.key: Committed(item.position, item.epoch)
-            for item in self._assignment.partitions.values()
-            if item.position is not None and not item.is_recreated and (keys is None or item.key in keys)
+            state.key: Committed(state.position, state.epoch)
+            for state in self._assignment.partitions.values()
+            if state.position is not None and not state.is_recreated and (keys is None or state.key in keys)
         }
 
     def metadata(self) -> GroupMetadata:
@@ -211,7 +211,10 @@ class ConsumerGroup(ABC):
     def _ids_of_topics(self) -> dict[str, UUID]:
         """The ids of the topics to which the positions belong; another topic of the same name gets no offsets."""
         items = self._assignment.partitions.values()
-        return {**self.cluster.topic_ids, **{item.topic: item.topic_id for item in items if item.topic_id is not None}}
+        return {
+            **self.cluster.topic_ids,
+            **{state.topic: state.topic_id for state in items if state.topic_id is not None},
+        }
 
     def _fenced(self) -> MemberFenced:
         return MemberFenced(

@@ -64,16 +64,16 @@ class Positions:
     def step(self, group: ConsumerGroup | None) -> None:
         """Find leaders and positions that the brokers know now; `group` has the committed offsets."""
         now = time.monotonic()
-        lacking = [item for item in self._assignment.partitions.values() if item.leader is None]
+        lacking = [state for state in self._assignment.partitions.values() if state.leader is None]
         is_old = now >= self.refreshed_at + self._config.client.metadata_max_age_ms / 1000
         if (lacking or (is_old and self._assignment.partitions)) and now >= self._refresh_at:
             self._find_leaders(lacking)
         items = list(self._assignment.partitions.values())
-        if beyond := [item for item in items if item.out_of_range is not None]:
+        if beyond := [state for state in items if state.out_of_range is not None]:
             self._check_ranges(beyond)
-        if unknown := [item for item in items if item.position is None and item.leader and now >= item.retry_at]:
+        if unknown := [state for state in items if state.position is None and state.leader and now >= state.retry_at]:
             self._find_positions(unknown, group)
-        if unchecked := [item for item in items if item.is_unchecked and item.leader and now >= item.retry_at]:
+        if unchecked := [state for state in items if state.is_unchecked and state.leader and now >= state.retry_at]:
             self._check_epochs(unchecked)
 
     def look_at(self) -> float:
@@ -81,13 +81,13 @@ class Positions:
         if not self._assignment.partitions:
             return math.inf
         at = max(self._refresh_at, self.refreshed_at + self._config.client.metadata_max_age_ms / 1000)
-        for item in self._assignment.partitions.values():
-            if item.out_of_range is not None:
+        for state in self._assignment.partitions.values():
+            if state.out_of_range is not None:
                 return 0.0
-            if item.leader is None:
+            if state.leader is None:
                 at = min(at, self._refresh_at)
-            elif item.position is None or item.is_unchecked:
-                at = min(at, item.retry_at)
+            elif state.position is None or state.is_unchecked:
+                at = min(at, state.retry_at)
         return at
 
     def _find_leaders(self, lacking: list[Assigned]) -> None:
@@ -96,69 +96,69 @@ class Positions:
         self._refresh_at = now + pause_seconds(self._config.client, self._refreshes)
         try:
             topics, creates = {topic for topic, _ in self._assignment.partitions}, self._config.allow_auto_create_topics
-            found = self._cluster.metadata(topics, create=creates, is_retried=True)
+            metadata = self._cluster.metadata(topics, create=creates, is_retried=True)
         except (ConnectionFailed, RequestTimedOut) as error:
             self._troubles.note("the cluster", error)
-            for item in lacking:
-                item.failed(error, self._config.client)
+            for state in lacking:
+                state.failed(error, self._config.client)
             return
         self.refreshed_at = now
         recreated: set[str] = set()
-        for item in self._assignment.partitions.values():
-            failure = self._take_leader(item, found.get(item.topic))
-            if item.is_recreated:
-                self._begin_again(item, is_told=item.topic in recreated)
-                recreated.add(item.topic)
+        for state in self._assignment.partitions.values():
+            failure = self._take_leader(state, metadata.get(state.topic))
+            if state.is_recreated:
+                self._begin_again(state, is_told=state.topic in recreated)
+                recreated.add(state.topic)
             if failure is not None and not failure.retriable:
                 self._troubles.final.append(failure)
-            if failure is not None and item.leader is None:
-                self._troubles.note(item.name, failure)
-                item.failed(failure, self._config.client)
-            if failure is None or failure.code not in UNKNOWN_TOPIC or item.was_known:
-                item.unknown_since = math.inf
-            elif item.unknown_since == math.inf:
-                item.unknown_since = now
-        if all(item.leader is not None for item in self._assignment.partitions.values()):
+            if failure is not None and state.leader is None:
+                self._troubles.note(state.name, failure)
+                state.failed(failure, self._config.client)
+            if failure is None or failure.code not in UNKNOWN_TOPIC or state.was_known:
+                state.unknown_since = math.inf
+            elif state.unknown_since == math.inf:
+                state.unknown_since = now
+        if all(state.leader is not None for state in self._assignment.partitions.values()):
             self._refreshes = 0
 
-    def _take_leader(self, item: Assigned, topic: Message | None) -> ProtocolError | None:
+    def _take_leader(self, state: Assigned, topic: Message | None) -> ProtocolError | None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]
         if topic is None or code not in (0, ErrorCode.LEADER_NOT_AVAILABLE):
-            return answer_error(METADATA, code, f"topic {item.topic}")
+            return answer_error(METADATA, code, f"topic {state.topic}")
         for entry in topic["partitions"]:
-            if entry["partition_index"] == item.partition:
+            if entry["partition_index"] == state.partition:
                 if entry["leader_id"] < 0:
                     break
-                if topic["topic_id"] in item.retired_ids:  # this broker does not know the new topic yet
-                    return answer_error(METADATA, ErrorCode.UNKNOWN_TOPIC_ID, f"topic {item.topic}")
+                if topic["topic_id"] in state.retired_ids:  # this broker does not know the new topic yet
+                    return answer_error(METADATA, ErrorCode.UNKNOWN_TOPIC_ID, f"topic {state.topic}")
                 if topic["topic_id"].int:
-                    item.find(topic["topic_id"])
-                item.was_known = True
-                item.lead(Leader(entry["leader_id"], entry["leader_epoch"]))
+                    state.find(topic["topic_id"])
+                state.was_known = True
+                state.lead(Leader(entry["leader_id"], entry["leader_epoch"]))
                 return None
         else:
-            what = f"partition {item.name}, of a topic with {len(topic['partitions'])} partitions"
+            what = f"partition {state.name}, of a topic with {len(topic['partitions'])} partitions"
             return ProtocolError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what)
-        return answer_error(METADATA, ErrorCode.LEADER_NOT_AVAILABLE, f"partition {item.name}")
+        return answer_error(METADATA, ErrorCode.LEADER_NOT_AVAILABLE, f"partition {state.name}")
 
-    def _begin_again(self, item: Assigned, *, is_told: bool) -> None:
+    def _begin_again(self, state: Assigned, *, is_told: bool) -> None:
         """Begin with the new topic as auto.offset.reset says, or raise."""
-        assert item.topic_id is not None
-        assert item.found_id is not None
-        recreated = TopicRecreated(item.topic, item.topic_id, item.found_id)
+        assert state.topic_id is not None
+        assert state.found_id is not None
+        recreated = TopicRecreated(state.topic, state.topic_id, state.found_id)
         start = self._config.auto_offset_reset.time(round(time.time() * 1000))
         if start is not None:
             if not is_told:
                 _log.warning("%s; going on as auto.offset.reset says", recreated.what)
-            item.restart(start)
+            state.restart(start)
             return
         if not is_told:
             self._troubles.final.append(recreated)
-        item.failed(recreated, self._config.client)
-        item.leader = None
+        state.failed(recreated, self._config.client)
+        state.leader = None
 
     def _find_positions(self, unknown: list[Assigned], group: ConsumerGroup | None) -> None:
-        asked = [item.key for item in unknown if item.start is None]
+        asked = [state.key for state in unknown if state.start is None]
         known: Mapping[TopicPartition, Committed] = {}
         if asked and group is not None:
             timeout_ms = 1000 * (self._cluster.deadline() - time.monotonic())
@@ -167,37 +167,37 @@ class Positions:
                 known, failed = group.committed_now(asked, timeout_ms, CALL_TIMEOUT)
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 failed = dict.fromkeys(asked, error)
-            for item in unknown:
-                failure = failed.get(item.key)
+            for state in unknown:
+                failure = failed.get(state.key)
                 if failure is not None:
                     self._troubles.note("the group's coordinator", failure)
                     if not is_retriable(failure):
                         raise failure
-                    item.failed(failure, self._config.client)
-            unknown = [item for item in unknown if item.key not in failed]
+                    state.failed(failure, self._config.client)
+            unknown = [state for state in unknown if state.key not in failed]
         now_ms = round(time.time() * 1000)
         times = {}
-        for item in unknown:
-            if item.key in known:
-                item.seek(known[item.key].offset, known[item.key].leader_epoch)
-                item.succeeded()
+        for state in unknown:
+            if state.key in known:
+                state.seek(known[state.key].offset, known[state.key].leader_epoch)
+                state.succeeded()
                 continue
-            if item.start is None:
-                item.start = self._config.auto_offset_reset.time(now_ms)
-            if item.start is None:
-                missing = NoOffsetForPartition(*item.key)
-                item.failed(missing, self._config.client, keeps_leader=True)
+            if state.start is None:
+                state.start = self._config.auto_offset_reset.time(now_ms)
+            if state.start is None:
+                missing = NoOffsetForPartition(*state.key)
+                state.failed(missing, self._config.client, keeps_leader=True)
                 self._troubles.final.append(missing)
             else:
-                times[item.key] = item.start
+                times[state.key] = state.start
         for key, offset in self._offsets(times).items():
-            item = self._assignment.partitions[key]
+            state = self._assignment.partitions[key]
             if offset == NO_OFFSET and times[key] != LATEST:
-                item.start = LATEST  # no record is that late
+                state.start = LATEST  # no record is that late
                 continue
-            _log.info("position of %s: %d", item.name, offset)
-            item.seek(max(0, offset))
-            item.succeeded()
+            _log.info("position of %s: %d", state.name, offset)
+            state.seek(max(0, offset))
+            state.succeeded()
 
     def _offsets(
         self, times: Mapping[TopicPartition, int], isolation_level: int | None = None
@@ -205,12 +205,12 @@ class Positions:
         """Offsets by ListOffsets, see `list_offsets`; partitions that fail are noted and left out."""
         if not times:
             return {}
-        found, failed = offsets_of_led(self._cluster, times, isolation_level)
+        offsets, failed = offsets_of_led(self._cluster, times, isolation_level)
         for key, error in failed.items():
-            item = self._assignment.partitions[key]
-            self._troubles.note(item.name, error)
-            item.failed(error, self._config.client)
-        return found
+            state = self._assignment.partitions[key]
+            self._troubles.note(state.name, error)
+            state.failed(error, self._config.client)
+        return offsets
 
     def _check_epochs(self, unchecked: list[Assigned]) -> None:
         """Ask leaders whether they have the records before the positions; go back to where the logs diverge.
@@ -218,14 +218,14 @@ class Positions:
         `DecodeError` for a bad response.
         """
         by_node: dict[int, dict[TopicPartition, Assigned]] = {}
-        for item in unchecked:
-            assert item.leader is not None
-            by_node.setdefault(item.leader.node, {})[item.key] = item
+        for state in unchecked:
+            assert state.leader is not None
+            by_node.setdefault(state.leader.node, {})[state.key] = state
         requests = {}
         for node, items in by_node.items():
             entries = (
-                (key, {"partition": key[1], "current_leader_epoch": item.leader_epoch, "leader_epoch": item.epoch})
-                for key, item in items.items()
+                (key, {"partition": key[1], "current_leader_epoch": state.leader_epoch, "leader_epoch": state.epoch})
+                for key, state in items.items()
             )
             topics = [{"topic": topic, "partitions": some} for topic, some in by_topic(entries).items()]
             requests[node] = {"replica_id": _CONSUMER, "topics": topics}
@@ -249,37 +249,39 @@ class Positions:
             for key, end in ends.items():
                 self._check_epoch(items[key], end)
 
-    def _check_epoch(self, item: Assigned, end: Message | KlogError | None) -> None:
+    def _check_epoch(self, state: Assigned, end: Message | KlogError | None) -> None:
         """Compare a position with the end of its epoch at the leader; None if the broker can't tell."""
         if isinstance(end, dict) and end["error_code"] not in (0, _DECLINED):
-            end = answer_error(OFFSET_FOR_LEADER_EPOCH, end["error_code"], f"leader epochs of {item.name}")
+            end = answer_error(OFFSET_FOR_LEADER_EPOCH, end["error_code"], f"leader epochs of {state.name}")
         if isinstance(end, KlogError):
             if not is_retriable(end):
                 self._troubles.final.append(end)
-            self._troubles.note(item.name, end)
-            item.failed(end, self._config.client)
+            self._troubles.note(state.name, end)
+            state.failed(end, self._config.client)
             return
-        assert item.position is not None
-        if end is not None and not end["error_code"] and 0 <= end["end_offset"] < item.position:
-            truncated = LogTruncated(*item.key, item.position, item.epoch, end["end_offset"])
+        assert state.position is not None
+        if end is not None and not end["error_code"] and 0 <= end["end_offset"] < state.position:
+            truncated = LogTruncated(*state.key, state.position, state.epoch, end["end_offset"])
             if self._config.auto_offset_reset.time(0) is None:
                 self._troubles.final.append(truncated)
-                item.failed(truncated, self._config.client, keeps_leader=True)
+                state.failed(truncated, self._config.client, keeps_leader=True)
                 return
             _log.warning("%s; going on there", truncated.what)
-            item.seek(end["end_offset"], end["leader_epoch"])
-        item.is_unchecked = False
-        item.succeeded()
+            state.seek(end["end_offset"], end["leader_epoch"])
+        state.is_unchecked = False
+        state.succeeded()
 
     def _check_ranges(self, beyond: list[Assigned]) -> None:
         """Ask leaders for the range of offsets: a broker that has just lost or gained a partition may be wrong."""
-        wanted = {item.key: item for item in beyond if item.position == item.out_of_range and item.leader is not None}
-        for item in beyond:
-            item.out_of_range = None
+        wanted = {
+            state.key: state for state in beyond if state.position == state.out_of_range and state.leader is not None
+        }
+        for state in beyond:
+            state.out_of_range = None
         first = self._offsets(dict.fromkeys(wanted, EARLIEST))
         last = self._offsets(dict.fromkeys(first, LATEST), READ_UNCOMMITTED)  # positions may be in open transactions
         for key, end in last.items():
-            item, offset = wanted[key], wanted[key].position
+            state, offset = wanted[key], wanted[key].position
             assert offset is not None
             if first[key] <= offset <= end:
                 continue
@@ -289,4 +291,4 @@ class Positions:
                 self._troubles.final.append(error)
             else:
                 _log.warning("%s; going on as auto.offset.reset says", error)
-                item.restart(start)
+                state.restart(start)

@@ -75,13 +75,13 @@ class FetchInFlight:
     ) -> None:
         """`isolation_level` is by default that of the settings."""
         config = cluster.config
-        is_by_id = all(item.topic_id for item in wanted.values()) and connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS)
+        is_by_id = all(asked.topic_id for asked in wanted.values()) and connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS)
         self.connection, self._cluster = connection, cluster
         self._wanted = wanted if is_by_id else without_ids(wanted)
         request = {
             "max_wait_ms": max_wait_ms,
             "min_bytes": 1,
-            "max_bytes": max(config.fetch_max_bytes, *(item.max_bytes for item in wanted.values())),
+            "max_bytes": max(config.fetch_max_bytes, *(asked.max_bytes for asked in wanted.values())),
             "isolation_level": config.isolation_level if isolation_level is None else isolation_level,
             "topics": topics_to_fetch(self._wanted),
         }
@@ -102,7 +102,7 @@ class FetchInFlight:
 
 def without_ids(wanted: Mapping[TopicPartition, FetchParameters]) -> dict[TopicPartition, FetchParameters]:
     """The same partitions, of topics that are named."""
-    return {key: item._replace(topic_id=None) for key, item in wanted.items()}
+    return {key: asked._replace(topic_id=None) for key, asked in wanted.items()}
 
 
 def entries_of(
@@ -113,21 +113,21 @@ def entries_of(
     `DecodeError` if the answer does not match; a retriable `ProtocolError` if it has no entry at all, as that of a
     busy broker.
     """
-    names = {item.topic_id: key[0] for key, item in wanted.items() if item.topic_id is not None}
+    names = {span.topic_id: key[0] for key, span in wanted.items() if span.topic_id is not None}
     entries = []
     for topic in answer["responses"]:
         name = names.get(topic["topic_id"], str(topic["topic_id"])) if names else topic["topic"]
         for entry in topic["partitions"]:
             entries.append(((name, entry["partition_index"]), entry))
-    found, asked = dict(entries), set(wanted)
+    named, asked = dict(entries), set(wanted)
     if is_incremental:
-        asked &= found.keys()
+        asked &= named.keys()
     elif not entries and asked and not answer.get("throttle_time_ms"):
         what = f"fetch of {len(asked)} partitions, whose answer has none"
         raise answer_error(FETCH, ErrorCode.UNKNOWN_SERVER_ERROR, what)
-    if len(found) < len(entries) or found.keys() != asked:
+    if len(named) < len(entries) or named.keys() != asked:
         return by_key(FETCH, answer, entries, asked if is_incremental else wanted)  # it names the difference
-    return found
+    return named
 
 
 @dataclass(slots=True, eq=False)
@@ -214,7 +214,7 @@ def read_entry(
             return Larger(needed)
     except DecodeError as error:
         raise DecodeError(f"{name}: {error}") from None
-    aborted = [(item["producer_id"], item["first_offset"]) for item in entry["aborted_transactions"] or ()]
+    aborted = [(txn["producer_id"], txn["first_offset"]) for txn in entry["aborted_transactions"] or ()]
     data, epoch = records[: until.position], order.last_leader_epoch
     return Fetched(*key, offset, until.offset, data, aborted, order.damaged, epoch, is_corrupt)
 

@@ -155,20 +155,20 @@ class _RangeFetch:
         except FrameTooLarge as error:
             raise too_large(self._key, self._offset, error) from None
         limits = Limits(self._max_bytes, self._cluster.config.response_max_bytes)
-        found = read_entry(self._key, entry, self._offset, limits, self._end)
-        if found is None and self._is_past_corrupt and entry["high_watermark"] >= self._end:
+        fetched = read_entry(self._key, entry, self._offset, limits, self._end)
+        if fetched is None and self._is_past_corrupt and entry["high_watermark"] >= self._end:
             # the rest of the range lies in the corrupt batch: the broker finds no such offsets
             return Fetched(*self._key, self._offset, self._end, memoryview(b""), [], NOTHING)
-        if isinstance(found, Larger):
-            _log.info("%s at offset %d: a message of %d bytes, fetching again", self._name, self._offset, found.size)
-            self._max_bytes = found.size
-        if not isinstance(found, Fetched):
+        if isinstance(fetched, Larger):
+            _log.info("%s at offset %d: a message of %d bytes, fetching again", self._name, self._offset, fetched.size)
+            self._max_bytes = fetched.size
+        if not isinstance(fetched, Fetched):
             return None
-        if found.is_corrupt and len(found.data) >= self._max_bytes and 2 * self._max_bytes <= limits.most:
+        if fetched.is_corrupt and len(fetched.data) >= self._max_bytes and 2 * self._max_bytes <= limits.most:
             self._max_bytes *= 2  # an intact batch after it tells where it ends
             return None
-        self._is_past_corrupt = found.is_corrupt
-        return found
+        self._is_past_corrupt = fetched.is_corrupt
+        return fetched
 
     def _send(self, connection: Connection) -> FetchInFlight:
         wanted = {self._key: FetchParameters(self._offset, self._max_bytes, topic_id=self._topic_id)}
@@ -216,13 +216,13 @@ class ShortRanges:
                 answer = fetch_short(self._cluster, node, asked, self._topic_ids, size)
                 if answer is None:
                     return
-                if answer.found:
-                    yield answer.found
+                if answer.fetched:
+                    yield answer.fetched
                 cut = {key: needed for key, needed in answer.cut.items() if needed <= self._most}
                 if cut and size < self._most:
                     again |= cut
                     cut_at = size
-                    if len(cut) > len(answer.found):  # other ranges will need more, too
+                    if len(cut) > len(answer.fetched):  # other ranges will need more, too
                         size = self._bytes = self._more(size, cut)
             left = list(again)
             if again:
@@ -236,7 +236,7 @@ class ShortRanges:
 class ShortAnswer(NamedTuple):
     """Partitions whose range is there as a whole, and those cut off, each with the bytes it may need (0: unknown)."""
 
-    found: dict[TopicPartition, Fetched]
+    fetched: dict[TopicPartition, Fetched]
     cut: dict[TopicPartition, int]
 
 
@@ -268,7 +268,7 @@ def fetch_short(
             found = None
         fetched = found if isinstance(found, Fetched) and not (found.damaged or found.is_corrupt) else None
         if fetched is not None and fetched.next_offset >= end:
-            result.found[key] = fetched
+            result.fetched[key] = fetched
         elif not entry["error_code"] and entry["high_watermark"] >= end:
             # brokers leave out a first batch that is larger than what was asked for
             size = 0 if fetched is None else len(entry["records"])

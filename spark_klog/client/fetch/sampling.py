@@ -69,25 +69,25 @@ def _sample(
 
     None if it finds nothing, or if the largest fetch holds no batch. Partitions without records are left out.
     """
-    found: dict[TopicPartition, _Found | None] = {}
+    samples: dict[TopicPartition, _Found | None] = {}
     rest, largest = dict(offsets), max(size, cluster.config.partition_fetch_bytes)
 
     def read_each() -> dict[TopicPartition, _Found | _Later | None]:
         fetches = _small_fetch(cluster, rest, size)
-        return {key: _Later(rest[key]) if isinstance(one, Larger) else read(one) for key, one in fetches}
+        return {key: _Later(rest[key]) if isinstance(fetched, Larger) else read(fetched) for key, fetched in fetches}
 
     while rest:
         answers = cluster.attempt(read_each)
-        found |= {key: one for key, one in answers.items() if not isinstance(one, _Later)}
-        following = {key: one.offset for key, one in answers.items() if isinstance(one, _Later)}
+        samples |= {key: fetched for key, fetched in answers.items() if not isinstance(fetched, _Later)}
+        following = {key: fetched.offset for key, fetched in answers.items() if isinstance(fetched, _Later)}
         too_large = [key for key, offset in following.items() if offset == rest[key]]
         if size == largest:
-            found |= dict.fromkeys(too_large)
+            samples |= dict.fromkeys(too_large)
             following = {key: offset for key, offset in following.items() if offset > rest[key]}
         rest = following
         if too_large:
             size = min(growth * size, largest)
-    return found
+    return samples
 
 
 def _headers(fetched: Fetched | KlogError) -> list[Header] | None:

@@ -68,11 +68,11 @@ def wait_until_ready(waited: Iterable[Waited], timeout: float) -> None:
     `OSError` or `ValueError` if another thread closes a connection.
     """
     poller = select.poll()
-    for one in waited:
-        events = one.awaited_events
+    for connection in waited:
+        events = connection.awaited_events
         if not events:
             return
-        poller.register(one.fileno(), events)
+        poller.register(connection.fileno(), events)
     try:
         poller.poll(math.ceil(1000 * max(0.0, min(timeout, _LONGEST_WAIT))))
     except BaseException as error:  # as in a `WAIT`, but without its calls

@@ -121,7 +121,7 @@ class Queue:
         self.failure = None
         self.is_open = bool(self.batches)  # a leader may forget the sequences of an idle producer
         confirmed = sorted(self.confirmed, key=lambda batch: batch.order)
-        before = [one for one in confirmed if not self.batches or one.order < self.batches[0].order]
+        before = [batch for batch in confirmed if not self.batches or batch.order < self.batches[0].order]
         self.confirmed = confirmed[len(before) :]
         return before
 

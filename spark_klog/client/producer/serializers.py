@@ -6,6 +6,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spark_klog.base.names import ROW_FORMATS
 from spark_klog.client.serialization import Column, Context, Function, PlainType, Serialization
 from spark_klog.errors import ConfigError, EncodeError, KlogError
 from spark_klog.records.contract import Headers
@@ -53,13 +54,13 @@ class Serializers:
 
     def _row_serializer(self, column: Column, topic: str) -> RowSerializer:
         with self._lock:
-            found = self._by_topic.get((column, topic))
-            if found is None:
+            serializer = self._by_topic.get((column, topic))
+            if serializer is None:
                 from spark_klog.schemas.row_serializing import RowSerializer
 
-                found = RowSerializer(self._serialization.write_format(column, topic))
-                self._by_topic[column, topic] = found
-            return found
+                serializer = RowSerializer(self._serialization.write_format(column, topic))
+                self._by_topic[column, topic] = serializer
+            return serializer
 
     def table(self, rows: pa.Table | pa.RecordBatch, topic: str | None) -> pa.Table | pa.RecordBatch:
         """The rows of `Producer.send_arrow` with binary keys and values.
@@ -81,8 +82,8 @@ class Serializers:
             return self._row_serializer(column, topic).encode(values, first)
         if not isinstance(chosen, PlainType):
             raise ConfigError(
-                f"{column}.serializer is a function, which takes no columns: call send, or set avro, protobuf, "
-                "json-schema or a plain type"
+                f"{column}.serializer is a function, which takes no columns: call send, or set "
+                f"{', '.join(ROW_FORMATS)} or a plain type"
             )
         from spark_klog.schemas.row_serializing import plain_column
 

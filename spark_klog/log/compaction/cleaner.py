@@ -66,7 +66,7 @@ def plan(log: PartitionLog, checkpoint: int | None, now_ms: int) -> Cleanable:
 
 def compact(
     log: PartitionLog,
-    found: Cleanable,
+    cleanable: Cleanable,
     offsets: OffsetMap,
     now_ms: int,
     in_owner: InOwner = _at_once,
@@ -80,10 +80,10 @@ def compact(
     OSError: groups cleaned before stay cleaned.
     """
     try:
-        return _Round(log, found, offsets, in_owner, check).run(now_ms)
+        return _Round(log, cleanable, offsets, in_owner, check).run(now_ms)
     except _Gone:
         _log.info("%s: compaction stopped, as its segments were deleted", log.directory)
-        return found.first_dirty_offset
+        return cleanable.first_dirty_offset
 
 
 #: A cleaned segment in its temporary file: size, remaining aborted transactions, entries of its indexes.
@@ -121,30 +121,30 @@ class _Round:
     _check: Callable[[], None]
 
     def run(self, now_ms: int) -> int:
-        log, found = self._log, self._found
+        log, cleanable = self._log, self._found
         self._flush()
         segments, infos, aborted, producers = self._in_owner(self._facts)
         self._offsets.clear()
         dirty = [
             segment
             for segment, following in zip(segments, [*segments[1:], None], strict=True)
-            if following is None or following.base_offset > found.first_dirty_offset
+            if following is None or following.base_offset > cleanable.first_dirty_offset
         ]
         end = build_map(
             chain.from_iterable(self._batches(segment) for segment in dirty),
             self._offsets,
-            found.first_dirty_offset,
-            found.first_uncleanable_offset,
+            cleanable.first_dirty_offset,
+            cleanable.first_uncleanable_offset,
             aborted,
         )
         retention = log.config.delete_retention_ms
-        cleaning = CleaningRound(end, found.first_uncleanable_offset, now_ms, retention, producers)
+        cleaning = CleaningRound(end, cleanable.first_uncleanable_offset, now_ms, retention, producers)
         cleaner = Cleaner(self._offsets, cleaning, aborted)
         by_base = {segment.base_offset: segment for segment in segments}
         infos = [info for info in infos if info.base_offset < end]
-        for group in group_segments(infos, log.config, found.first_uncleanable_offset):
+        for group in group_segments(infos, log.config, cleanable.first_uncleanable_offset):
             old = tuple(by_base[info.base_offset] for info in group)
-            kept = [retains_legacy_tombstones(infos, info, found.first_dirty_offset, retention) for info in group]
+            kept = [retains_legacy_tombstones(infos, info, cleanable.first_dirty_offset, retention) for info in group]
             try:
                 self._swap(old, self._write_cleaned(cleaner, old, kept))
             except Exception:
@@ -253,14 +253,14 @@ class _Round:
         """The log's segments, their infos, aborted transactions and active producers."""
         log = self._log
         self._check_there(())
-        segments = [item for item in log.segments if item.base_offset < self._found.first_uncleanable_offset]
+        segments = [segment for segment in log.segments if segment.base_offset < self._found.first_uncleanable_offset]
         if not segments:
             raise _Gone
         # The entry of a transaction that started in these segments is in the segment of its marker, maybe a later one.
         aborted = log.aborted_transactions(segments[0].base_offset, self._found.first_uncleanable_offset)
         producers = {
-            producer_id: LastRecord(item.batches[-1].last_offset if item.batches else None, item.epoch)
-            for producer_id, item in log.producers.producers.items()
+            producer_id: LastRecord(producer.batches[-1].last_offset if producer.batches else None, producer.epoch)
+            for producer_id, producer in log.producers.producers.items()
         }
         return segments, [_info(segment) for segment in segments], aborted, producers
 

@@ -146,8 +146,8 @@ class OffsetMap:
 
     def put(self, key: Buffer, offset: int) -> bool:
         """Set a key's offset; False, without effect, if the map is full and does not have the key."""
-        position, digest, found = self._find(key)
-        if not found:
+        position, digest, after = self._find(key)
+        if not after:
             if self._size >= self.capacity:
                 return False
             self._size += 1
@@ -174,9 +174,9 @@ class OffsetMap:
         first, second = _NUMBERS.unpack(digest)
         slot, step = first % self._slots, second % (self._slots - 1) + 1
         while True:
-            stored, found = _SLOT.unpack_from(self._table, slot * _SLOT.size)
-            if not found or stored == digest:
-                return slot * _SLOT.size, digest, found
+            stored, after = _SLOT.unpack_from(self._table, slot * _SLOT.size)
+            if not after or stored == digest:
+                return slot * _SLOT.size, digest, after
             slot = (slot + step) % self._slots
 
 

@@ -270,9 +270,9 @@ class Segment:
     def _headers(self, position: int) -> Iterator[tuple[int, Header]]:
         """(position, header) of the batches from a position on; `LogCorrupted` at an incomplete batch."""
         end = self.size  # batches may be appended meanwhile
-        for found in headers(self.file, self.path, position, end):
-            yield found
-            position = found[0] + found[1].size
+        for each in headers(self.file, self.path, position, end):
+            yield each
+            position = each[0] + each[1].size
         if position != end:
             left = end - position
             raise LogCorrupted(f"{self.path}: incomplete batch at position {position}, {left} bytes left")
@@ -282,10 +282,10 @@ class Segment:
 
         None after the segment's end. Includes no batch with offsets from `end` on.
         """
-        found = self.position_of(offset)
-        if found is None:
+        place = self.position_of(offset)
+        if place is None:
             return None
-        position, header = found
+        position, header = place
         stop = self.size
         if end is not None and (beyond := self.position_of(end)) is not None:
             stop = beyond[0]
@@ -293,12 +293,12 @@ class Segment:
             return None
         return FileRange(self.file, position, min(stop - position, max(max_bytes, header.size)))
 
-    def offset_after(self, found: FileRange) -> int | None:
+    def offset_after(self, part: FileRange) -> int | None:
         """An offset after all records in a range of this segment; by the index, so maybe some batches on.
 
         None if the index has no valid entry there: then use the end of the segment.
         """
-        end = found.position + found.size
+        end = part.position + part.size
         entry = self.offset_index.at_position(end)
         if entry is None or not end <= entry[1] < self.size:
             return None
@@ -309,25 +309,25 @@ class Segment:
             return None
         return entry[0] if self._is_entry_of(entry[0], header) else None
 
-    def records_in(self, found: FileRange, base_offset: int) -> int:
+    def records_in(self, part: FileRange, base_offset: int) -> int:
         """How many offsets the complete batches of a range span; the range starts at `base_offset`."""
-        end = found.position + found.size
+        end = part.position + part.size
         entry = self.offset_index.before_position(end)
         if entry:  # its batch may end after the range; from the entry before it there is a complete batch
             entry = self.offset_index.before_position(entry[1])
-        start = max(found.position, entry[1] if entry else 0)
+        start = max(part.position, entry[1] if entry else 0)
         try:
-            return self._next_offset(found, start, base_offset) - base_offset
+            return self._next_offset(part, start, base_offset) - base_offset
         except LogCorrupted as error:
-            if start == found.position:
+            if start == part.position:
                 raise
             _log.warning("%s: an index entry is wrong: %s", self.path, error)
-            return self._next_offset(found, found.position, base_offset) - base_offset
+            return self._next_offset(part, part.position, base_offset) - base_offset
 
-    def _next_offset(self, found: FileRange, position: int, base_offset: int) -> int:
+    def _next_offset(self, part: FileRange, position: int, base_offset: int) -> int:
         """The offset after the complete batches of a range from `position` on; `base_offset` if there is none."""
         next_offset = base_offset
-        for _, header in headers(found.file, self.path, position, found.position + found.size):
+        for _, header in headers(part.file, self.path, position, part.position + part.size):
             next_offset = header.next_offset
         return next_offset
 
@@ -347,9 +347,9 @@ class Segment:
             yield None
             if header.max_timestamp < timestamp:
                 continue
-            found: tuple[int, int] | None = yield from self._look(_first_since, position, header, first, timestamp)
-            if found is not None:
-                return found
+            record: tuple[int, int] | None = yield from self._look(_first_since, position, header, first, timestamp)
+            if record is not None:
+                return record
         return None
 
     def max_timestamp_from(self, first: int) -> Steps[int]:
@@ -371,8 +371,8 @@ class Segment:
         """Look through the records of a batch."""
         work = partial(look, header, memoryview(self.file.read_at(position, header.size)), *arguments)
         is_long = header.codec_id != NONE.id or header.size > _SHORT_BATCH
-        found: _Result = (yield work) if is_long else work()
-        return found
+        result: _Result = (yield work) if is_long else work()
+        return result
 
     def _headers_from(self, offset: int) -> Iterator[tuple[int, Header]]:
         """(position, header) from the batch with `offset` on."""
@@ -438,8 +438,8 @@ class Segment:
         """Whether `timestamp` is the largest of the batch with that offset, or there is none."""
         if timestamp < 0:  # no index has an entry of a negative one
             return (timestamp, offset) == _NO_TIMESTAMP
-        found = self._walk_to(offset, self.offset_index.floor(offset))
-        return found is not None and found[1].max_timestamp == timestamp
+        place = self._walk_to(offset, self.offset_index.floor(offset))
+        return place is not None and place[1].max_timestamp == timestamp
 
     def recover(self) -> tuple[int, DamagedBatch | None]:
         """Check every batch, and rebuild the indexes. Does not truncate.

@@ -45,7 +45,7 @@ def parse_transaction_index(data: bytes, name: str) -> list[AbortedTransaction]:
 
 def encode_transaction_index(transactions: Iterable[AbortedTransaction]) -> bytes:
     """The content of a .txnindex file."""
-    return b"".join(TRANSACTION_ENTRY.pack(0, *item) for item in transactions)
+    return b"".join(TRANSACTION_ENTRY.pack(0, *transaction) for transaction in transactions)
 
 
 class TransactionIndex:
@@ -86,14 +86,14 @@ class TransactionIndex:
         """
         data = self._load()
         count = len(data) // TRANSACTION_ENTRY.size
-        found = []
+        aborted = []
         for number in range(bisect_left(range(count), first, key=lambda number: _entry_at(data, number)[2]), count):
             entry = _entry_at(data, number)
             if entry.first_offset < end:
-                found.append(entry)
+                aborted.append(entry)
             if entry.last_stable_offset >= end:  # transactions that end later also start later
-                return found, True
-        return found, False
+                return aborted, True
+        return aborted, False
 
     def prepare(self) -> None:
         """Load the entries and keep them loaded until the next look-up, so that `append` can't fail.

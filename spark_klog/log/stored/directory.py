@@ -60,7 +60,7 @@ class StoredDirectories:
 
         `ConfigError` if a directory is missing or not a data directory, or if two have the same partition; OSError.
         """
-        found: dict[tuple[str, int], str] = {}
+        holders: dict[tuple[str, int], str] = {}
         for directory in self._directories:
             try:
                 entries = directory.files.entries(directory.path)
@@ -80,10 +80,10 @@ class StoredDirectories:
                     "TOPIC-PARTITION"
                 )
             for key in here:
-                if key in found:
-                    raise ConfigError(f"{key[0]}-{key[1]} is in {found[key]} and in {directory.name}")
-                found[key] = directory.name
-        return sorted(found)
+                if key in holders:
+                    raise ConfigError(f"{key[0]}-{key[1]} is in {holders[key]} and in {directory.name}")
+                holders[key] = directory.name
+        return sorted(holders)
 
     def open(self, topic: str, partition: int) -> StoredLog:
         """Open the log of a partition; `OffsetOutOfRange` with `GONE` available if it does not exist."""

@@ -104,14 +104,14 @@ class StoredPartition(ListedPartition):
 
     def _entries(self) -> list[Entry]:
         """List the folder. During a compaction list it until nothing has changed: a listing may miss renamed files."""
-        found = self._files.entries(self._folder)
+        listed = self._files.entries(self._folder)
         for _ in range(_LISTINGS):
-            if not any(entry.name.endswith((CLEANED, SWAP, DELETED)) for entry in found):
+            if not any(entry.name.endswith((CLEANED, SWAP, DELETED)) for entry in listed):
                 break
-            before, found = found, self._files.entries(self._folder)
-            if {entry.name for entry in before} == {entry.name for entry in found}:
+            before, listed = listed, self._files.entries(self._folder)
+            if {entry.name for entry in before} == {entry.name for entry in listed}:
                 break
-        return found
+        return listed
 
     def _again(self, look_up: Callable[[], T]) -> T:
         """Call `look_up`; list the folder again if retention or compaction has removed a file since the listing."""
@@ -164,15 +164,15 @@ class StoredPartition(ListedPartition):
 
     def offset_for_time(self, timestamp: int) -> int | None:
         """The first offset of a record with a timestamp (ms) of at least `timestamp`, or None. `DecodeError`."""
-        found = self._again(lambda: self._first_at(timestamp))
-        return found if found is not None and found < self.end_offset else None
+        offset = self._again(lambda: self._first_at(timestamp))
+        return offset if offset is not None and offset < self.end_offset else None
 
     def _first_at(self, timestamp: int) -> int | None:
         for segment, until in self._extents():
             if until > self.start_offset:
-                found = segment.offset_for_time(timestamp, self.start_offset, until)
-                if found is not None:
-                    return found
+                offset = segment.offset_for_time(timestamp, self.start_offset, until)
+                if offset is not None:
+                    return offset
         return None
 
     def timestamp_type(self, offset: int) -> int | None:
@@ -200,13 +200,13 @@ class StoredPartition(ListedPartition):
 
     def _aborted(self, start: int, end: int) -> list[AbortedTransaction]:
         """The aborted transactions that may have records in [start, end); `DecodeError` for a damaged index."""
-        found: list[AbortedTransaction] = []
+        aborted: list[AbortedTransaction] = []
         for segment in self._segments[self._index_at(start) :]:
             entries = segment.aborted_transactions()
-            found += [entry for entry in entries if entry.first_offset < end]
+            aborted += [entry for entry in entries if entry.first_offset < end]
             if any(entry.last_stable_offset >= end for entry in entries):
                 break
-        return found
+        return aborted
 
     def _unstable(self, end: int) -> Iterator[int]:
         """First offsets of open transactions, and of aborted ones that no transaction index lists (yet)."""
@@ -260,16 +260,16 @@ class StoredPartition(ListedPartition):
         total = sum(max(0, high - low) for *_, low, high in spans)
         parts = max(1, -(-total // target))
         goals = [total * number // parts for number in range(1, parts)]
-        found, passed = set(), 0
+        bounds, passed = set(), 0
         for segment, until, low, high in spans:
             size = max(0, high - low)
-            found |= {
+            bounds |= {
                 segment.offset_estimate(low + goal - passed, until, target // 4)
                 for goal in goals
                 if passed <= goal < passed + size
             }
             passed += size
-        return sorted(offset for offset in found if start < offset < end)
+        return sorted(offset for offset in bounds if start < offset < end)
 
     def read(self, start: int, end: int, on_bad: Callable[[BadBatch], None] = refuse) -> Iterator[StoredBatches]:
         """The record batches with offsets in [start, end); they may extend beyond both ends. Does not decode them.

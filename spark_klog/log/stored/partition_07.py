@@ -59,10 +59,10 @@ class StoredPartition07(ListedPartition):
         stems = [(entry.name.removesuffix(SUFFIX_07), entry) for entry in entries]
         #: Names of .kafka files that are no offsets; they are not read.
         self.misnamed = [entry.name for stem, entry in stems if not (stem.isascii() and stem.isdecimal())]
-        found = sorted((int(stem), entry.size, entry.name) for stem, entry in stems if entry.name not in self.misnamed)
-        self._bases = [base for base, *_ in found]
-        self._sizes = [size for _, size, _ in found]
-        self.paths = [f"{self._folder}/{name}" for *_, name in found]
+        files = sorted((int(stem), entry.size, entry.name) for stem, entry in stems if entry.name not in self.misnamed)
+        self._bases = [base for base, *_ in files]
+        self._sizes = [size for _, size, _ in files]
+        self.paths = [f"{self._folder}/{name}" for *_, name in files]
         self._end: tuple[int, DecodeError | None] | None = None
 
     @property
@@ -132,12 +132,12 @@ class StoredPartition07(ListedPartition):
 
     def cuts(self, start: int, end: int, target: int) -> list[int]:
         # only the starts of files: there is no index with other offsets
-        found, last = [], start
+        bounds, last = [], start
         for base, following in zip(self._bases, [*self._bases[1:], end], strict=True):
             if last < base < end and min(following, end) - last > target:
-                found.append(base)
+                bounds.append(base)
                 last = base
-        return found
+        return bounds
 
     def read(self, start: int, end: int, on_bad: Callable[[BadBatch], None] = refuse) -> Iterator[StoredBatches]:
         # Messages become those of magic 0 for the common decoder; those of a compressed set have the offset of the set.
@@ -175,20 +175,20 @@ class StoredPartition07(ListedPartition):
 
     def _blocks(self, index: int, start: int, end: int) -> Iterator[list[Message07]]:
         """The messages of a file with offsets in [start, end), a few at a time."""
-        found: list[Message07] = []
+        block: list[Message07] = []
         size = 0
         for message in self._messages(index):
             if message.offset >= end:
                 break
             if message.offset < start:
                 continue
-            found.append(message)
+            block.append(message)
             size += len(message.payload)
             if size >= _BLOCK_BYTES:
-                yield found
-                found, size = [], 0
-        if found:
-            yield found
+                yield block
+                block, size = [], 0
+        if block:
+            yield block
 
     def messages(self) -> Iterator[tuple[Message07, list[Record]]]:
         """All messages with their records; `DecodeError` at other bytes and at corrupt ones names file and position."""

@@ -80,8 +80,8 @@ class StoredSegment:
 
     def position_hint(self, offset: int) -> int:
         """The approximate position of `offset` by the index; 0 if it has no plausible entry."""
-        found = self._floor(INDEX, OFFSET_ENTRY, 0, offset - self.base_offset)
-        return found[1] if found and 0 <= found[1] < self.size else 0
+        entry = self._floor(INDEX, OFFSET_ENTRY, 0, offset - self.base_offset)
+        return entry[1] if entry and 0 <= entry[1] < self.size else 0
 
     def position_estimate(self, offset: int, until: int) -> int:
         """Like `position_hint`, or else proportional; the segment's offsets end at `until`."""
@@ -92,9 +92,9 @@ class StoredSegment:
 
     def offset_estimate(self, position: int, until: int, near: int) -> int:
         """The approximate offset at `position`: by an index entry at most `near` bytes before it, else proportional."""
-        found = self._floor(INDEX, OFFSET_ENTRY, 1, position)
-        if found is not None and position - found[1] <= near:
-            return self.base_offset + found[0] + 1
+        entry = self._floor(INDEX, OFFSET_ENTRY, 1, position)
+        if entry is not None and position - entry[1] <= near:
+            return self.base_offset + entry[0] + 1
         return self.base_offset + (until - self.base_offset) * position // max(1, self.size)
 
     def aborted_transactions(self) -> list[AbortedTransaction]:
@@ -119,9 +119,9 @@ class StoredSegment:
 
     def _start(self, file: OpenFile, offset: int) -> int:
         """The position of a batch that starts at or before `offset`."""
-        found = self._floor(INDEX, OFFSET_ENTRY, 0, offset - self.base_offset)
-        if found and self._begins_batch(file, found[1], self.base_offset + found[0]):
-            return found[1]
+        entry = self._floor(INDEX, OFFSET_ENTRY, 0, offset - self.base_offset)
+        if entry and self._begins_batch(file, entry[1], self.base_offset + entry[0]):
+            return entry[1]
         return 0
 
     def _begins_batch(self, file: OpenFile, position: int, offset: int) -> bool:
@@ -148,8 +148,8 @@ class StoredSegment:
     def headers(self, start: int, end: int) -> Iterator[tuple[Header, memoryview]]:
         """(header, bytes) of the batches with offsets in [start, end); bytes only of control batches."""
         with closing(self._files.open(self.path)) as file:
-            found = self._find(file, start)
-            for position, header in self._headers(file, found[0]) if found else ():
+            place = self._find(file, start)
+            for position, header in self._headers(file, place[0]) if place else ():
                 if header.base_offset >= end:
                     return
                 size = header.size if header.is_control else 0
@@ -158,8 +158,8 @@ class StoredSegment:
     def header(self, offset: int) -> Header | None:
         """The header of the first batch whose last offset is `offset` or later; None after the segment."""
         with closing(self._files.open(self.path)) as file:
-            found = self._find(file, offset)
-            return found[1] if found else None
+            place = self._find(file, offset)
+            return place[1] if place else None
 
     def tail(self) -> Tail:
         """The end of the segment; ignores a batch that a broker is still writing."""
@@ -198,9 +198,9 @@ class StoredSegment:
 
     def _time_start(self, file: OpenFile, timestamp: int) -> int:
         """The position of a batch such that all timestamps before it are below `timestamp`."""
-        found = self._floor(TIME_INDEX, TIME_ENTRY, 0, timestamp - 1)
-        found_at = self._find(file, self.base_offset + found[1]) if found else None
-        if found is None or found_at is None or found_at[1].max_timestamp != found[0]:
+        entry = self._floor(TIME_INDEX, TIME_ENTRY, 0, timestamp - 1)
+        found_at = self._find(file, self.base_offset + entry[1]) if entry else None
+        if entry is None or found_at is None or found_at[1].max_timestamp != entry[0]:
             return 0
         return found_at[0]
 
@@ -216,12 +216,12 @@ class StoredSegment:
         with closing(self._files.open(self.path)) as file:
             # If the size differs from the listing, compaction may have merged the next segment into this one.
             log_end = NO_END if following is None or file.size != self.size else following
-            found = self._find(file, start)
-            if found is None:
+            place = self._find(file, start)
+            if place is None:
                 return
             limit = self.position_hint(end) or self.size
             with ThreadPoolExecutor(1) as ahead:
-                position, next_offset = found[0], start
+                position, next_offset = place[0], start
                 coming = ahead.submit(file.read_at, position, _block_size(position, limit))
                 while True:
                     data = memoryview(coming.result())
@@ -299,9 +299,9 @@ def _index_floor(file: OpenFile, entry: Struct, field: int, value: int) -> tuple
         else:
             low = middle
     data = memoryview(file.read_at(low * entry.size, (high - low) * entry.size))
-    found = None
+    floor = None
     for fields in entry.iter_unpack(data[: len(data) - len(data) % entry.size]):
         if is_above(fields):
             break
-        found = fields
-    return found
+        floor = fields
+    return floor

@@ -217,8 +217,8 @@ def _topic_id(topic: str, new: Path, ids: dict[str, UUID]) -> UUID:
     """One id for all partitions of a topic: that of its partitions in `new`, or else a random one."""
     if topic not in ids:
         there = [path for path in sorted(new.iterdir()) if (partition_of_folder(path.name) or ("",))[0] == topic]
-        found = (read_topic_id(FileSystem(), path) for path in there)
-        ids[topic] = next(filter(None, found), None) or uuid4()
+        known = (read_topic_id(FileSystem(), path) for path in there)
+        ids[topic] = next(filter(None, known), None) or uuid4()
     return ids[topic]
 
 

@@ -121,15 +121,15 @@ class IndexCheck:
 
     def advance(self) -> None:
         self.next = None
-        for found in self._found:
-            if isinstance(found, IndexEntry):
-                self.next = found
+        for part in self._found:
+            if isinstance(part, IndexEntry):
+                self.next = part
                 return
-            if isinstance(found, Damage):
-                self.findings.append(Finding(self.path, found.position, found.reason))
+            if isinstance(part, Damage):
+                self.findings.append(Finding(self.path, part.position, part.reason))
             elif not self._is_newest:
-                what = f"{found.size} zero bytes follow the entries, but a newer segment exists"
-                self.findings.append(Finding(self.path, found.position, what))
+                what = f"{part.size} zero bytes follow the entries, but a newer segment exists"
+                self.findings.append(Finding(self.path, part.position, what))
 
     def wrong(self, entry: IndexEntry, what: str) -> None:
         fields = ", ".join(f"{name} {value}" for name, value in entry.fields.items())
@@ -389,31 +389,31 @@ def _segment(
     last = base_offset - 1
     flushed = _recovery_point(path)  # before the records: a broker may run
     sound = True
-    for found in dump(path):
+    for part in dump(path):
         try:
-            if isinstance(found, Padding):
+            if isinstance(part, Padding):
                 if next_base is not None:
-                    raise DecodeError(f"{found.size} zeros at its end, which only the newest segment may have")
+                    raise DecodeError(f"{part.size} zeros at its end, which only the newest segment may have")
                 if (path.absolute().parent.parent / CLEAN_STOP).exists():
-                    raise DecodeError(f"{found.size} zeros at its end, although a clean stop cuts preallocated ones")
+                    raise DecodeError(f"{part.size} zeros at its end, although a clean stop cuts preallocated ones")
                 continue
-            if isinstance(found, Damage):
-                raise DecodeError(found.reason)
-            batch = _checked(found, builder, base_offset, last, next_base)
+            if isinstance(part, Damage):
+                raise DecodeError(part.reason)
+            batch = _checked(part, builder, base_offset, last, next_base)
             last = batch.last
             if transactions:
-                assert not isinstance(found.header, Message07)
-                transactions.batch(found.header, found.data, batch)
+                assert not isinstance(part.header, Message07)
+                transactions.batch(part.header, part.data, batch)
             if sound:
                 for check in checks:
                     check.batch(batch)
         except DecodeError as error:
-            findings.append(Finding(path, found.position, str(error)))
+            findings.append(Finding(path, part.position, str(error)))
             sound = False
         yield from findings
         findings.clear()
         if progress:
-            progress(path, found.position + found.size)
+            progress(path, part.position + part.size)
     if sound and next_base is None and last + 1 < flushed:
         what = f"it ends at offset {last + 1}, but had been flushed up to offset {flushed}: records are missing"
         yield Finding(path, None, what)
@@ -437,15 +437,15 @@ def _recovery_point(path: Path) -> int:
     return points.get(partition_of_folder(folder.name) or ("", 0), 0)
 
 
-def _checked(found: Dumped, builder: ColumnBuilder, base_offset: int, last: int, next_base: int | None) -> Batch:
+def _checked(part: Dumped, builder: ColumnBuilder, base_offset: int, last: int, next_base: int | None) -> Batch:
     """Read all records of a batch; `DecodeError` if offsets are not in order or outside the segment."""
-    header = found.header
+    header = part.header
     assert not isinstance(header, Message07)
     first, end = header.base_offset, header.last_offset
     if not isinstance(header, BatchHeader) and not header.codec_id:
-        key_and_value(header, found.data)  # uncompressed messages of magic 0 and 1: the fastest check
+        key_and_value(header, part.data)  # uncompressed messages of magic 0 and 1: the fastest check
     else:
-        append_batch(builder, header, found.data, _FIRST, _END)
+        append_batch(builder, header, part.data, _FIRST, _END)
         offsets = array("q", bytes(builder.finish().offset or b""))
         if any(after <= before for before, after in pairwise(offsets)):
             raise DecodeError(f"offsets do not increase in the batch of offsets {first} to {end}")
@@ -460,7 +460,7 @@ def _checked(found: Dumped, builder: ColumnBuilder, base_offset: int, last: int,
         raise DecodeError(f"a batch of offsets {first} to {end} follows {what}")
     if next_base is not None and end >= next_base:
         raise DecodeError(f"a batch of offsets {first} to {end}, but the next segment begins at {next_base}")
-    return Batch(found.position, first, end, header.max_timestamp)
+    return Batch(part.position, first, end, header.max_timestamp)
 
 
 def _log_07(files: list[Path], progress: Progress | None) -> Iterator[Finding]:
@@ -474,16 +474,16 @@ def _log_07(files: list[Path], progress: Progress | None) -> Iterator[Finding]:
 
 
 def _messages_07(path: Path, progress: Progress | None) -> Iterator[Finding]:
-    for found in dump(path):
+    for part in dump(path):
         try:
-            if isinstance(found, Damage):
-                raise DecodeError(found.reason)
-            if isinstance(found, Dumped):
-                found.records()
+            if isinstance(part, Damage):
+                raise DecodeError(part.reason)
+            if isinstance(part, Dumped):
+                part.records()
         except DecodeError as error:
-            yield Finding(path, found.position, str(error))
+            yield Finding(path, part.position, str(error))
         if progress:
-            progress(path, found.position + found.size)
+            progress(path, part.position + part.size)
 
 
 class Repaired(NamedTuple):
@@ -520,30 +520,30 @@ def repair(folder: Path) -> Repaired | None:
             Segment(files, folder, base, interval, files.info(folder / (segment_name(base) + LOG)), memory)
             for base in bases
         ]
-        end_offset, found = bases[0], None
+        end_offset, repaired = bases[0], None
         for index, segment in enumerate(segments):
             end_offset, damage = segment.recover()
             later = segments[index + 1 :]
             if damage is not None:
                 reason = f"{segment.path} at position {damage.position}: {damage}"
-                found = Repaired(end_offset, reason, _kept([segment, *later]))
+                repaired = Repaired(end_offset, reason, _kept([segment, *later]))
             elif (overlap := overlap_of(segment, end_offset, later)) is not None:
-                found = Repaired(end_offset, overlap, _kept(later))
-            if found is not None:
+                repaired = Repaired(end_offset, overlap, _kept(later))
+            if repaired is not None:
                 for path in chain.from_iterable(gone.paths() for gone in later):
                     path.unlink(missing_ok=True)
             if damage is not None:
                 segment.cut(damage.position)
             segment.seal()
             segment.flush()
-            if found is not None:
+            if repaired is not None:
                 break
         points = read_checkpoint(files, folder.parent / RECOVERY_POINT) or {}
         if points.get(key, 0) > end_offset:
             write_checkpoint(files, folder.parent / RECOVERY_POINT, points | {key: end_offset})
-            found = found or Repaired(end_offset, f"the log ends before its recovery point {points[key]}", [])
+            repaired = repaired or Repaired(end_offset, f"the log ends before its recovery point {points[key]}", [])
         files.remove(folder.parent / CLEAN_STOP)  # the next start then recovers the whole log
-    return found
+    return repaired
 
 
 def _last_known_end(files: FileSystem, folder: Path, key: tuple[str, int]) -> int:

@@ -84,7 +84,7 @@ def _hidden_folder() -> Path | None:
 def _have_one_contract(here: Path, there: Path) -> bool:
     names = [*(path.name for path in here.glob("*.py")), "../contract.py"]
     pairs = [(here / name, there / name) for name in names]
-    return all(other.is_file() and filecmp.cmp(one, other, shallow=False) for one, other in pairs)
+    return all(other.is_file() and filecmp.cmp(own, other, shallow=False) for own, other in pairs)
 
 
 @cache

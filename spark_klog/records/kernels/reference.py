@@ -319,7 +319,7 @@ def scan_batches(
     """See `contract.Kernel.scan_batches`."""
     view = memoryview(data)
     base_offset, start, _ = target
-    found: list[tuple[int, Header]] = []
+    headers: list[tuple[int, Header]] = []
     at, following = position, next_offset
     while True:
         try:
@@ -340,10 +340,10 @@ def scan_batches(
                 break
             set_base_offset(batch, first, leader_epoch)
             header = read_header(view, at)
-        found.append((at, header))
+        headers.append((at, header))
         at += header.size
         following = last + 1
-    return run_of(found, position, state, target, next_offset)
+    return run_of(headers, position, state, target, next_offset)
 
 
 def run_of(

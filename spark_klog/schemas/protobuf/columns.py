@@ -81,18 +81,18 @@ class MessageColumns:
     def empty_bytes(self) -> int:
         """Bytes in columns of a message without fields, with its defaults; see columns/room.py."""
         return 1 + sum(
-            one.message.empty_bytes
-            if one.message is not None and one.shape == "single"
-            else empty_bytes(one.type) + _default_bytes(one)
-            for one in self.fields
+            column.message.empty_bytes
+            if column.message is not None and column.shape == "single"
+            else empty_bytes(column.type) + _default_bytes(column)
+            for column in self.fields
         )
 
 
-def _default_bytes(one: FieldColumn) -> int:
-    if one.shape != "single" or one.field.type not in (STRING, BYTES, ENUM):
+def _default_bytes(column: FieldColumn) -> int:
+    if column.shape != "single" or column.field.type not in (STRING, BYTES, ENUM):
         return 0
-    default = one.field.default_value
-    return len(enum_names(one.field.enum_type)[default] if one.field.type == ENUM else default)
+    default = column.field.default_value
+    return len(enum_names(column.field.enum_type)[default] if column.field.type == ENUM else default)
 
 
 def columns_of(message: Any) -> MessageColumns:
@@ -107,7 +107,7 @@ def _columns(message: Any, path: str, above: tuple[str, ...]) -> MessageColumns:
         column = _column(field, below, above)
         if column is not None:
             result.fields.append(column)
-    result.type = pa.struct([pa.field(one.field.name, one.type, one.nullable) for one in result.fields])
+    result.type = pa.struct([pa.field(column.field.name, column.type, column.nullable) for column in result.fields])
     return result
 
 

@@ -137,8 +137,8 @@ def _pairs(writer: Any, reader: Any, path: tuple[str, ...]) -> list[FieldPair]:
         is_cut = field is not None and _BITS.get(written.type, 0) > _BITS.get(field.type, 64)
         loss = f"is {_type_name(written)}, which is cut to {_type_name(field)}" if is_cut else ""
         pairs.append(FieldPair(written.name, None if field is None else field.name, loss))
-    missing = [one for one in reader.fields if one.number not in writer.fields_by_number]
-    return pairs + [FieldPair(None, one.name) for one in missing if not is_nullable(one)]
+    missing = [field for field in reader.fields if field.number not in writer.fields_by_number]
+    return pairs + [FieldPair(None, field.name) for field in missing if not is_nullable(field)]
 
 
 def _check_readable(writer: ProtobufSchema, message: Any, reader: ProtobufSchema) -> None:
@@ -151,7 +151,7 @@ def _check_readable(writer: ProtobufSchema, message: Any, reader: ProtobufSchema
     if message is reader.message:
         return
     wanted = reader.message.full_name
-    has_wanted = any(one.full_name == wanted for one in writer.numbered.values())
+    has_wanted = any(message.full_name == wanted for message in writer.numbered.values())
     # a package may have moved; another name is another message, whatever the numbers of its fields
     if message.full_name != wanted and (has_wanted or message.name != reader.message.name):
         raise SchemaError(f"it is message {message.full_name}, another one than {wanted}")
@@ -227,11 +227,11 @@ def _last(keys: pa.Array, ends: np.ndarray[tuple[int], np.dtype[np.int32]]) -> n
     codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
     places = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes) * (int(codes.max()) + 1) + codes
     # the first in reverse order
-    _, found = np.unique(places[::-1], return_index=True)
-    if len(found) == len(places):
+    _, last = np.unique(places[::-1], return_index=True)
+    if len(last) == len(places):
         return None
     kept = np.zeros(len(places), np.bool_)
-    kept[len(places) - 1 - found] = True
+    kept[len(places) - 1 - last] = True
     return kept
 
 

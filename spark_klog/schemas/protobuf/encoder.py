@@ -96,25 +96,25 @@ class _Tables:
         self._field_rows.extend([] for _ in plan.fields)
         self.paths.extend(field.path for field in plan.fields)
         last: dict[str, int] = {}
-        for index, one in enumerate(plan.fields, first):
-            oneof = one.field.containing_oneof
+        for index, written in enumerate(plan.fields, first):
+            oneof = written.field.containing_oneof
             before = -1 if oneof is None else last.get(oneof.name, -1)
             if oneof is not None:
                 last[oneof.name] = index
-            self._field_rows[index] = [*self._field(one, is_entry), before]
+            self._field_rows[index] = [*self._field(written, is_entry), before]
         return number
 
-    def _field(self, one: WriteField, is_entry: bool) -> list[int]:
-        field = one.field
-        is_time = one.message is None and field.type == MESSAGE
+    def _field(self, written: WriteField, is_entry: bool) -> list[int]:
+        field = written.field
+        is_time = written.message is None and field.type == MESSAGE
         op = op_of(field, is_time)
         slot = self._next_slot
-        self._next_slot += 2 if one.shape == "list" else 1
-        message = -1 if one.message is None else self._message(one.message, is_entry=one.shape == "map")
+        self._next_slot += 2 if written.shape == "list" else 1
+        message = -1 if written.message is None else self._message(written.message, is_entry=written.shape == "map")
         enum = self._enum(field.enum_type) if op == Op.ENUM else (0, 0, 0, -1)
-        has_presence = field.has_presence or is_time or one.message is not None
+        has_presence = field.has_presence or is_time or written.message is not None
         return [
-            *(field.number, op, WIRES[op], SHAPES[one.shape], slot, message),
+            *(field.number, op, WIRES[op], SHAPES[written.shape], slot, message),
             has_presence and not field.is_required and not is_entry,
             *(not has_presence and not is_entry, field.is_packed, field.type == UINT32, *enum),
         ]
@@ -134,16 +134,16 @@ class _Tables:
 
 def _add(plan: WriteMessage, columns: list[pa.Array], result: list[Input]) -> None:
     """Add the arrays of a message's fields, in the order of the slots."""
-    for one in plan.fields:
-        column = columns[one.index]
+    for field in plan.fields:
+        column = columns[field.index]
         result.append(input_of(column))
         inner = column
-        if one.shape == "map":
-            assert one.message is not None
-            _add(one.message, [column.keys, column.items], result)
+        if field.shape == "map":
+            assert field.message is not None
+            _add(field.message, [column.keys, column.items], result)
             continue
-        if one.shape == "list":
+        if field.shape == "list":
             inner = column.values
             result.append(input_of(inner))
-        if one.message is not None:
-            _add(one.message, [inner.field(index) for index in range(inner.type.num_fields)], result)
+        if field.message is not None:
+            _add(field.message, [inner.field(index) for index in range(inner.type.num_fields)], result)

@@ -36,10 +36,10 @@ class ProtobufSchema:
 
     def message_of(self, indexes: Indexes) -> Any:
         """The message of these indexes; `SchemaError` if there is none."""
-        found = self.numbered.get(indexes) or self.numbered_otherwise.get(indexes)
-        if found is None:
+        message = self.numbered.get(indexes) or self.numbered_otherwise.get(indexes)
+        if message is None:
             raise SchemaError(f"its file has no message {'/'.join(map(str, indexes))}, counted from 0")
-        return found
+        return message
 
 
 def parse_schema(text: str, references: References, message: str | None = None) -> ProtobufSchema:
@@ -60,10 +60,10 @@ def _parse(text: str, references: tuple[tuple[str, str], ...], message: str | No
     if message is None:
         chosen: list[Indexes] = [(0,)]
     else:
-        chosen = [at for at, one in numbered.items() if one.full_name == message]
-        chosen = chosen or [at for at, one in numbered.items() if one.name == message]
+        chosen = [at for at, each in numbered.items() if each.full_name == message]
+        chosen = chosen or [at for at, each in numbered.items() if each.name == message]
     if len(chosen) != 1:
-        names = ", ".join(one.full_name for one in numbered.values())
+        names = ", ".join(each.full_name for each in numbered.values())
         raise SchemaError(f"the file has {len(chosen) or 'no'} messages {message}, but {names}")
     return ProtobufSchema(numbered[chosen[0]], chosen[0], numbered, numbered_otherwise)
 
@@ -92,8 +92,8 @@ def _files(text: str, references: tuple[tuple[str, str], ...]) -> tuple[dict[Ind
 
 def _numbered(messages: Any, above: Indexes, prefix: str, counts_entries: bool) -> Iterator[tuple[Indexes, str]]:
     """Indexes and full name of each message, one before those in it."""
-    counted = [one for one in messages if counts_entries or not one.options.map_entry]
-    for index, one in enumerate(counted):
+    counted = [message for message in messages if counts_entries or not message.options.map_entry]
+    for index, message in enumerate(counted):
         at = (*above, index)
-        yield at, prefix + one.name
-        yield from _numbered(one.nested_type, at, f"{prefix}{one.name}.", counts_entries)
+        yield at, prefix + message.name
+        yield from _numbered(message.nested_type, at, f"{prefix}{message.name}.", counts_entries)

@@ -164,17 +164,17 @@ class MessageTables:
         self.paths.extend(field.path for field in columns.fields)
         oneofs: dict[str, int] = {}
         first_oneof = self.oneof_count
-        for one in columns.fields:
-            oneof = one.field.containing_oneof
+        for source in columns.fields:
+            oneof = source.field.containing_oneof
             if oneof is not None and oneof.name not in oneofs:
                 oneofs[oneof.name] = self.oneof_count
                 self.oneof_count += 1
-        for index, one in enumerate(columns.fields):
-            oneof = one.field.containing_oneof
-            made = self._field(one, first_field + index, -1 if oneof is None else oneofs[oneof.name])
+        for index, source in enumerate(columns.fields):
+            oneof = source.field.containing_oneof
+            made = self._field(source, first_field + index, -1 if oneof is None else oneofs[oneof.name])
             column.children.append(made)
         column.end = self._next_slot
-        numbered = {one.field.number: first_field + index for index, one in enumerate(columns.fields)}
+        numbered = {source.field.number: first_field + index for index, source in enumerate(columns.fields)}
         for field in columns.message.fields:
             oneof = field.containing_oneof
             if field.number not in numbered and oneof is not None and oneof.name in oneofs:
@@ -196,15 +196,15 @@ class MessageTables:
         ]
         return column, number
 
-    def _field(self, one: FieldColumn, index: int, oneof: int) -> Column:
-        field, op = one.field, op_of(one.field, one.is_time)
+    def _field(self, part: FieldColumn, index: int, oneof: int) -> Column:
+        field, op = part.field, op_of(part.field, part.is_time)
         slot, message = self._next_slot, -1
-        if one.shape == "single":
-            column, message = self._value(one, op, one.type, one.nullable)
+        if part.shape == "single":
+            column, message = self._value(part, op, part.type, part.nullable)
         else:
-            column = Column(self._slot(), Kind.LIST, one.type, nullable=one.nullable)
-            item = one.type.value_type if one.shape == "list" else None
-            child, message = self._value(one, op, item, False)
+            column = Column(self._slot(), Kind.LIST, part.type, nullable=part.nullable)
+            item = part.type.value_type if part.shape == "list" else None
+            child, message = self._value(part, op, item, False)
             column.children.append(child)
             column.end = self._next_slot
         enum = (0, 0)
@@ -215,23 +215,23 @@ class MessageTables:
             enum = self._enum(field.enum_type)
             is_closed = field.enum_type.is_closed
             text = self._constant(unknown_name(field.enum_type, 0)[:-1].encode())
-        if one.shape == "single" and one.message is None and not one.is_time:
+        if part.shape == "single" and part.message is None and not part.is_time:
             default = field.default_value
             if op in (Op.STRING, Op.BYTES):
                 text = self._constant(default.encode() if op == Op.STRING else default)
             else:
                 low, high = struct.unpack("<ii", _bits(field.type, op, default))
         self._field_rows[index] = [
-            *(field.number, op, WIRES[op], SHAPES[one.shape], slot, one.nullable, field.is_required, oneof, message),
+            *(field.number, op, WIRES[op], SHAPES[part.shape], slot, part.nullable, field.is_required, oneof, message),
             *(*enum, is_closed, *text, low, high),
         ]
         return column
 
-    def _value(self, one: FieldColumn, op: Op, kind: pa.DataType, nullable: bool) -> tuple[Column, int]:
+    def _value(self, source: FieldColumn, op: Op, kind: pa.DataType, nullable: bool) -> tuple[Column, int]:
         """The column of a value, and the table of its message."""
-        if one.message is not None:
-            return self._message(one.message, nullable=nullable)
-        width = _WIDTHS.get(op, 8 if one.is_time else 0)
+        if source.message is not None:
+            return self._message(source.message, nullable=nullable)
+        width = _WIDTHS.get(op, 8 if source.is_time else 0)
         if op == Op.BOOL:
             made = Column(self._slot(), Kind.BOOLEAN, kind, 1, nullable)
         else:

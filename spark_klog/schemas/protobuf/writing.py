@@ -87,13 +87,13 @@ def _message(message: Any, kind: pa.DataType, path: str, depth: int) -> WriteMes
     for index, column in enumerate(kind):
         below = f"{path}.{column.name}" if path else column.name
         alike = by_lower.get(column.name.lower(), [])
-        found = by_name.get(column.name) or (alike[0] if len(alike) == 1 else None)
-        if found is None:
+        field = by_name.get(column.name) or (alike[0] if len(alike) == 1 else None)
+        if field is None:
             raise SchemaError(f"field {below}: message {message.full_name} has no such field: drop or rename it")
-        if found.number in fields:
+        if field.number in fields:
             raise SchemaError(f"field {below}: two columns are to be written as it")
-        fields[found.number] = _field(found, index, column.type, below, depth)
-        types.append(pa.field(column.name, fields[found.number].type, column.nullable))
+        fields[field.number] = _field(field, index, column.type, below, depth)
+        types.append(pa.field(column.name, fields[field.number].type, column.nullable))
     for field in message.fields:
         if field.is_required and field.number not in fields:
             below = f"{path}.{field.name}" if path else field.name
@@ -112,8 +112,8 @@ def _field(field: Any, index: int, kind: pa.DataType, path: str, depth: int) -> 
     if field.is_repeated:
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
             raise _misfit(path, kind, "repeated")
-        one = _single(field, index, kind.value_type, f"{path}[]", depth)
-        return WriteField(field, index, "list", pa.list_(pa.field("element", one.type)), path, one.message)
+        single = _single(field, index, kind.value_type, f"{path}[]", depth)
+        return WriteField(field, index, "list", pa.list_(pa.field("element", single.type)), path, single.message)
     return _single(field, index, kind, path, depth)
 
 

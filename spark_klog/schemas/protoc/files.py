@@ -172,11 +172,11 @@ def stay_in_this_process() -> None:
     _protoc = _in_this_process
 
 
-def _marked(found: re.Match[str]) -> str:
+def _marked(match: re.Match[str]) -> str:
     """The marker, as long as what it replaces, and over as many lines: places in the text stay."""
     marker = f'reserved "{_MARKER}";'
-    lines = found[0].count("\n")
-    return marker + "\n" * lines if lines else marker.ljust(len(found[0]))
+    lines = match[0].count("\n")
+    return marker + "\n" * lines if lines else marker.ljust(len(match[0]))
 
 
 def _set_map_entries(message: Any) -> None:
@@ -206,9 +206,9 @@ def _shared_types(text: str, references: Mapping[str, str]) -> list[str]:
 
 def _reasons(errors: str, name: str) -> Iterator[str]:
     """What protoc said; all of it if it has another form."""
-    found = [match for match in _ERROR.finditer(errors) if "warning:" not in match["reason"]]
-    for match in found:
+    matches = [match for match in _ERROR.finditer(errors) if "warning:" not in match["reason"]]
+    for match in matches:
         file = "" if match["file"] == name else f"{match['file']}: "
         yield f"{file}{match['place'] or ''}{match['reason'].strip()}"
-    if not found:
+    if not matches:
         yield errors.strip()[-2000:] or "protoc failed"

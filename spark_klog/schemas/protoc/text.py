@@ -70,7 +70,7 @@ def normal(file: Any) -> Any:
 
 def _sort_message(message: Any) -> None:
     message.field.sort(key=lambda field: field.number)
-    message.reserved_range.sort(key=lambda item: item.start)
+    message.reserved_range.sort(key=lambda reserved: reserved.start)
     message.reserved_name.sort()
     for nested in message.nested_type:
         _sort_message(nested)
@@ -81,7 +81,7 @@ def _sort_message(message: Any) -> None:
 def _sort_enum(enum: Any) -> None:
     # an alias stays behind the value that it is one of
     enum.value.sort(key=lambda value: (value.number, value.name))
-    enum.reserved_range.sort(key=lambda item: item.start)
+    enum.reserved_range.sort(key=lambda reserved: reserved.start)
     enum.reserved_name.sort()
 
 
@@ -175,7 +175,8 @@ class _Printer:
         for index in groups:
             inner += self._field_lines(message.field[index], (*path, 2, index), message.nested_type)
         inner += _after_blank(
-            f"extensions {_range(item.start, item.end - 1, _END_OF_NUMBERS - 1)};" for item in message.extension_range
+            f"extensions {_range(extension.start, extension.end - 1, _END_OF_NUMBERS - 1)};"
+            for extension in message.extension_range
         )
         if message.extension:
             inner += ["", *self._extensions(message.extension, (*path, 6), message.nested_type)]
@@ -325,8 +326,8 @@ class _OptionReader:
                 continue
             name = f"({field.full_name})" if field.is_extension else field.name
             is_list = field.is_repeated and not _is_map(field)
-            for index, item in enumerate(value if is_list else [value]):
-                yield (field.number, index) if is_list else (field.number,), name, _option_value(field, item)
+            for index, element in enumerate(value if is_list else [value]):
+                yield (field.number, index) if is_list else (field.number,), name, _option_value(field, element)
 
 
 def _name_of(option: tuple[str, str]) -> str:
@@ -352,7 +353,7 @@ def _option_value(field: Any, value: Any) -> str:
 
 
 def _block(head: str, inner: list[str]) -> list[str]:
-    lines = [line for item in inner for line in item.split("\n")]
+    lines = [line for text in inner for line in text.split("\n")]
     while lines and not lines[0]:
         lines.pop(0)
     if not lines:
@@ -376,7 +377,7 @@ def _with_options(text: str, options: list[tuple[str, str]]) -> list[str]:
 
 
 def _reserved(ranges: Any, names: Any, end: int, *, is_enum: bool) -> list[str]:
-    made = [f"reserved {_range(item.start, item.end - (not is_enum), end - (not is_enum))};" for item in ranges]
+    made = [f"reserved {_range(span.start, span.end - (not is_enum), end - (not is_enum))};" for span in ranges]
     return made + [f"reserved {_quoted(name)};" for name in names]
 
 

@@ -208,7 +208,7 @@ class RegistryClient:
     def versions(self, subject: str) -> list[int]:
         """The numbers of a subject's versions that are not deleted."""
         what = f"subject {subject}"
-        return _parsed(lambda answer: [int(one) for one in answer], self._request("GET", _path(subject), what), what)
+        return _parsed(lambda answer: [int(each) for each in answer], self._request("GET", _path(subject), what), what)
 
     def or_before(self, key: bytes, ask: Callable[[], _V]) -> _V:
         """What `ask` returns, which asks the registry. While it is away, what was returned for `key` before, with a
@@ -233,14 +233,16 @@ class RegistryClient:
         path = f"/subjects?deleted={json.dumps(deleted)}"
         if prefix:  # an empty one would leave out other contexts
             path += f"&subjectPrefix={quote(prefix, safe='')}"
-        found = _parsed(lambda answer: [str(one) for one in answer], self._request("GET", path, "subjects"), "subjects")
-        return [subject for subject in found if subject.startswith(prefix)]  # old registries know no prefix
+        names = _parsed(
+            lambda answer: [str(each) for each in answer], self._request("GET", path, "subjects"), "subjects"
+        )
+        return [subject for subject in names if subject.startswith(prefix)]  # old registries know no prefix
 
     def uses(self, schema_id: int) -> list[tuple[str, int]]:
         """The subjects and versions that have the schema of an id. `RegistryError` if there is no such id."""
         what = f"schema id {schema_id}"
         answer = self._request("GET", f"/schemas/ids/{schema_id}/versions", what)
-        return _parsed(lambda found: [(str(one["subject"]), int(one["version"])) for one in found], answer, what)
+        return _parsed(lambda body: [(str(use["subject"]), int(use["version"])) for use in body], answer, what)
 
     def references(
         self, schema: Schema, key: int | UUID | None = None, subject: str = "", *, is_new: bool = False
@@ -286,7 +288,7 @@ class RegistryClient:
             if error.code not in NOT_THERE:
                 raise
         else:
-            number = _parsed(lambda found: int(found["version"]), answer, what)
+            number = _parsed(lambda body: int(body["version"]), answer, what)
         self._numbers.keep((path, schema), number)
         return number or None
 
@@ -302,7 +304,7 @@ class RegistryClient:
         path = f"/compatibility{_path(subject)}{number}?verbose=true&normalize={json.dumps(normalize)}"
         what = f"subject {subject}"
         answer = self._request("POST", path, what, schema.request())
-        if _parsed(lambda found: bool(found["is_compatible"]), answer, what):
+        if _parsed(lambda body: bool(body["is_compatible"]), answer, what):
             return []
         return [str(message) for message in answer.get("messages") or ["the schema is not compatible"]]
 
@@ -336,7 +338,7 @@ class RegistryClient:
         for cache in (self._latest, self._before, self._numbers, self._references):
             cache.clear()  # the subject's schemas may get other numbers
         return _parsed(
-            lambda found: [int(one) for one in (found if isinstance(found, list) else [found])], answer, what
+            lambda body: [int(number) for number in (body if isinstance(body, list) else [body])], answer, what
         )
 
     @property
@@ -460,7 +462,7 @@ class RegistryClient:
     def _failure(self, url: str, error: Exception) -> KlogError:
         """The error to raise for one of httpx."""
         causes = list(_causes(error))
-        refused = next((one for one in causes if isinstance(one, ssl.SSLCertVerificationError)), None)
+        refused = next((cause for cause in causes if isinstance(cause, ssl.SSLCertVerificationError)), None)
         if refused is not None:
             text = f"the certificate of the schema registry {url} is refused: {refused.verify_message}; "
             if refused.verify_code in _OTHER_NAME:
@@ -468,7 +470,7 @@ class RegistryClient:
             return TlsError(f"{text}{self.config.named('ssl.truststore.location')} is the file of its authority")
         why = without_secrets(str(error) or type(error).__name__, self._secrets)
         text = f"the schema registry {url} gives no answer: {why}"
-        tls = next((one for one in causes if isinstance(one, ssl.SSLError)), None)
+        tls = next((cause for cause in causes if isinstance(cause, ssl.SSLError)), None)
         if (tls is not None or isinstance(error, self._silence)) and _is_kafka(url):
             return _Hopeless(f"{text}; a Kafka broker listens there: set {self.config.named('url')} to the registry's")
         if tls is not None and not isinstance(tls, _CUT):
@@ -479,7 +481,7 @@ class RegistryClient:
             return TlsError(f"no TLS with the schema registry {url}: {why}{hint}")
         if isinstance(error, self._silence) and url.startswith("http:"):
             return ConnectionFailed(f"{text}; is it an https:// URL?")
-        looked_up = next((one for one in causes if isinstance(one, socket.gaierror)), None)
+        looked_up = next((cause for cause in causes if isinstance(cause, socket.gaierror)), None)
         if looked_up is not None and looked_up.errno != socket.EAI_AGAIN:
             return _Hopeless(f"{text}; check the name in {self.config.named('url')}")
         return ConnectionFailed(text + (_is_http(url) if _HANDSHAKE in why.lower() else ""))

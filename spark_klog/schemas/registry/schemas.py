@@ -37,8 +37,8 @@ class Schema:
     def of(cls, answer: dict[str, Any]) -> Schema:
         """Of a registry's JSON; KeyError, TypeError or ValueError if it is not one."""
         references = tuple(
-            Reference(str(one["name"]), str(one["subject"]), int(one["version"]))
-            for one in answer.get("references") or ()
+            Reference(str(reference["name"]), str(reference["subject"]), int(reference["version"]))
+            for reference in answer.get("references") or ()
         )
         text = answer["schema"]
         if not isinstance(text, str):

@@ -75,7 +75,7 @@ def shown(prefix: str, name: str) -> str:
 
 
 #: All names that `registry_config` parses.
-NAMES = _TEXTS | _TLS_NAMES | {item.metadata["name"] for item in fields(RegistryConfig) if item.metadata}
+NAMES = _TEXTS | _TLS_NAMES | {field.metadata["name"] for field in fields(RegistryConfig) if field.metadata}
 
 
 def check_names(settings: Mapping[str, str], prefix: str) -> None:
@@ -126,8 +126,8 @@ class _Parser:
             if self._text(name)
         ]
         numbers = {
-            item.name: value_of(item.metadata["kind"], self.prefix + name, self.settings[name])
-            for name, item in settings_of(RegistryConfig).items()
+            row.name: value_of(row.metadata["kind"], self.prefix + name, self.settings[name])
+            for name, row in settings_of(RegistryConfig).items()
             if name in self.settings
         }
         tls = self._tls(urls)
@@ -159,7 +159,7 @@ class _Parser:
         text = self._text(name)
         if not text:
             return None
-        kind = choice(name, {one.lower(): one for one in choices}, any_of(choices), any_case=True)
+        kind = choice(name, {word.lower(): word for word in choices}, any_of(choices), any_case=True)
         return str(value_of(kind, self.prefix + name, text))
 
     def _urls(self) -> tuple[tuple[str, ...], tuple[str, str]]:

@@ -178,7 +178,7 @@ def _rows(
     if headers is not None and parsed.registry is None:
         raise ConfigError(f"{function}: headers need schemaRegistryUrl: they have the ids of schemas")
     kind = from_arrow_type(reader.type, prefer_timestamp_ntz=True)
-    columns = [_column(one) for one in (data, headers) if one is not None]
+    columns = [_column(column) for column in (data, headers) if column is not None]
     return _call(FromRecords(function, reader), kind, columns)
 
 

@@ -137,10 +137,10 @@ def plan_batch_query(
     check_ends(begun, end, *names)
     kept, lost = clip(nonempty_ranges(start, end), low, high)
     late = beyond(start, end, low, high)
-    ends = source.log_ends([item[:2] for item in late]) if late else {}
-    late = [item for item in late if item.start > ends[item[:2]]]  # the others start in open transactions
+    ends = source.log_ends([span[:2] for span in late]) if late else {}
+    late = [span for span in late if span.start > ends[span[:2]]]  # the others start in open transactions
     LossReporter(options.on_data_loss).report(lost + late)
-    kept = [pushed.clip(item) for item in kept]
+    kept = [pushed.clip(span) for span in kept]
     return source.tasks(_clip_times(source, kept, pushed.first_time, pushed.end_time)), end
 
 
@@ -175,19 +175,19 @@ def _clip_times(
     a topic may have been switched to log append time and back.
     """
     # ListOffsets gives negative times a meaning of their own; no record is older than 0 anyway.
-    ranges = [item for item in ranges if item.start < item.end]
+    ranges = [span for span in ranges if span.start < span.end]
     if first_time is not None and first_time > 0 and ranges:
-        found = source.list_offsets({item[:2]: first_time for item in ranges})
-        starts = {key: offset for key, offset in found.items() if offset != NO_OFFSET}
-        ranges = [item._replace(start=max(item.start, starts[item[:2]])) for item in ranges if item[:2] in starts]
-    ranges = [item for item in ranges if item.start < item.end]
+        first_offsets = source.list_offsets({span[:2]: first_time for span in ranges})
+        starts = {key: offset for key, offset in first_offsets.items() if offset != NO_OFFSET}
+        ranges = [span._replace(start=max(span.start, starts[span[:2]])) for span in ranges if span[:2] in starts]
+    ranges = [span for span in ranges if span.start < span.end]
     if end_time is not None and end_time > 0 and ranges:
-        first = source.timestamp_types({item[:2]: item.start for item in ranges})
-        last = source.timestamp_types({item[:2]: item.end - 1 for item in ranges})
-        safe = [item[:2] for item in ranges if first.get(item[:2]) == last.get(item[:2]) == LOG_APPEND_TIME]
-        found = source.list_offsets(dict.fromkeys(safe, end_time)) if safe else {}
-        cuts = {item[:2]: found[item[:2]] for item in ranges if NO_OFFSET < found.get(item[:2], NO_OFFSET) < item.end}
+        first = source.timestamp_types({span[:2]: span.start for span in ranges})
+        last = source.timestamp_types({span[:2]: span.end - 1 for span in ranges})
+        safe = [span[:2] for span in ranges if first.get(span[:2]) == last.get(span[:2]) == LOG_APPEND_TIME]
+        upper = source.list_offsets(dict.fromkeys(safe, end_time)) if safe else {}
+        cuts = {span[:2]: upper[span[:2]] for span in ranges if NO_OFFSET < upper.get(span[:2], NO_OFFSET) < span.end}
         at_cut = source.timestamp_types(cuts) if cuts else {}
         cuts = {key: offset for key, offset in cuts.items() if at_cut.get(key, LOG_APPEND_TIME) == LOG_APPEND_TIME}
-        ranges = [item._replace(end=cuts.get(item[:2], item.end)) for item in ranges]
-    return [item for item in ranges if item.start < item.end]
+        ranges = [span._replace(end=cuts.get(span[:2], span.end)) for span in ranges]
+    return [span for span in ranges if span.start < span.end]

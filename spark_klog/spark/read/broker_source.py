@@ -98,7 +98,7 @@ class BrokerSource(QuerySource):
     def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
         """Split and pack ranges into tasks; samples record sizes only if the limits need them."""
         limits = self._options.split
-        starts = {item[:2]: item.start for item in ranges} if limits.max_bytes else {}
+        starts = {span[:2]: span.start for span in ranges} if limits.max_bytes else {}
         return pack(split(ranges, limits, record_sizes(self.cluster, starts) if starts else {}), limits)
 
     def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:

@@ -91,8 +91,8 @@ class DirectorySource(QuerySource):
     def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
         limits = self._options.split
         size = limits.max_bytes or (None if limits.min_partitions else _TASK_BYTES)
-        cuts = self._in_threads(ranges, lambda item: self._cut(item, size) if size else [item])
-        pieces = [piece for item in ranges for piece in cuts[item]]
+        cuts = self._in_threads(ranges, lambda span: self._cut(span, size) if size else [span])
+        pieces = [piece for span in ranges for piece in cuts[span]]
         return pack(split(pieces, SplitLimits(limits.min_partitions, limits.max_records), {}), limits)
 
     def _in_threads(self, keys: Iterable[K], function: Callable[[K], T]) -> dict[K, T]:
@@ -118,6 +118,6 @@ class DirectorySource(QuerySource):
         offset = log.offset_for_time(time)
         return NO_OFFSET if offset is None else offset
 
-    def _cut(self, item: OffsetRange, size: int) -> list[OffsetRange]:
-        bounds = [item.start, *self._logs[item[:2]].cuts(item.start, item.end, size), item.end]
-        return [item._replace(start=low, end=high) for low, high in pairwise(bounds)]
+    def _cut(self, span: OffsetRange, size: int) -> list[OffsetRange]:
+        bounds = [span.start, *self._logs[span[:2]].cuts(span.start, span.end, size), span.end]
+        return [span._replace(start=low, end=high) for low, high in pairwise(bounds)]

@@ -66,7 +66,7 @@ class OpenTransactions:
     def look(self, cluster: Cluster, stable: Offsets) -> None:
         """Compare last stable offsets with high watermarks, at most once a second. No error of a broker fails it."""
         now = self._clock()
-        self._still = {key: one for key, one in self._still.items() if stable.get(key) == one.offset}
+        self._still = {key: still for key, still in self._still.items() if stable.get(key) == still.offset}
         if now - self._looked_at < _INTERVAL:
             return
         self._looked_at = now
@@ -94,20 +94,20 @@ class OpenTransactions:
     def held_up(self) -> dict[TopicPartition, _Still]:
         """The partitions that have been held up for some seconds."""
         now = self._clock()
-        return {key: one for key, one in self._still.items() if now - one.since >= _PATIENCE}
+        return {key: still for key, still in self._still.items() if now - still.since >= _PATIENCE}
 
     def to_json(self) -> list[dict[str, Any]]:
         """[{"topic": ..., "partition": ..., "records": ..., "sinceMs": since 1970}]; records are offsets."""
         return [
-            {"topic": topic, "partition": partition, "records": one.behind, "sinceMs": int(1000 * one.since_time)}
-            for (topic, partition), one in sorted(self.held_up().items())
+            {"topic": topic, "partition": partition, "records": still.behind, "sinceMs": int(1000 * still.since_time)}
+            for (topic, partition), still in sorted(self.held_up().items())
         ]
 
     def _warn(self, cluster: Cluster) -> None:
         held_up = self.held_up()
         if not held_up:
             return
-        key = min(held_up, key=lambda one: held_up[one].since)
+        key = min(held_up, key=lambda still: held_up[still].since)
         oldest, now = held_up[key], self._clock()
         if self._oldest != (key, oldest.offset) or self._holder is None:
             if now < self._look_up_at:
@@ -142,10 +142,10 @@ def _holder_of(cluster: Cluster, key: TopicPartition) -> _Holder:
 
 
 def _described(admin: Admin, key: TopicPartition) -> _Holder:
-    states = [one for one in admin.describe_producers([key]).check()[key] if one.transaction_start is not None]
+    states = [state for state in admin.describe_producers([key]).check()[key] if state.transaction_start is not None]
     if not states:
         return _Holder("it has ended by now", _FIRST_WARNING)
-    first = min(states, key=lambda one: one.transaction_start or 0)
+    first = min(states, key=lambda state: state.transaction_start or 0)
     listed = admin.list_transactions(producer_ids=[first.producer_id])
     if not listed:
         place = f"--topic {key[0]} --partition {key[1]} --start-offset {first.transaction_start}"

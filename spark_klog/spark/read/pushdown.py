@@ -61,31 +61,31 @@ class Pushed:
             and all(partition in numbers for numbers in self.partition_sets)
         )
 
-    def clip(self, item: OffsetRange) -> OffsetRange:
+    def clip(self, span: OffsetRange) -> OffsetRange:
         """Cut a range to the bounds of offsets; the result may be empty."""
-        start = max(item.start, self.first_offset)
-        return item._replace(start=start, end=max(start, min(item.end, self.end_offset)))
+        start = max(span.start, self.first_offset)
+        return span._replace(start=start, end=max(start, min(span.end, self.end_offset)))
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
         """Apply filters; returns those that Spark must still apply to the rows."""
-        return [item for item in filters if not self._apply(item)]
+        return [condition for condition in filters if not self._apply(condition)]
 
-    def _apply(self, item: Filter) -> bool:
+    def _apply(self, condition: Filter) -> bool:
         """Apply a filter if it is known; whether no row is left that Spark must check."""
-        column = ".".join(getattr(item, "attribute", ()))
-        if isinstance(item, IsNotNull):
+        column = ".".join(getattr(condition, "attribute", ()))
+        if isinstance(condition, IsNotNull):
             return column in _NEVER_NULL
-        if column == "topic" and isinstance(item, EqualTo | EqualNullSafe | In):
-            topics = frozenset(item.value if isinstance(item, In) else [item.value])
+        if column == "topic" and isinstance(condition, EqualTo | EqualNullSafe | In):
+            topics = frozenset(condition.value if isinstance(condition, In) else [condition.value])
             self.topics = topics if self.topics is None else self.topics & topics
             return True
         if column == "timestamp":
-            self._apply_time(item)
+            self._apply_time(condition)
             return False
-        if column == "partition" and isinstance(item, In):
-            self.partition_sets.append(frozenset(item.value))
+        if column == "partition" and isinstance(condition, In):
+            self.partition_sets.append(frozenset(condition.value))
             return True
-        bounds = _bounds(item)
+        bounds = _bounds(condition)
         if bounds is None or column not in ("partition", "offset"):
             return False
         if column == "partition":
@@ -95,35 +95,35 @@ class Pushed:
             self.end_offset = min(self.end_offset, bounds[1])
         return True
 
-    def _apply_time(self, item: Filter) -> None:
-        value = getattr(item, "value", None)
+    def _apply_time(self, condition: Filter) -> None:
+        value = getattr(condition, "value", None)
         if not isinstance(value, datetime):
             return
         aware = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
         delta = aware - _EPOCH
         microseconds = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
         below, rest = divmod(microseconds, _MICROSECOND_PER_MS)
-        if isinstance(item, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
+        if isinstance(condition, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
             self.first_time = below if self.first_time is None else max(below, self.first_time)
-        if isinstance(item, EqualTo | EqualNullSafe | LessThan | LessThanOrEqual):
+        if isinstance(condition, EqualTo | EqualNullSafe | LessThan | LessThanOrEqual):
             # The first millisecond of which no record can pass.
-            end = below + 1 if rest or not isinstance(item, LessThan) else below
+            end = below + 1 if rest or not isinstance(condition, LessThan) else below
             self.end_time = end if self.end_time is None else min(end, self.end_time)
 
 
-def _bounds(item: Filter) -> tuple[int, int] | None:
+def _bounds(condition: Filter) -> tuple[int, int] | None:
     """The [low, high) of integers that pass a filter; None if it is not such a comparison."""
-    value = getattr(item, "value", None)
+    value = getattr(condition, "value", None)
     if type(value) is not int:
         return None
-    if isinstance(item, EqualTo | EqualNullSafe):
+    if isinstance(condition, EqualTo | EqualNullSafe):
         return value, value + 1
-    if isinstance(item, GreaterThan):
+    if isinstance(condition, GreaterThan):
         return value + 1, INT64_MAX
-    if isinstance(item, GreaterThanOrEqual):
+    if isinstance(condition, GreaterThanOrEqual):
         return value, INT64_MAX
-    if isinstance(item, LessThan):
+    if isinstance(condition, LessThan):
         return -INT64_MAX, value
-    if isinstance(item, LessThanOrEqual):
+    if isinstance(condition, LessThanOrEqual):
         return -INT64_MAX, value + 1
     return None

@@ -101,15 +101,15 @@ class Lost(NamedTuple):
 def clip(ranges: list[OffsetRange], earliest: Offsets, latest: Offsets) -> tuple[list[OffsetRange], list[Lost]]:
     """Cut ranges to the offsets that the log has: (ranges, what was cut off)."""
     kept, lost = [], []
-    for item in ranges:
-        low, high = earliest[item[:2]], latest[item[:2]]
-        if item.start < low:
-            lost.append(Lost(*item, low, high, RETENTION))
-        elif item.end > high:
-            lost.append(Lost(*item, low, high, NOT_YET))
-        start, end = max(item.start, low), min(item.end, high)
+    for span in ranges:
+        low, high = earliest[span[:2]], latest[span[:2]]
+        if span.start < low:
+            lost.append(Lost(*span, low, high, RETENTION))
+        elif span.end > high:
+            lost.append(Lost(*span, low, high, NOT_YET))
+        start, end = max(span.start, low), min(span.end, high)
         if start < end:
-            kept.append(item._replace(start=start, end=end))
+            kept.append(span._replace(start=start, end=end))
     return kept, lost
 
 
@@ -199,47 +199,47 @@ def split(
     `record_sizes` are average bytes a record. A range of one record is never split, however large the record is.
     """
     parts = []
-    for item in ranges:
-        count = item.end - item.start
+    for span in ranges:
+        count = span.end - span.start
         most = limits.max_records or count
-        size = record_sizes.get(item[:2], 0.0)
+        size = record_sizes.get(span[:2], 0.0)
         if limits.max_bytes and size:
             most = min(most, max(1, int(limits.max_bytes / size)))
         parts.append(-(-count // most))
     missing = (limits.min_partitions or 0) - sum(parts)
     # Repeatedly give one more part to the range whose parts are the largest.
-    largest = [(-(item.end - item.start) / parts[index], index) for index, item in enumerate(ranges)]
+    largest = [(-(span.end - span.start) / parts[index], index) for index, span in enumerate(ranges)]
     heapq.heapify(largest)
     while missing > 0 and largest and -largest[0][0] > 1:
         index = largest[0][1]
         parts[index] += 1
         missing -= 1
         heapq.heapreplace(largest, (-(ranges[index].end - ranges[index].start) / parts[index], index))
-    return [piece for item, number in zip(ranges, parts, strict=True) for piece in _pieces(item, number)]
+    return [piece for span, number in zip(ranges, parts, strict=True) for piece in _pieces(span, number)]
 
 
-def _pieces(item: OffsetRange, number: int) -> list[OffsetRange]:
-    count = item.end - item.start
-    bounds = [item.start + count * index // number for index in range(number + 1)]
-    return [item._replace(start=low, end=high) for low, high in pairwise(bounds)]
+def _pieces(span: OffsetRange, number: int) -> list[OffsetRange]:
+    count = span.end - span.start
+    bounds = [span.start + count * index // number for index in range(number + 1)]
+    return [span._replace(start=low, end=high) for low, high in pairwise(bounds)]
 
 
 def pack(ranges: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRange, ...]]:
     """The ranges of each task: one range, or several small ones if there would be too many tasks."""
     tasks = max(_FULL_TASKS, limits.min_partitions or 0)
     if len(ranges) <= tasks or limits.max_bytes:
-        return [(item,) for item in ranges]
-    small = [item.end - item.start for item in ranges if item.end - item.start <= _SHARED_RECORDS]
+        return [(span,) for span in ranges]
+    small = [span.end - span.start for span in ranges if span.end - span.start <= _SHARED_RECORDS]
     shared = max(1, tasks - (len(ranges) - len(small)))
     most = min(sum(small) // shared, _SHARED_RECORDS, limits.max_records or _SHARED_RECORDS)
     packed: list[list[OffsetRange]] = []
     room = 0
-    for item in ranges:
-        room -= item.end - item.start
+    for span in ranges:
+        room -= span.end - span.start
         if room < 0 or not packed:
             packed.append([])
-            room = most - (item.end - item.start)
-        packed[-1].append(item)
+            room = most - (span.end - span.start)
+        packed[-1].append(span)
     return [tuple(items) for items in packed]
 
 
@@ -267,7 +267,7 @@ class LossReporter:
         if not lost:
             return
         if self._mode == "fail":
-            causes = {item.cause for item in lost}
+            causes = {loss.cause for loss in lost}
             advice = self._advice
             if UNSUBSCRIBED in causes:
                 advice = f"name it again to continue with it, or {advice}: {_NAMED_AGAIN}"
@@ -276,14 +276,14 @@ class LossReporter:
                 f"records can't be read: {'; '.join(map(str, lost))}; {advice}{explained}",
                 lost[0].cause if len(causes) == 1 else "",
             )
-        for item in lost:
-            text = f"{item}; {_NAMED_AGAIN}" if item.cause == UNSUBSCRIBED else item
+        for loss in lost:
+            text = f"{loss}; {_NAMED_AGAIN}" if loss.cause == UNSUBSCRIBED else loss
             _log.warning("records can't be read (failOnDataLoss is not true): %s", text)
         if self._mode == "report":
-            self._micro_batch += [item for item in lost if item not in self._micro_batch]
+            self._micro_batch += [loss for loss in lost if loss not in self._micro_batch]
             self._is_shown = False
 
     def show(self) -> list[dict[str, object]]:
         """The lost ranges of the micro-batch, for its progress record."""
         self._is_shown = True
-        return [item._asdict() for item in self._micro_batch]
+        return [loss._asdict() for loss in self._micro_batch]

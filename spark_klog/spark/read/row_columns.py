@@ -25,12 +25,12 @@ ID, SUBJECT, VERSION = "klog.schema.id", "klog.schema.subject", "klog.schema.ver
 
 def analysed_readers(formats: Sequence[ColumnFormat]) -> tuple[ReaderSchema, ...]:
     """The schemas of columns that are rows, as the registry has them now; errors as of `ColumnFormat.reader`."""
-    return tuple(one.reader(longest_ms=PLANNING_MS) for one in formats)
+    return tuple(form.reader(longest_ms=PLANNING_MS) for form in formats)
 
 
 def with_rows(schema: StructType, readers: Sequence[ReaderSchema]) -> StructType:
     """The schema of a read, with the types of columns that are rows."""
-    rows = {one.column: one for one in readers}
+    rows = {reader.column: reader for reader in readers}
     return StructType([_row_field(rows[field.name]) if field.name in rows else field for field in schema.fields])
 
 
@@ -41,23 +41,23 @@ def readers_of(
 
     `analysed` are those of the analysis that gave `schema`, unless a user did: `ConfigError` if that says otherwise.
     """
-    known = {one.column: one for one in analysed}
+    known = {reader.column: reader for reader in analysed}
     readers: list[ReaderSchema] = []
     types: dict[str, pa.DataType] = {}
-    for one in formats:
-        if one.column not in schema.fieldNames():
+    for form in formats:
+        if form.column not in schema.fieldNames():
             continue
-        field = schema[one.column]
-        before = known.get(one.column)
+        field = schema[form.column]
+        before = known.get(form.column)
         if before is not None and _row_field(before) == field:
             reader = replace(before, query=uuid4().hex)  # a plan is a query of its own, see `ReaderSchema`
         else:
-            reader = _looked_up(one, field) or one.reader(longest_ms=PLANNING_MS)
-        types[one.column] = reader.type
-        ours = _spark_type(types[one.column])
+            reader = _looked_up(form, field) or form.reader(longest_ms=PLANNING_MS)
+        types[form.column] = reader.type
+        ours = _spark_type(types[form.column])
         if field.dataType.simpleString() != ours.simpleString():
             raise ConfigError(
-                f"column {one.column} is {ours.simpleString()} by its schema, but the query's schema says "
+                f"column {form.column} is {ours.simpleString()} by its schema, but the query's schema says "
                 f"{field.dataType.simpleString()}: read it as it is, then select from it"
             )
         readers.append(reader)

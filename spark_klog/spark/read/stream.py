@@ -65,7 +65,7 @@ class RangePartition(InputPartition):
         super().__init__(ranges)
         self.ranges = ranges
         self.plan = plan
-        topics = {item.topic for item in ranges}
+        topics = {span.topic for span in ranges}
         self.topic_ids = {topic: topic_id for topic, topic_id in topic_ids.items() if topic in topics}
 
 
@@ -354,10 +354,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The readable ranges of a micro-batch; reports the lost ones. `DataLossError` as failOnDataLoss says."""
         ranges, lost = plan_micro_batch(begin, end, earliest, self._recreated, is_first=is_first)
         if lost and latest is None:
-            latest = self._source.latest([item[:2] for item in lost if item[:2] in earliest])
+            latest = self._source.latest([loss[:2] for loss in lost if loss[:2] in earliest])
         names = self._options.subscription.names
-        lost = [item if names(*item[:2]) else item._replace(cause=UNSUBSCRIBED) for item in lost]
-        lost = [item._replace(available_end=(latest or {}).get(item[:2], item.available_end)) for item in lost]
+        lost = [loss if names(*loss[:2]) else loss._replace(cause=UNSUBSCRIBED) for loss in lost]
+        lost = [loss._replace(available_end=(latest or {}).get(loss[:2], loss.available_end)) for loss in lost]
         self._losses.report(lost)
         self._recreated.clear()
         return ranges
@@ -438,7 +438,7 @@ class Leaderless:
             self._telling = Lasting(now, 1.0)
         for key in failed:
             self._since.setdefault(key, now)
-        key = min(self._since, key=lambda one: self._since[one])
+        key = min(self._since, key=lambda partition: self._since[partition])
         waited = now - self._since[key]
         names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(self._since)[:_NAMED])
         more = f" and {len(self._since) - _NAMED} more" if len(self._since) > _NAMED else ""

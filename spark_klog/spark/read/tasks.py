@@ -149,7 +149,7 @@ def read_ranges(
     bad_records = BadRecords(options.bad_records, observer.keep_letter)
     decoders: dict[str, ColumnDecoder] = {reader.column: reader.decoder() for reader in options.readers}
     losses = LossReporter(options.on_data_loss, observer.loss_advice, "" if plan is None else plan.advice)
-    pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((item, reader) for item in ranges)
+    pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((span, reader) for span in ranges)
     decoder: PartitionDecoder | None = None
     for requested, range_reader in pairs:
         topic, partition, start, end = requested
@@ -236,8 +236,8 @@ class BrokerReader:
         if len(left) == len(short) > 1:
             for node, keys in by_leader(self._cluster, list(left)).items():
                 starts = {key: (left[key].start, left[key].end) for key in keys}
-                for found in self._short.fetch(node, starts):
-                    self._fetched = {left.pop(key): fetched for key, fetched in found.items()}
+                for answers in self._short.fetch(node, starts):
+                    self._fetched = {left.pop(key): fetched for key, fetched in answers.items()}
                     yield from list(self._fetched)
             short = list(left.values())
         yield from short
@@ -264,10 +264,10 @@ class BrokerReader:
 
     def _is_gone(self, topic: str, topic_id: UUID | None) -> bool:
         """Whether the brokers have no such topic now, or another one of its name."""
-        found = self._cluster.metadata([topic]).get(topic)
-        if found is None or found["error_code"] in UNKNOWN_TOPIC:
+        metadata = self._cluster.metadata([topic]).get(topic)
+        if metadata is None or metadata["error_code"] in UNKNOWN_TOPIC:
             return True
-        return topic_id is not None and found["topic_id"].int != 0 and found["topic_id"] != topic_id
+        return topic_id is not None and metadata["topic_id"].int != 0 and metadata["topic_id"] != topic_id
 
 
 class BadRecords:

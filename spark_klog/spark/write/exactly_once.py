@@ -219,7 +219,7 @@ def _append(number: int, entry: Entry) -> Program[None]:
 def _commit(decision: Decision, number: int) -> Program[None]:
     """Commit the transactions of a decision and append `Ended` at `number`."""
     are_committed: Sequence[bool] = (yield Commit(decision.transactions)) if decision.transactions else ()
-    lost = [one for one, is_committed in zip(decision.transactions, are_committed, strict=True) if not is_committed]
+    lost = [task for task, is_committed in zip(decision.transactions, are_committed, strict=True) if not is_committed]
     if lost:
         log: Log = yield ReadLog()
         if log.end > number:  # a later driver may have committed them and used their producers again

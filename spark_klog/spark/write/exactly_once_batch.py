@@ -186,7 +186,7 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
             return
         written = _written(messages)
         transactions = _transactions(written)
-        opened = [one.opened_at for one in written if one.transaction is not None]
+        opened = [task.opened_at for task in written if task.transaction is not None]
         decide_by = last_time_to_decide(self._options.client, min(opened, default=math.inf))
         log = self._log(claimed.identity, is_claimed=True, decide_by=decide_by)
         with self._errors(), step_admin(self._options.client) as admin:
@@ -215,8 +215,8 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         return self._claimed
 
     def _is_superseded(self, log: DecisionLog, claimed: Claimed) -> bool:
-        found = log.read()
-        return found.first > claimed.begun.number or Claim() in found.entries[claimed.begun.number - found.first :]
+        seen = log.read()
+        return seen.first > claimed.begun.number or Claim() in seen.entries[claimed.begun.number - seen.first :]
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -226,7 +226,7 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         except Superseded:
             raise OtherRunOfWrite(str(self._write)) from None
         except DecidedButAborted as error:
-            tasks = tuple(one.task for one in error.lost)
+            tasks = tuple(task.task for task in error.lost)
             raise PartlyWritten(str(self._write), error.batch, tasks) from None
 
 
@@ -235,4 +235,4 @@ def _written(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenInBa
 
 
 def _transactions(written: Sequence[WrittenInBatch]) -> tuple[Transaction, ...]:
-    return tuple(one.transaction for one in written if one.transaction is not None)
+    return tuple(task.transaction for task in written if task.transaction is not None)

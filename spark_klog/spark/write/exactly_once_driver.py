@@ -167,14 +167,14 @@ def last_time_to_decide(settings: Mapping[str, str], begin_at: float) -> float:
 
 def check_still_open(admin: Admin, what: str, transactions: Sequence[Transaction]) -> None:
     """Raise `NotDecided`, about `what` is written, if the broker has aborted a transaction already."""
-    described = admin.describe_transactions([one.transactional_id for one in transactions])
-    for one in transactions:
-        now = described[one.transactional_id]
+    described = admin.describe_transactions([txn.transactional_id for txn in transactions])
+    for txn in transactions:
+        now = described[txn.transactional_id]
         if isinstance(now, KlogError):
             raise now
-        if (now.state, now.producer_id, now.producer_epoch) != (_ONGOING, one.producer_id, one.epoch):
+        if (now.state, now.producer_id, now.producer_epoch) != (_ONGOING, txn.producer_id, txn.epoch):
             raise NotDecided(
-                f"{what}: the transaction of task {one.task} is over before it was decided, after "
+                f"{what}: the transaction of task {txn.task} is over before it was decided, after "
                 "kafka.transaction.timeout.ms or by an administrator; nothing of it is written"
             )
 
@@ -194,8 +194,8 @@ def run_program(program: Program[_T], log: DecisionLog, admin: Admin) -> _T:
         elif isinstance(action, Commit):
             result = _commit(admin, action.transactions)
         elif isinstance(action, Abort):
-            for one in action.transactions:
-                _log.info("aborting a transaction that no micro-batch has: %s", one)
+            for transaction in action.transactions:
+                _log.info("aborting a transaction that no micro-batch has: %s", transaction)
             for error in admin.fence_transactions(action.transactions).failures.values():
                 raise error
         else:
@@ -206,8 +206,8 @@ def _commit(admin: Admin, transactions: Sequence[Transaction]) -> tuple[bool, ..
     """Whether each is committed; raises the error of one if the brokers' answer decides nothing about it."""
     results = []
     failures = admin.end_transactions(transactions, commits=True).failures
-    for one in transactions:
-        error = failures.get(one)
+    for transaction in transactions:
+        error = failures.get(transaction)
         if isinstance(error, ProtocolError) and error.code == ErrorCode.INVALID_PRODUCER_ID_MAPPING:
             raise ProtocolError(
                 error.code,
@@ -224,7 +224,7 @@ def _commit(admin: Admin, transactions: Sequence[Transaction]) -> tuple[bool, ..
 
 def _open_transactions(admin: Admin, prefix: str) -> tuple[Transaction, ...]:
     listed = admin.list_transactions(states=[_ONGOING])
-    names = [one.transactional_id for one in listed if one.transactional_id.startswith(prefix)]
+    names = [transaction.transactional_id for transaction in listed if transaction.transactional_id.startswith(prefix)]
     still_open = []
     for name, described in admin.describe_transactions(names).items():
         if isinstance(described, KlogError):
@@ -338,7 +338,7 @@ class ExactlyOnceWriter(StreamWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _written(messages)
         if written:
-            transactions = [one.transaction for one in written if one.transaction is not None]
+            transactions = [task.transaction for task in written if task.transaction is not None]
             decide(self._options.client, written[0].claimed, batchId, transactions)
             log_progress(messages, batchId)
 
@@ -346,7 +346,7 @@ class ExactlyOnceWriter(StreamWriter):
         """Abort the transactions of the micro-batch, unless `commit` has decided it; otherwise the next run does."""
         written = _written(messages)
         if written:
-            transactions = [one.transaction for one in written if one.transaction is not None]
+            transactions = [task.transaction for task in written if task.transaction is not None]
             settle(self._options.client, written[0].claimed, transactions)
 
 

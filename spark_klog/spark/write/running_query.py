@@ -39,14 +39,15 @@ class RunningQuery:
         if java is None:
             return cls()
         try:
-            active = {str(one.id().toString()): one for one in java.sharedState().activeStreamingQueries().values()}
-            found = next((active[one] for one in ids if one in active), None)
-            if found is None:
+            active = {str(run.id().toString()): run for run in java.sharedState().activeStreamingQueries().values()}
+            query = next((active[query_id] for query_id in ids if query_id in active), None)
+            if query is None:
                 own = java.sessionUUID()
-                found = next((one for one in active.values() if one.sparkSessionForStream().sessionUUID() == own), None)
-            if found is None:
+                of_session = (each for each in active.values() if each.sparkSessionForStream().sessionUUID() == own)
+                query = next(of_session, None)
+            if query is None:
                 return cls(frozenset(map(_run, active.values())))
-            return cls(frozenset({_run(found)}), _plan(session, found.offsetLog(), batch))
+            return cls(frozenset({_run(query)}), _plan(session, query.offsetLog(), batch))
         except Py4JError as error:
             _log.info("the JVM does not tell the plan of micro-batch %d: %s", batch, error)
             return cls()
@@ -57,10 +58,10 @@ def _run(query: Any) -> str:
 
 
 def _plan(session: SparkSession, offsets: Any, batch: int) -> str:
-    found = offsets.get(batch)
-    if found.isEmpty():
+    written = offsets.get(batch)
+    if written.isEmpty():
         return ""
     assert session._jvm is not None, "a session with a JVM"
     out = session._jvm.java.io.ByteArrayOutputStream()
-    offsets.serialize(found.get(), out)
+    offsets.serialize(written.get(), out)
     return hash_of_plan(bytes(out.toByteArray()))

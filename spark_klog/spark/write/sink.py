@@ -63,8 +63,8 @@ def count_rows(rows: pa.RecordBatch, topic: str | None) -> Counts:
 
 def total(counts: Iterable[Counts]) -> Counts:
     sums: dict[str, tuple[int, int]] = {}
-    for one in counts:
-        for topic, (records, size) in one.items():
+    for count in counts:
+        for topic, (records, size) in count.items():
             before = sums.get(topic, (0, 0))
             sums[topic] = before[0] + records, before[1] + size
     return sums
@@ -145,7 +145,7 @@ def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterat
 class _Writer:
     def __init__(self, options: SinkOptions, schema: StructType, *, is_for_tasks: bool = True) -> None:
         """Schemas of columns that are rows are looked up, and registered, only if the writer `is_for_tasks`."""
-        columns = [one.source.column for one in options.formats]
+        columns = [form.source.column for form in options.formats]
         _check_schema(schema, options.topic, columns)
         for name in columns:
             if name not in schema.fieldNames():
@@ -155,7 +155,7 @@ class _Writer:
             from spark_klog.schemas.column_format import PLANNING_MS
 
             pairs = zip(options.formats, types, strict=True)
-            writers = [one.writer(kind, longest_ms=PLANNING_MS) for one, kind in pairs]
+            writers = [form.writer(kind, longest_ms=PLANNING_MS) for form, kind in pairs]
             options = replace(options, writers=tuple(writers))
         self._options = options
 

@@ -93,7 +93,7 @@ def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | N
     """How to write the columns that are rows."""
     sources = column_formats(settings, own, None)
     given = next((name for name in _SUBJECTS if name in own), None)
-    if given is not None and not any(one.registry for one in sources):
+    if given is not None and not any(source.registry for source in sources):
         raise ConfigError(f"option {given} needs schemaRegistryUrl, and valueFormat or keyFormat")
     registers, uses_latest = option(own, "autoRegisterSchemas"), option(own, "useLatestVersion")
     if uses_latest and registers and "autoRegisterSchemas" in own:
@@ -103,9 +103,9 @@ def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | N
     from spark_klog.schemas.column_writing import WriteFormat
 
     formats = []
-    for one in sources:
-        strategy: Strategy = option(own, f"{one.column}SubjectNameStrategy")
-        formats.append(WriteFormat(one, topic, strategy, registers, uses_latest))
+    for source in sources:
+        strategy: Strategy = option(own, f"{source.column}SubjectNameStrategy")
+        formats.append(WriteFormat(source, topic, strategy, registers, uses_latest))
     return tuple(formats)
 
 

@@ -153,14 +153,14 @@ class _Records:
     def _made(self, column: str, source: ColumnOrName | Sequence[ColumnOrName]) -> Column:
         """A column of records: a row if it has a format, otherwise a string or bytes."""
         if isinstance(source, str | Column):
-            one = _column(source)
+            made = _column(source)
         elif source:
-            one = F.struct(*(_column(part) for part in source))
+            made = F.struct(*(_column(part) for part in source))
         else:
             raise ConfigError(f"{'columns' if column == 'value' else column}=[] names no column")
         if f"{column}format" not in self._options:
-            one = _as_text(one, self._df.select(one.alias(column)).schema[column].dataType)
-        return one.alias(column)
+            made = _as_text(made, self._df.select(made.alias(column)).schema[column].dataType)
+        return made.alias(column)
 
 
 #: The name of a column while records are made.
@@ -209,7 +209,7 @@ class _MicroBatch:
         session = df.sparkSession
         # Spark Connect raises an AttributeError
         context: SparkContext | None = getattr(session, "sparkContext", None)
-        own, group, batch = (context.getLocalProperty(one) if context else None for one in (_QUERY, _RUN, _BATCH))
+        own, group, batch = (context.getLocalProperty(name) if context else None for name in (_QUERY, _RUN, _BATCH))
         if batch is not None and int(batch) != batch_id:
             raise ConfigError(f"batch_id={batch_id} must be the number that foreachBatch passes, {batch}")
         query = query_id or own
@@ -224,12 +224,12 @@ class _MicroBatch:
         running = RunningQuery.find(session, (own, query_id), batch_id)
         runs = running.runs or frozenset({group or ""})
         with _lock:
-            found = _batches.get(query)
-            if found is None or found.batch != batch_id or not (found.runs <= runs or runs <= found.runs):
-                found = cls(query, batch_id, runs)
-            found.runs, found.plan = found.runs & runs, running.plan or found.plan
-            _batches[query] = found
-        return found
+            known = _batches.get(query)
+            if known is None or known.batch != batch_id or not (known.runs <= runs or runs <= known.runs):
+                known = cls(query, batch_id, runs)
+            known.runs, known.plan = known.runs & runs, running.plan or known.plan
+            _batches[query] = known
+        return known
 
     def begin(self, name: str) -> None:
         with _lock:

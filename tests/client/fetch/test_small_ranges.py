@@ -35,7 +35,7 @@ def test_a_corrupt_batch_before_one_that_is_cut_off(
         monkeypatch.setattr("spark_klog.client.fetch.entries.entries_of", lambda *_: {key: entry})
         answer = fetch_short(client, node, {key: (0, 300)}, {}, 1 << 20)
     assert answer is not None
-    assert list(answer.found) == ([] if is_corrupt else [key])
+    assert list(answer.fetched) == ([] if is_corrupt else [key])
 
 
 def test_the_least_that_may_be_asked_of_a_partition(cluster: EmbeddedCluster) -> None:

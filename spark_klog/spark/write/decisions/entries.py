@@ -54,7 +54,7 @@ def encode_entry(identity: Identity, entry: Entry, **more: int) -> bytes:
     fields["entry"] = type(entry).__name__.lower()
     if isinstance(entry, Decision):
         fields["batch"] = entry.batch
-        fields["transactions"] = [astuple(one) for one in entry.transactions]
+        fields["transactions"] = [astuple(transaction) for transaction in entry.transactions]
         fields["planned"] = entry.planned
     return json.dumps(fields).encode()
 

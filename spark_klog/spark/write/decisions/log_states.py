@@ -96,9 +96,9 @@ class LogState:
         """What holds an open transaction; None if it is of another log."""
         if not self.owns(transactional_id):
             return None
-        for one in self.to_commit:
-            if (one.transactional_id, one.producer_id, one.epoch) == (transactional_id, producer_id, epoch):
-                return Holder(self.query, self.place, self.decided, one.task, True, self.name)
+        for txn in self.to_commit:
+            if (txn.transactional_id, txn.producer_id, txn.epoch) == (transactional_id, producer_id, epoch):
+                return Holder(self.query, self.place, self.decided, txn.task, True, self.name)
         following = None if self.decision is None else self.decided + 1
         return Holder(self.query, self.place, following, None, False, self.name)
 
@@ -146,7 +146,7 @@ def logs_of_checkpoint(location: str, cluster: Cluster, topic: str, folder: Path
 
 def owning_one_of(transactional_ids: Iterable[str]) -> Callable[[str, bytes], bool]:
     """A condition for `logs_in_topic`: logs that own one of these ids of an exactly-once sink."""
-    prefixes = {one[:-_UUID_LENGTH] for one in transactional_ids}
+    prefixes = {transactional_id[:-_UUID_LENGTH] for transactional_id in transactional_ids}
 
     def is_owner(_: str, value: bytes) -> bool:
         try:
@@ -184,9 +184,9 @@ def logs_in_topic(cluster: Cluster, topic: str, is_wanted: Callable[[str, bytes]
                 damaged.add(name)
                 _log.warning("%s", error)
     return [
-        LogState(*_whose(name, topic), identity=one.identity, log=one.left)
-        for name, one in sorted(live.items())
-        if one.entries and name not in damaged
+        LogState(*_whose(name, topic), identity=state.identity, log=state.left)
+        for name, state in sorted(live.items())
+        if state.entries and name not in damaged
     ]
 
 
@@ -213,23 +213,23 @@ class Lost:
     ) -> Lost | None:
         """What the coordinators say of transactions; None if one does not answer."""
         aborted, forgotten = [], []
-        for one in transactions:
-            now = described[one.transactional_id]
+        for transaction in transactions:
+            now = described[transaction.transactional_id]
             if isinstance(now, TransactionDescription):
-                if not _can_commit(one, now):
-                    aborted.append(one.task)
+                if not _can_commit(transaction, now):
+                    aborted.append(transaction.task)
             elif isinstance(now, ProtocolError) and now.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
-                forgotten.append(one.task)
+                forgotten.append(transaction.task)
             else:
                 return None
         return cls(tuple(aborted), tuple(forgotten))
 
 
-def _can_commit(one: Transaction, now: TransactionDescription) -> bool:
+def _can_commit(transaction: Transaction, now: TransactionDescription) -> bool:
     """Whether EndTxn would commit a transaction, or has: that adds 1 to the epoch (KIP-890)."""
     if now.state in _COMMITTED:
-        return now.producer_epoch in (one.epoch, one.epoch + 1)
-    return (now.state, now.producer_id, now.producer_epoch) == ("Ongoing", one.producer_id, one.epoch)
+        return now.producer_epoch in (transaction.epoch, transaction.epoch + 1)
+    return (now.state, now.producer_id, now.producer_epoch) == ("Ongoing", transaction.producer_id, transaction.epoch)
 
 
 def restart(state: LogState, spark: CheckpointState, lost: Lost | None = None) -> list[str]:
