@@ -1,7 +1,7 @@
 """Rows instead of bytes: record keys and values in a schema's format, decoded to Arrow and encoded from it.
 
-    decoder = RecordDecoder(AvroDecoder(reader), writer_of)      # decoder.py; writer_of returns the schema of an id
-    decoded = decoder.decode(batch["value"], batch["headers"])   # rows.py: an Arrow array, and the rows that did not
+    records = RecordDecoder(decoder, program_of)                 # decoder.py; program_of(id): one of decoder
+    decoded = records.decode(batch["value"], batch["headers"])   # rows.py: an Arrow array, and the rows that did not
 
 prefix.py         where a record's schema id stands: headers, prefix
 decoder.py        each record by the schema that it names

@@ -22,9 +22,13 @@ _S_contra = TypeVar("_S_contra", contravariant=True)
 
 
 class Decoder(Protocol[_S_contra]):
-    """Decodes a binary column to rows of one schema, the reader's. One thread at a time uses it."""
+    """Decodes a binary column to rows of one schema, the reader's. One thread at a time uses it, but for programs."""
 
     type: pa.DataType
+
+    def another(self) -> Decoder[_S_contra]:
+        """A decoder of the same schema, by the same programs, for another thread."""
+        ...
 
     def program(self, writer: _S_contra, rest: bytes | None = None) -> Any:
         """How rows of `writer` are read.

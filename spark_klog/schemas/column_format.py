@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal
+from functools import lru_cache, partial
+from typing import Any, Literal, NamedTuple
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ from spark_klog.schemas.rows import BadRow, Decoded, FieldPair, cut
 Column = Literal["key", "value"]
 #: How long the planning of a query waits for a registry: Spark can't stop the query meanwhile. Tasks wait longer.
 PLANNING_MS = 30_000
+#: Schemas, and programs of a writer's schema and a reader's, that a process keeps.
+_MOST_SCHEMAS, _MOST_PROGRAMS = 100, 1000
 #: What a stream does about records of a newer version of its subject: it reads them by its own schema, or ends.
 Evolution = Literal["keep", "restart", "fail"]
 _REMEDIES = {
@@ -139,7 +141,7 @@ class ReaderSchema:
     @property
     def type(self) -> pa.DataType:
         """The type of its rows; `SchemaError` as of `decoder`. The registry is not asked."""
-        return self._parsed()[1].type
+        return self._decoder().type
 
     def of_message(self, rest: bytes) -> ReaderSchema:
         """The schema for records with `rest` after their ids, see `SchemaKey`: of Protobuf, with the message they are.
@@ -148,8 +150,7 @@ class ReaderSchema:
         """
         if not rest:
             return self
-        codec = self.format.codec
-        message = codec.message_of(codec.parse(self.text, self.references), rest)
+        message = self.format.codec.message_of(_schema(self._key(self.text, self.references)), rest)
         return self if message is None else replace(self, format=replace(self.format, message=message))
 
     def decoder(self, *, ends_at_bad: bool = False) -> ColumnDecoder:
@@ -157,43 +158,48 @@ class ReaderSchema:
 
         `SchemaError` names the column if its schema has no Arrow type. `ends_at_bad` as of `RecordDecoder`.
         """
-        codec = self.format.codec
-        reader, decoder = self._parsed()
+        decoder = self._decoder()
+        reader = self._key(self.text, self.references)
         settings = self.format.registry
         if settings is None:
-            return ColumnDecoder(decoder.type, self.format.is_permissive, _bare(decoder, reader))
+            return ColumnDecoder(
+                decoder.type, self.format.is_permissive, _bare(decoder, _program(reader, reader, None))
+            )
         subject = self.format.subject or ""
         settings.registry().begin(self.query, is_registry=self.id is not None)
 
-        def writer_of(key: SchemaKey) -> Any:
+        def program_of(key: SchemaKey) -> Any:
             if key.id == self.id:
-                return reader
+                return _program(reader, reader, key.rest)
             registry = settings.registry()
             schema: Schema = registry.schema(key.id, subject)
             if schema.format != self.format.format:
                 raise SchemaError(f"it is {schema.format}, not {self.format.format}")
             self._check_version(registry, schema)
-            writer = codec.parse(schema.text, registry.references(schema, key.id, subject))
+            writer = self._key(schema.text, registry.references(schema, key.id, subject))
             if self.format.identity:
-                pairs = partial(decoder.field_pairs, writer, key.rest)
+                pairs = partial(decoder.field_pairs, _schema(writer), key.rest)
                 _check_identity(self.format.identity, pairs, lambda: self._is_older(registry, schema))
-            return writer
+            return _program(reader, writer, key.rest)
 
         records = RecordDecoder(
             decoder,
-            writer_of,
+            program_of,
             self.column,
-            has_indexes=codec.has_indexes,
+            has_indexes=self.format.codec.has_indexes,
             ends_at_bad=ends_at_bad,
             advice_of=self._advice_of,
         )
         return ColumnDecoder(decoder.type, self.format.is_permissive, records.decode)
 
-    def _parsed(self) -> tuple[Any, Decoder[Any]]:
-        codec = self.format.codec
+    def _key(self, text: str, references: References) -> _SchemaText:
+        form = self.format
+        return _SchemaText(form.format, form.message, form.validates, text, tuple(references.items()))
+
+    def _decoder(self) -> Decoder[Any]:
+        """A decoder of its own; its plan is that of all in this process that read by the same schema."""
         try:
-            reader = codec.parse(self.text, self.references)
-            return reader, codec.decoder(reader)
+            return _decoder(self._key(self.text, self.references)).another()
         except SchemaError as error:
             raise SchemaError(f"the schema of column {self.column}: {error}") from None
 
@@ -240,6 +246,36 @@ class ReaderSchema:
             raise SchemaChanged(subject, version, self.version, _REMEDIES[evolution].format(self.column))
 
 
+class _SchemaText(NamedTuple):
+    """A schema's text, and what else says how it is parsed and read: by these a process keeps what it made of it."""
+
+    format: Format
+    message: str | None
+    validates: bool
+    text: str
+    references: tuple[tuple[str, str], ...]
+
+    @property
+    def codec(self) -> Codec[Any]:
+        return codec_of(self.format, self.message, validates=self.validates)
+
+
+# each task of each micro-batch begins with these; for schemas of a hundred fields they take longer than its records
+@lru_cache(_MOST_SCHEMAS)
+def _schema(key: _SchemaText) -> Any:
+    return key.codec.parse(key.text, dict(key.references))
+
+
+@lru_cache(_MOST_SCHEMAS)
+def _decoder(reader: _SchemaText) -> Decoder[Any]:
+    return reader.codec.decoder(_schema(reader))
+
+
+@lru_cache(_MOST_PROGRAMS)
+def _program(reader: _SchemaText, writer: _SchemaText, rest: bytes | None) -> Any:
+    return _decoder(reader).program(_schema(writer), rest)
+
+
 Decode = Callable[[pa.Array | BinaryColumn, pa.Array | HeadersColumn | None], Decoded]
 
 
@@ -277,11 +313,9 @@ def _check_identity(
             raise SchemaError(f"its {lossy[0].written or 'value'} {lossy[0].loss}: different keys would be the same")
 
 
-def _bare(decoder: Decoder[Any], reader: Any) -> Decode:
-    programs = [decoder.program(reader)]
-
+def _bare(decoder: Decoder[Any], program: Any) -> Decode:
     def decode(values: pa.Array | BinaryColumn, headers: pa.Array | HeadersColumn | None) -> Decoded:
-        decoded = decoder.decode(values, programs)
+        decoded = decoder.decode(values, [program])
         return Decoded(decoded.values, [BadRow(row, cut(reason)) for row, reason in decoded.bad])
 
     return decode

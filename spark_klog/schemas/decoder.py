@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, Generic, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from spark_klog.base.cache import Cache
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
-from spark_klog.schemas.codec import Decoder, S
+from spark_klog.schemas.codec import Decoder
 from spark_klog.schemas.prefix import SchemaKey, schema_keys
 from spark_klog.schemas.registry.client import UnknownSchema
 from spark_klog.schemas.rows import BadRow, Decoded, cut
@@ -22,12 +22,20 @@ _MOST_PROGRAMS = 1000
 _NOT_SEEN = "it is not looked up, as a row before does not decode"
 
 
-class RecordDecoder(Generic[S]):
+class _Outcome(NamedTuple):
+    """What the look-up of a schema ended with: the program by which its rows are read, or else a `refusal`."""
+
+    program: Any
+    #: Why there is no program; None if there is one.
+    refusal: str | None = None
+
+
+class RecordDecoder:
     """Decodes a column of records to the Arrow type of one reader's schema, `type`.
 
-    `writer_of` returns the schema of an id or GUID, once for each; a `SchemaError` of it makes the rows of that schema
-    bad, for good, but `UnknownSchema` only now. Any other error (a registry that is down) is raised, and the schema is
-    asked for again the next time.
+    `program_of` returns the decoder's program for the schema of an id or GUID, once for each; a `SchemaError` of it
+    makes the rows of that schema bad, for good, but `UnknownSchema` only now. Any other error (a registry that is down)
+    is raised, and the program is asked for again the next time.
     `column` is what is decoded: its name chooses the header that has the id. `has_indexes` if message indexes follow
     an id, as in Protobuf. `advice_of` returns what else to say of bad rows of a schema, or raises an error instead.
     With `ends_at_bad` no schema is asked for that only rows after a bad one have: they are null, and bad, too.
@@ -35,8 +43,8 @@ class RecordDecoder(Generic[S]):
 
     def __init__(
         self,
-        decoder: Decoder[S],
-        writer_of: Callable[[SchemaKey], S],
+        decoder: Decoder[Any],
+        program_of: Callable[[SchemaKey], Any],
         column: Literal["key", "value"] = "value",
         *,
         has_indexes: bool = False,
@@ -45,11 +53,10 @@ class RecordDecoder(Generic[S]):
     ) -> None:
         self._has_indexes, self._ends_at_bad, self._advice_of = has_indexes, ends_at_bad, advice_of
         self._decoder = decoder
-        self._writer_of = writer_of
+        self._program_of = program_of
         self._column = column
         self.type: pa.DataType = decoder.type
-        #: The program of each schema, or why it has none.
-        self._programs: Cache[SchemaKey, Any] = Cache(_MOST_PROGRAMS)
+        self._outcomes: Cache[SchemaKey, _Outcome] = Cache(_MOST_PROGRAMS)
 
     def decode(self, values: pa.Array | BinaryColumn, headers: pa.Array | HeadersColumn | None = None) -> Decoded:
         """Decode a binary column; `headers` are those of the same records, None if there are none to look at.
@@ -63,14 +70,17 @@ class RecordDecoder(Generic[S]):
         end = min(bad, default=BadRow(len(which), "")).row if self._ends_at_bad else len(which)
         for number, first in self._in_order(len(keys), which):
             key = keys[number]
-            program = self._program(key) if first < end else _NOT_SEEN
-            if isinstance(program, str):
-                reason = f"{key}: {program}{self._advice_of(key) if program is not _NOT_SEEN else ''}"
-                bad += [BadRow(row, reason) for row in np.flatnonzero(which == number).tolist()]
-                end = min(end, first) if self._ends_at_bad else end
+            if first < end:
+                outcome = self._outcome(key)
+                if outcome.refusal is None:
+                    numbers[number] = len(programs)
+                    programs.append(outcome.program)
+                    continue
+                reason = f"{key}: {outcome.refusal}{self._advice_of(key)}"
+                end = first if self._ends_at_bad else end
             else:
-                numbers[number] = len(programs)
-                programs.append(program)
+                reason = f"{key}: {_NOT_SEEN}"
+            bad += [BadRow(row, reason) for row in np.flatnonzero(which == number).tolist()]
         decoded = self._decoder.decode(values, programs, pa.py_buffer(numbers[which]), pa.py_buffer(starts))
         advice = {number: self._advice_of(keys[number]) for number in {int(which[row]) for row, _ in decoded.bad}}
         for row, reason in decoded.bad:
@@ -86,14 +96,14 @@ class RecordDecoder(Generic[S]):
         pairs = zip(numbers.tolist(), firsts.tolist(), strict=True)
         return sorted((pair for pair in pairs if pair[0] >= 0), key=itemgetter(1))
 
-    def _program(self, key: SchemaKey) -> Any:
-        program = self._programs.get(key)
-        if program is None:
+    def _outcome(self, key: SchemaKey) -> _Outcome:
+        outcome = self._outcomes.get(key)
+        if outcome is None:
             try:
-                program = self._decoder.program(self._writer_of(key), key.rest)
+                outcome = _Outcome(self._program_of(key))
             except UnknownSchema as error:
-                return str(error)
+                return _Outcome(None, str(error))
             except SchemaError as error:
-                program = cut(str(error))
-            self._programs.keep(key, program)
-        return program
+                outcome = _Outcome(None, cut(str(error)))
+            self._outcomes.keep(key, outcome)
+        return outcome

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
+from types import FrameType
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pytest
 
+from spark_klog.base.names import Format
 from spark_klog.columns.decode import MAX_MILLISECONDS, PartitionDecoder, Unreadable
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import (
@@ -216,3 +220,39 @@ def test_a_registry_that_is_away_is_told_with_the_partition() -> None:
     decoder = _decoder("value")
     with pytest.raises(ConnectionFailed, match=r"^t-0: the schema registry http://127\.0\.0\.1:1 "):
         list(chain(decoder.decode(_batch(0, [(None, _value(1, 8))], [_TIME]), 0, 1), decoder.finish()))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "other"),
+    [
+        ("avro", json.dumps(_SCHEMA), '"string"'),
+        (
+            "protobuf",
+            'syntax = "proto3"; message R {int64 id = 1;}',
+            'syntax = "proto3"; message R {int64 no = 1;}',
+        ),
+        ("json-schema", '{"type": "object", "properties": {"id": {"type": "integer"}}}', '{"type": "string"}'),
+    ],
+)
+def test_a_schema_is_planned_once_a_process(name: Format, text: str, other: str) -> None:
+    """Decoders have rows of their own, but share what was made of the schema."""
+    called: Counter[str] = Counter()
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called[frame.f_code.co_name] += 1
+
+    source = ReaderSchema(ColumnFormat("value", name), text)
+    values = pa.array([{"avro": b"\2", "protobuf": b"\x08\1", "json-schema": b'{"id": 1}'}[name], None, b"\xff"])
+    first, second = source.decoder(), source.decoder()
+    expected = first.decode(values, None)
+    assert expected.values.to_pylist() == [{"id": 1}, None, None]
+    assert [row for row, _ in expected.bad] == [2]
+    sys.setprofile(profile)
+    try:
+        third = source.decoder()
+        assert third.decode(values, None) == second.decode(values, None) == expected
+    finally:
+        sys.setprofile(None)
+    assert not {"parse", "parse_schema", "columns_of", "resolve", "compile_plan"} & called.keys()
+    assert ReaderSchema(ColumnFormat("value", name), other).type != source.type

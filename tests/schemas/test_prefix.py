@@ -13,7 +13,8 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.avro.decoder import AvroDecoder
-from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
+from spark_klog.schemas.avro.program import Program
+from spark_klog.schemas.avro.schema import parse_schema
 from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey, id_prefix, schema_keys, without_ids
 from spark_klog.schemas.protobuf.message_indexes import write_indexes
@@ -152,23 +153,26 @@ def test_many_schemas_in_a_batch() -> None:
 _SCHEMAS = {7: '"int"', 8: '"long"', 9: '"string"', _GUID: '{"type": "int", "doc": "by GUID"}'}
 
 
+_LONGS = AvroDecoder(parse_schema('"long"'))
+
+
 class _Registry:
     def __init__(self) -> None:
         self.asked: list[object] = []
         self.is_down = False
 
-    def schema(self, key: SchemaKey) -> AvroSchema:
+    def program(self, key: SchemaKey) -> Program:
         self.asked.append(key.id)
         if self.is_down:
             raise ConnectionError("the registry is down")
         if key.id not in _SCHEMAS:
             raise SchemaError("the registry does not know it")
-        return parse_schema(_SCHEMAS[key.id])
+        return _LONGS.program(parse_schema(_SCHEMAS[key.id]), key.rest)
 
 
 def test_each_record_by_its_schema() -> None:
     registry = _Registry()
-    decoder = RecordDecoder(AvroDecoder(parse_schema('"long"')), registry.schema)
+    decoder = RecordDecoder(_LONGS, registry.program)
     values = [
         _BY_ID + b"\x02",
         id_prefix(8) + b"\x04",
@@ -195,7 +199,7 @@ def test_each_record_by_its_schema() -> None:
 @pytest.mark.parametrize("first_bad", [id_prefix(5) + b"\2", b"?"])
 def test_after_a_bad_row_no_schema_is_asked_for(first_bad: bytes) -> None:
     registry = _Registry()
-    decoder = RecordDecoder(AvroDecoder(parse_schema('"long"')), registry.schema, ends_at_bad=True)
+    decoder = RecordDecoder(_LONGS, registry.program, ends_at_bad=True)
     values = [
         id_prefix(8) + b"\x04",
         None,
@@ -219,7 +223,7 @@ def test_after_a_bad_row_no_schema_is_asked_for(first_bad: bytes) -> None:
 def test_programs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark_klog.schemas.decoder._MOST_PROGRAMS", 2)
     registry = _Registry()
-    decoder = RecordDecoder(AvroDecoder(parse_schema('"long"')), registry.schema)
+    decoder = RecordDecoder(_LONGS, registry.program)
     values = pa.array([id_prefix(number) + b"\x02" for number in (7, 8, 5)], pa.binary())
     for _ in range(2):
         assert decoder.decode(values).values.to_pylist() == [1, 1, None]
@@ -229,7 +233,7 @@ def test_programs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_registry_that_is_down_is_asked_again() -> None:
     registry = _Registry()
     registry.is_down = True
-    decoder = RecordDecoder(AvroDecoder(parse_schema('"long"')), registry.schema)
+    decoder = RecordDecoder(_LONGS, registry.program)
     values = pa.array([_BY_ID + b"\x02"])
     with pytest.raises(ConnectionError):
         decoder.decode(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -47,7 +48,7 @@ class AvroDecoder:
     """Decodes columns of Avro records into one Arrow type, that of the reader's schema.
 
     `types` are "spark" (what Spark's from_avro has) or "arrow"; the table is in columns.py. `type` is the Arrow type.
-    One thread at a time uses a decoder; the GIL is free while it decodes.
+    One thread at a time decodes by a decoder; the GIL is free while it decodes.
 
     `SchemaError` if the schema has no such type, `ConfigError` without the native kernel.
     """
@@ -55,8 +56,15 @@ class AvroDecoder:
     def __init__(self, reader: AvroSchema, types: Types = "spark") -> None:
         self.reader = reader
         self._column = columns_of(reader, types)
+        self._layout = layout_of(self._column)
         self.type: pa.DataType = self._column.type
-        self._builders = _builders(self._column)
+        self._builders = _builders(self._column, self._layout)
+
+    def another(self) -> AvroDecoder:
+        """See `codec.Decoder`."""
+        made = copy(self)
+        made._builders = _builders(self._column, self._layout)
+        return made
 
     def program(self, writer: AvroSchema, rest: bytes | None = None) -> Program:
         """How rows of `writer` are read. Make it once for each schema and keep it.
@@ -95,14 +103,15 @@ class AvroDecoder:
             failures = builders.decode(programs, which, data, offsets, validity, first, count, by_row, start)
             result = array_of(self._column, builders.finish(), count)
         except BaseException:
-            self._builders = _builders(self._column)  # these may hold rows of this call
+            self._builders = _builders(self._column, self._layout)  # these may hold rows of this call
             raise
         bad = [BadRow(row, programs[number].describe(Reason(why), at)) for row, number, why, at in failures]
         return Decoded(result, bad)
 
 
-def _builders(column: Column) -> ColumnBuilders:
-    builders: ColumnBuilders = avro_kernel().ColumnBuilders(layout_of(column))
+def _builders(_: Column, layout: array[int]) -> ColumnBuilders:
+    """Builders of a column and those in it, whose layout is `layout`."""
+    builders: ColumnBuilders = avro_kernel().ColumnBuilders(layout)
     return builders
 
 

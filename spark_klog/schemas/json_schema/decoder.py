@@ -78,6 +78,10 @@ class JsonSchemaDecoder:
         self._quoted_decimals = _quoted_decimals(self._fast)
         self._validates = validates
 
+    def another(self) -> JsonSchemaDecoder:
+        """See `codec.Decoder`: a call leaves nothing in this one."""
+        return self
+
     def program(self, writer: JsonSchema, rest: bytes | None = None) -> Validator | None:
         """What checks rows of `writer` in full; None if nothing is to. All rows are read by the reader's schema."""
         if not self._validates:

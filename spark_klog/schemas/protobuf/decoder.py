@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,15 @@ class ProtobufDecoder:
         self.type: pa.DataType = columns.type
         self._kernel = protobuf_kernel()
         self._tables = MessageTables(columns)
+        self._layout = layout_of(self._tables.column)
         self._builders = self._made_builders()
         self._has_maps = _has_maps(self.type)
+
+    def another(self) -> ProtobufDecoder:
+        """See `codec.Decoder`."""
+        made = copy(self)
+        made._builders = self._made_builders()
+        return made
 
     def program(self, writer: ProtobufSchema, rest: bytes | None = None) -> ProtobufSchema:
         """Check that records of `writer` can be read. `rest` are the indexes of their message, none: the writer's.
@@ -111,7 +119,7 @@ class ProtobufDecoder:
         return Decoded(_with_last_entries(made) if self._has_maps else made, bad)
 
     def _made_builders(self) -> Any:
-        return self._kernel.ColumnBuilders(layout_of(self._tables.column), self._tables)
+        return self._kernel.ColumnBuilders(self._layout, self._tables)
 
 
 def _message(writer: ProtobufSchema, rest: bytes | None) -> Any:

@@ -54,7 +54,7 @@ class _Refused(Exception):
 class FastavroBuilders:
     """As `_avro.ColumnBuilders`."""
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: Column, *_: Any) -> None:
         self._root = column
         self._columns = list(column.tree())
         self._readers: dict[int, tuple[Program, Any]] = {}

@@ -16,7 +16,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from spark_klog.columns.schema import FULL
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
-from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
+from spark_klog.schemas.avro.program import Program
+from spark_klog.schemas.avro.schema import parse_schema
 from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey, id_prefix
 
@@ -55,11 +56,13 @@ def _registry() -> Any:
 
 
 def _decoder(registry: Any, reader: Any) -> RecordDecoder:
-    def schema(key: SchemaKey) -> AvroSchema:
-        found = registry.get_schema(key.id) if isinstance(key.id, int) else registry.get_schema_by_guid(str(key.id))
-        return parse_schema(found.schema_str)
+    decoder = AvroDecoder(parse_schema(reader))
 
-    return RecordDecoder(AvroDecoder(parse_schema(reader)), schema)
+    def program(key: SchemaKey) -> Program:
+        found = registry.get_schema(key.id) if isinstance(key.id, int) else registry.get_schema_by_guid(str(key.id))
+        return decoder.program(parse_schema(found.schema_str), key.rest)
+
+    return RecordDecoder(decoder, program)
 
 
 def _rows(values: pa.Array) -> list[Any]:
