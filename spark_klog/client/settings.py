@@ -20,6 +20,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,7 @@ class ClientConfig:
         rule = KAFKAS if self.partitioner_class is None else PARTITIONERS["partitioner.class"][self.partitioner_class]
         return replace(rule, hash=None) if self.partitioner_ignore_keys else rule
 
-    @property
+    @cached_property
     def response_max_bytes(self) -> int:
         """The largest response that a connection accepts."""
         return max(MAX_FRAME, 2 * self.fetch_max_bytes)
