@@ -21,7 +21,7 @@ from benchmarks.sides import SideFailed, SparkSide, alternate, project_environme
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.avro.schema import parse_schema
-from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
 from spark_klog.schemas.json_schema.schema import parse_schema as parse_json_schema
 from tests.support.spark.jvm_connector import spark_artifact
@@ -306,7 +306,7 @@ def _json_decode(bench: Bench) -> Iterator[Result]:
 
 
 def _json_decoded(column: pa.Array, reader: dict[str, Any]) -> float:
-    decoder = JsonSchemaDecoder(parse_json_schema(json.dumps(reader)))
+    decoder = JsonDecoder(parse_json_schema(json.dumps(reader)).column)
 
     def once() -> int:
         decoded = decoder.decode(column, [None], starts=len(_PREFIX))
@@ -321,7 +321,7 @@ def _json_encode(bench: Bench) -> Iterator[Result]:
     rows = _json_orders(_ROWS)
     bare = [json.dumps(row).encode() for row in rows]
     schema = parse_json_schema(json.dumps(JSON_SCHEMA))
-    values = JsonSchemaDecoder(schema).decode(pa.array(bare, pa.binary()), [None]).values
+    values = JsonDecoder(schema.column).decode(pa.array(bare, pa.binary()), [None]).values
     encoder = JsonSchemaEncoder(schema, values.type)
     if list(map(json.loads, encoder.encode(values[:_FEW]).to_pylist())) != rows[:_FEW]:
         raise SideFailed("other rows than Python's")

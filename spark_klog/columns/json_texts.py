@@ -44,7 +44,7 @@ def literal(data: bytes) -> pa.Scalar:
 
 EMPTY, NULL = literal(b""), literal(b"null")
 #: Of a second, by Arrow's unit.
-DURATION_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+UNIT_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _QUOTE = literal(b'"')
 
 
@@ -138,7 +138,7 @@ def _floats(column: pa.Array) -> pa.Array:
 def _seconds(column: pa.Array) -> pa.Array:
     """Durations as seconds with all digits of their unit."""
     numbers = column.cast(pa.int64()).cast(pa.decimal128(19))
-    kind = pa.decimal128(19, DURATION_DIGITS[column.type.unit])
+    kind = pa.decimal128(19, UNIT_DIGITS[column.type.unit])
     shifted = pa.Array.from_buffers(kind, len(numbers), numbers.buffers(), numbers.null_count, numbers.offset)
     return shifted.cast(pa.string())
 

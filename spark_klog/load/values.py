@@ -1,20 +1,12 @@
-"""Values of records in JSON: their schema, how they are parsed in bulk, and the time that picks a file's folder.
+"""Values of records in JSON: their schema, and the time that picks a file's folder.
 
 A schema is Spark's DDL: `user_id bigint, at timestamp, tags array<string>, place struct<lat: double>`.
-
-Arrow parses; if it fails, Python's own parser of JSON finds the values that can't be of the schema, much faster than
-Arrow's errors. It is the stricter one in nothing: what it finds is bad for Arrow, too. Some of what is bad it does not
-find.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -22,8 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spark_klog.columns.json_reader import BEGIN, json_text, read_rows
-from spark_klog.columns.room import JsonRoom, largest_element
 from spark_klog.errors import ConfigError
 from spark_klog.tables.table import aliases_of
 
@@ -51,15 +41,6 @@ _TYPES = {
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([A-Za-z0-9_]+)|([<>(),:]))")
 _DEEPEST = 32
 _MOST_DIGITS = 38
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_NUMBER = re.compile(r"[-+.0-9]")
-#: Longer integers are of no type; Python is slow to read them.
-_LONGEST_INTEGER = 400
-_NAMES: dict[type, str] = {str: "a string", dict: "an object", list: "an array", bool: "a boolean"}
-#: What is parsed at once.
-_MOST_BYTES = 64 * 1024 * 1024
-#: Values that do not all parse are looked at one by one when they are so many; more are halved.
-_SIFTED = 1024
 
 
 def check_zone(name: str) -> None:
@@ -275,125 +256,6 @@ class _Parser:
         if not word.isdecimal() or len(word) > 3:
             raise self._fail(f"{word!r} is not a number of digits")
         return int(word)
-
-
-def _integer(text: str) -> float:
-    return int(text) if len(text) <= _LONGEST_INTEGER else math.inf
-
-
-def why_bad(row: bytes, kind: pa.DataType) -> str:
-    """Explain why a value is not JSON of a type; "" if that is not certain."""
-    try:
-        value = json.loads(str(row, "utf-8"), strict=False, parse_int=_integer)
-    except UnicodeDecodeError as error:
-        return f"not UTF-8 ({error.reason} at byte {error.start})"
-    except json.JSONDecodeError as error:
-        if b"Inf" in row or b"NaN" in row:  # Arrow reads Inf and -NaN, too
-            return ""
-        return f"no JSON: {error.msg} at character {error.pos}"
-    except RecursionError:
-        return ""
-    return _why(value, kind, "")
-
-
-def _why(value: Any, kind: pa.DataType, path: str) -> str:
-    if value is None:
-        return ""
-    wanted = _wanted(value, kind)
-    if wanted:
-        where = f"field {path[1:]}" if path else "the value"
-        return f"{where} must be {wanted}, not {_NAMES.get(type(value), 'a number')}"
-    if pa.types.is_struct(kind):
-        for field in kind:
-            if found := _why(value.get(field.name), field.type, f"{path}.{field.name}"):
-                return found
-    elif pa.types.is_list(kind):
-        for item in value:
-            if found := _why(item, kind.value_type, path):
-                return found
-    return ""
-
-
-def _wanted(value: Any, kind: pa.DataType) -> str:
-    """Name what a type requires in place of a value; "" if the value may be of the type."""
-    is_text = isinstance(value, str)
-    if pa.types.is_struct(kind):
-        return "" if isinstance(value, dict) else "an object"
-    if pa.types.is_list(kind):
-        return "" if isinstance(value, list) else "an array"
-    if pa.types.is_boolean(kind):
-        return "" if isinstance(value, bool) else "a boolean"
-    if pa.types.is_integer(kind):
-        is_one = isinstance(value, int) and not isinstance(value, bool)
-        bits = kind.bit_width - 1
-        return "" if is_one and -(1 << bits) <= value < 1 << bits else f"an integer of {bits + 1} bits"
-    if pa.types.is_floating(kind):
-        return "" if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
-    if pa.types.is_string(kind):
-        return "" if is_text else "a string"
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return f"a {'date' if pa.types.is_date(kind) else 'timestamp'}" if is_text and not _DATE.match(value) else ""
-    return "a decimal" if is_text and not _NUMBER.match(value) else ""
-
-
-class Parsed(NamedTuple):
-    """A column of values, and (row, reason) of the rows that are not in it."""
-
-    column: pa.Array
-    bad: list[tuple[int, str]]
-
-
-class JsonParser:
-    """Parses JSON objects by a struct type. Fields that it has not are ignored, missing ones are null.
-
-    A value that is null, or the JSON `null`, is null.
-    """
-
-    def __init__(self, kind: pa.DataType) -> None:
-        self._kind = kind
-        self._room = JsonRoom(largest_element(kind))
-
-    def parse(self, values: pa.Array) -> Parsed:
-        """Parse a binary column. A value parses as a whole or is bad."""
-        rows = [b"null" if value is None else value for value in values.to_pylist()]
-        columns: list[pa.Array] = []
-        crowded = self._room.crowded(values)
-        bad: list[tuple[int, str]] = [*crowded.items()]
-        whole = [number for number in range(len(rows)) if number not in crowded] if crowded else range(len(rows))
-        waiting: list[tuple[Sequence[int], bool]] = [(whole, False)]
-        while waiting:
-            numbers, is_sifted = waiting.pop()
-            if not numbers:
-                continue
-            part = [rows[number] for number in numbers]
-            found: pa.Array | str = "too many bytes"
-            if len(numbers) == 1 or sum(map(len, part)) <= _MOST_BYTES:
-                found = self._parse(part)
-            if not isinstance(found, str):
-                columns.append(found)
-            elif len(numbers) == 1:
-                bad.append((numbers[0], found))
-            elif not is_sifted and len(numbers) <= _SIFTED:
-                reasons = [(number, why_bad(row, self._kind)) for number, row in zip(numbers, part, strict=True)]
-                bad += [item for item in reasons if item[1]]
-                waiting.append(([number for number, reason in reasons if not reason], True))
-            else:
-                middle = len(numbers) // 2
-                waiting += [(numbers[middle:], is_sifted), (numbers[:middle], is_sifted)]
-        return Parsed(pa.concat_arrays(columns) if columns else pa.array([], self._kind), sorted(bad))
-
-    def _parse(self, rows: list[bytes]) -> pa.Array | str:
-        """Parse rows into a column, or return why Arrow can't."""
-        values = pa.array(rows, pa.binary())
-        text = json_text(values)
-        try:
-            text.decode()  # Arrow accepts other bytes in strings
-            found = read_rows(values, text, self._kind)
-            return found if is_dated(found) else "a time before the year 1 or after 9999"
-        except UnicodeDecodeError as error:
-            return f"not UTF-8 ({error.reason} at byte {error.start - len(BEGIN)})"
-        except (pa.ArrowException, ValueError) as error:
-            return str(error).partition(" in row ")[0].replace("Column(/v", "Column(")
 
 
 def is_dated(column: pa.Array) -> bool:

@@ -140,27 +140,34 @@ _ORDER = pa.struct(
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("[]", r"^\[\] must be an object$"),
+        ("[]", "^the value must be an object, not an array$"),
         ('{"id": 1, "x": 2}', "^the schema has no field x$"),
-        ('{"id": null}', "^field id: must not be null; if the schema has a default, leave it out"),
-        ('{"id": 2147483648}', "^field id: 2147483648 must be a whole number from -2147483648 to 2147483647$"),
-        ('{"id": 1.5}', r"^field id: 1\.5 must be a whole number"),
-        ('{"id": true}', "^field id: True must be a whole number"),
-        ('{"lines": [{"price": 1.25}, {"price": 1.255}]}', r"^field lines\[1\]\.price: 1\.255 must be .* 5 digits, 2"),
-        ('{"lines": [{"price": 1000}]}', r"^field lines\[0\]\.price: 1000 must be a number"),
-        ('{"lines": [{"price": "x"}]}', r"^field lines\[0\]\.price: 'x' must be a number"),
+        ('{"id": null}', "^field id must not be null; if the schema has a default, leave it out"),
+        ('{"id": 2147483648}', "^field id must be an integer of 32 bits, not a number: 2147483648$"),
+        ('{"id": 1.5}', r"^field id must be an integer of 32 bits, not a number: 1\.5$"),
+        ('{"id": true}', "^field id must be an integer of 32 bits, not a boolean: true$"),
+        (
+            '{"lines": [{"price": 1.25}, {"price": 1.255}]}',
+            r"^field lines\[1\]\.price must be a decimal\(5, 2\), .*: 1\.255$",
+        ),
+        ('{"lines": [{"price": 1000}]}', r"^field lines\[0\]\.price must be a decimal\(5, 2\), not one with 4 digits"),
+        ('{"lines": [{"price": "x"}]}', r'^field lines\[0\]\.price must be a decimal\(5, 2\), not a string: "x"$'),
         ('{"lines": [{"size": 1}]}', r"^field lines\[\]: the schema has no field size$"),
-        ('{"lines": {}}', "^field lines: {} must be a list$"),
-        ('{"lines": [{"flag": 1}]}', r"^field lines\[0\]\.flag: 1 must be true or false$"),
-        ('{"tags": {"a": "b"}}', r"^field tags\{a\}: 'b' must be a number, \"NaN\""),
-        ('{"tags": {"a": 1e400}}', r"^field tags\{a\}: 1E\+400 must be a number that float holds$"),
-        ('{"tags": {"a": -3.5e38}}', r"^field tags\{a\}: -3\.5E\+38 must be a number that float holds$"),
-        (f'{{"tags": {{"a": {10**400}}}}}', r"^field tags\{a\}: 10+\.\.\. must be a number that float holds$"),
-        ('{"raw": 1}', "^field raw: 1 must be text, or"),
-        ('{"raw": {"base64": "?"}}', "^field raw: '\\?' must be base64$"),
-        ('{"day": "2026-02-30"}', "^field day: '2026-02-30' must be a date such as \"2026-11-21\"$"),
-        ('{"at": "yesterday"}', "^field at: 'yesterday' must be a time such as"),
-        ('{"at": "2026-11-21T10:00:00.1234567Z"}', "in microseconds at most$"),
+        ('{"lines": {}}', "^field lines must be an array, not an object$"),
+        ('{"lines": [{"flag": 1}]}', r"^field lines\[0\]\.flag must be a boolean, not a number: 1$"),
+        ('{"tags": {"a": "b"}}', r'^field tags\.a must be a number, "NaN", .*, not a string: "b"$'),
+        ('{"tags": {"a": 1e400}}', r"^field tags\.a is a number that a float can't hold: 1E\+400$"),
+        ('{"tags": {"a": -3.5e38}}', r"^field tags\.a is a number that a float can't hold: -3\.5E\+38$"),
+        (f'{{"tags": {{"a": {10**400}}}}}', r"^field tags\.a is a number that a float can't hold: 10+\.\.\.$"),
+        ('{"tags": {"a": "\\ud800"}}', r"^field tags\.a must be a number"),
+        ('{"raw": 1}', '^field raw must be text, or {"base64": "..."}, not a number: 1$'),
+        ('{"raw": "\\ud800"}', r'^field raw has half of a surrogate pair, which no text may have: "\\ud800"$'),
+        ('{"raw": {"base64": "?"}}', r'^field raw is not base64: "\?"$'),
+        ('{"day": "2026-02-30"}', '^field day is no date: day is out of range for month: "2026-02-30"$'),
+        (
+            '{"at": "yesterday"}',
+            "^field at must be a time such as 2024-12-31T.*, not another string: .yesterday.$",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(text: str, error: str) -> None:
@@ -172,12 +179,15 @@ def test_what_does_not_fit_is_named(text: str, error: str) -> None:
 def test_what_fits() -> None:
     def row(text: str) -> Any:
         value = json.loads(text, parse_float=Decimal)
-        return RowReader(_ORDER).read(value)[0]
+        read, shape = RowReader(_ORDER).read(value)
+        return pa.array([read], shape)[0].as_py()
 
     assert row('{"id": 1.0}') == {"id": 1}
     moment = datetime(2026, 11, 21, 10, 0, 0, 500_000, timezone.utc)
     for time in ("2026-11-21T10:00:00.5Z", "2026-11-21 10:00:00.500", "2026-11-21T12:30:00.5+02:30"):
         assert row(json.dumps({"at": time})) == {"at": moment}
+    nanoseconds = json.dumps({"at": "2026-11-21T10:00:00.5000009Z"})
+    assert row(nanoseconds) == row(json.dumps({"at": "2026-11-21T10:00:00.5Z"}))
     assert row('{"lines": [{"price": "1.5"}, {"price": 2, "flag": true}, null]}') == {
         "lines": [{"price": Decimal("1.5"), "flag": None}, {"price": Decimal(2), "flag": True}, None]
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import duckdb
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -30,8 +33,14 @@ from spark_klog.load.audit import status
 from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.run import LoadOptions, MaxBad
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.values import JsonParser, field_times, parse_schema, read_schema, schema_text, why_bad
+from spark_klog.load.values import field_times, parse_schema, read_schema, schema_text
 from spark_klog.restore.restore import replay
+from spark_klog.schemas.column_format import ColumnFormat
+from spark_klog.schemas.json_schema import decoder as decoder_module
+from spark_klog.schemas.json_schema.columns import DDL
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
+from spark_klog.schemas.json_schema.from_arrow import column_of
+from spark_klog.schemas.rows import Decoded
 from tests.load.support import by_duckdb, run
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.brokers.batches import make_batch
@@ -88,30 +97,34 @@ _BAD = [
 ]
 
 
+def parse(ddl: str, *rows: bytes | None) -> Decoded:
+    decoded = JsonDecoder(column_of(parse_schema(ddl), DDL)).decode(pa.array(rows, pa.binary()), [None])
+    decoded.values.validate(full=True)
+    return decoded
+
+
 def test_decimals_of_too_many_digits() -> None:
-    parser = JsonParser(parse_schema("price decimal(9,2)"))
-    found = parser.parse(pa.array([b'{"price":1234567}', b'{"price":12345678}'], pa.binary()))
-    assert [row for row, _ in found.bad] == [1]
-    found.column.validate(full=True)
+    parsed = parse("price decimal(9,2)", b'{"price":1234567}', b'{"price":12345678}')
+    assert [row for row, _ in parsed.bad] == [1]
 
 
 def test_lists_that_are_much_larger_in_columns() -> None:
     fields = ", ".join(f"f{number}: string" for number in range(100))
-    parser = JsonParser(parse_schema(f"id bigint, many array<struct<{fields}>>"))
     crowded = b'{"many":[' + b"{}," * 100_000 + b"{}]}"
-    found = parser.parse(pa.array([b'{"id":1}', crowded, None, b'{"many":[{},{}]}'], pa.binary()))
-    ((row, why),) = found.bad
-    assert (row, len(found.column)) == (1, 3)
+    ddl = f"id bigint, many array<struct<{fields}>>"
+    parsed = parse(ddl, b'{"id":1}', crowded, None, b'{"many":[{},{}]}')
+    ((row, why),) = parsed.bad
+    assert (row, len(parsed.values)) == (1, 4)
     assert "more than 4 MiB, and 64 bytes for each byte of the record" in why
 
 
 def test_lists_of_sparse_objects_are_read() -> None:
     fields = ", ".join(f"f{number}: string" for number in range(200))
-    parser = JsonParser(parse_schema(f"items array<struct<id: bigint, {fields}>>"))
     rows: list[Any] = [{"items": [{"id": number} for number in range(size)]} for size in (200, 2000)]
-    parsed = parser.parse(pa.array([json.dumps(row, separators=(",", ":")).encode() for row in rows], pa.binary()))
+    texts = [json.dumps(row, separators=(",", ":")).encode() for row in rows]
+    parsed = parse(f"items array<struct<id: bigint, {fields}>>", *texts)
     assert not parsed.bad
-    assert [[one["id"] for one in items] for items in parsed.column.field("items").to_pylist()] == [
+    assert [[one["id"] for one in items] for items in parsed.values.field("items").to_pylist()] == [
         list(range(size)) for size in (200, 2000)
     ]
 
@@ -148,11 +161,11 @@ def _nulls(value: dict[str, Any]) -> dict[str, Any]:
 
 def test_dates_of_debezium() -> None:
     """With the Z of `time.precision.mode=isostring`, at each level and beside others; what has more there is bad."""
-    parser = JsonParser(parse_schema("d date, l array<date>, s struct<d: date, t: string>, a array<struct<d: date>>"))
+    ddl = "d date, l array<date>, s struct<d: date, t: string>, a array<struct<d: date>>"
     texts = ["2017-09-15Z", "2017-09-15", "0001-01-01Z", "2017-09-15ZZ", "2017-09-15z", "2017-02-29Z", "x\n2017-09-15Z"]
     rows: list[Any] = [{"d": t, "l": [None, t], "s": {"d": t, "t": t}, "a": [{"d": t}, None]} for t in texts]
-    found = parser.parse(pa.array([json.dumps(row).encode() for row in [*rows, None]]))
-    assert [row for row, _ in found.bad] == [3, 4, 5, 6]
+    parsed = parse(ddl, *[json.dumps(row).encode() for row in [*rows, None]])
+    assert [row for row, _ in parsed.bad] == [3, 4, 5, 6]
 
     def day(text: str) -> date:
         return date.fromisoformat(text.removesuffix("Z"))
@@ -160,23 +173,23 @@ def test_dates_of_debezium() -> None:
     expected = [
         {"d": day(t), "l": [None, day(t)], "s": {"d": day(t), "t": t}, "a": [{"d": day(t)}, None]} for t in texts[:3]
     ]
-    assert found.column.to_pylist() == [*expected, None]
-    found.column.validate(full=True)
+    assert parsed.values.to_pylist() == [*expected, *[None] * 5]
+    without_bad = parse(ddl, *[json.dumps(row).encode() for row in rows[:3]])
+    assert without_bad.values.to_pylist() == expected
 
 
 def test_parser() -> None:
-    parser = JsonParser(parse_schema(_DDL))
     pretty = json.dumps(_GOOD, indent=2).encode()
     rows = [json.dumps(_GOOD).encode(), None, b"null", b"{}", pretty, b'{"id":null}']
-    found = parser.parse(pa.array(rows, pa.binary()))
+    found = parse(_DDL, *rows)
     assert found.bad == []
-    assert found.column.to_pylist() == [_PARSED, None, None, _nulls({}), _PARSED, _nulls({})]
+    assert found.values.to_pylist() == [_PARSED, None, None, _nulls({}), _PARSED, _nulls({})]
     for bad in _BAD:
-        found = parser.parse(pa.array([b'{"id":1}', bad, b'{"id":2}'], pa.binary()))
+        found = parse(_DDL, b'{"id":1}', bad, b'{"id":2}')
         assert [row for row, _ in found.bad] == [1], bad
-        assert found.column.to_pylist() == [_nulls({"id": 1}), _nulls({"id": 2})]
-    found = parser.parse(pa.array(_BAD, pa.binary()))
-    assert (len(found.column), [row for row, _ in found.bad]) == (0, [*range(len(_BAD))])
+        assert found.values.to_pylist() == [_nulls({"id": 1}), None, _nulls({"id": 2})]
+    found = parse(_DDL, *_BAD)
+    assert (found.values.null_count, [row for row, _ in found.bad]) == (len(_BAD), [*range(len(_BAD))])
 
 
 _ROWS = st.one_of(
@@ -188,57 +201,37 @@ _ROWS = st.one_of(
 @given(st.lists(_ROWS, max_size=30))
 @hypothesis_settings(deadline=None, max_examples=60, derandomize=True)
 def test_each_value_is_parsed_or_named(rows: list[bytes]) -> None:
-    found = JsonParser(parse_schema("id bigint, name string")).parse(pa.array(rows, pa.binary()))
-    bad = {row for row, _ in found.bad}
-    good = [row for index, row in enumerate(rows) if index not in bad]
-    expected = [
-        {"id": None, "name": None} | {k: v for k, v in json.loads(row).items() if k in ("id", "name")}
-        for row in good
-        if row not in _BAD
-    ]
-    assert [item for item, row in zip(found.column.to_pylist(), good, strict=True) if row not in _BAD] == expected
-    assert all(rows[index] in _BAD for index in bad)
+    parsed = parse("id bigint, name string", *rows)
+    bad = {row for row, _ in parsed.bad}
+    assert bad <= {index for index, row in enumerate(rows) if row in _BAD}
+    for row, value in zip(rows, parsed.values.to_pylist(), strict=True):
+        if row not in _BAD:
+            expected = {name: item for name, item in json.loads(row).items() if name in ("id", "name")}
+            assert value == {"id": None, "name": None} | expected
 
 
 @pytest.mark.parametrize("bad", [b"{", b'{"id":"x"}', b'{"id":1.5}', b'{"at":"noon"}', b'{"tags":[1]}'])
 def test_many_bad_values_cost_no_call_each(monkeypatch: pytest.MonkeyPatch, bad: bytes) -> None:
-    calls, real = [0], JsonParser._parse
+    calls, real = [0], decoder_module.read_json
 
-    def parse(parser: JsonParser, rows: list[bytes]) -> Any:
+    def read_json(*arguments: Any) -> Any:
         calls[0] += 1
-        return real(parser, rows)
+        return real(*arguments)
 
-    monkeypatch.setattr(JsonParser, "_parse", parse)
-    rows = [b"{}" if number % 3 == 0 else bad for number in range(9000)]
-    found = JsonParser(parse_schema(_DDL)).parse(pa.array(rows, pa.binary()))
-    assert [row for row, _ in found.bad] == [number for number in range(9000) if number % 3]
-    assert len(found.column) == 3000
+    monkeypatch.setattr(decoder_module, "read_json", read_json)
+    parsed = parse(_DDL, *[b"{}" if number % 3 == 0 else bad for number in range(9000)])
+    assert [row for row, _ in parsed.bad] == [number for number in range(9000) if number % 3]
+    assert parsed.values.null_count == 6000
     assert calls[0] < 100
 
 
 @pytest.mark.parametrize("number", ["NaN", "-NaN", "Inf", "-Inf", "Infinity", "-Infinity"])
-def test_a_value_is_good_beside_any_other(number: str) -> None:
-    parser, row = JsonParser(parse_schema("x double")), f'{{"x":{number}}}'.encode()
-    assert [len(parser.parse(pa.array(rows, pa.binary())).bad) for rows in ([row], [row, b"bad"])] == [0, 1]
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "1", "2023-11-14", "noon", "-"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abl"), inner, max_size=3),
-    max_leaves=4,
-)
-_TYPES = "bigint", "tinyint", "double", "boolean", "string", "timestamp", "date", "decimal(9,2)", "array<int>"
-
-
-@given(
-    st.sampled_from([*_TYPES, "struct<a: int, b: string>"]), _JSON, st.sampled_from(["%s", "%s ", "%s,", "[%s", "0%s"])
-)
-@hypothesis_settings(deadline=None, max_examples=300, derandomize=True)
-def test_what_is_surely_bad_is_bad_for_arrow(kind: str, value: Any, form: str) -> None:
-    row = b'{"v":' + (form % json.dumps(value)).encode() + b"}"
-    wanted = parse_schema(f"v {kind}")
-    if why_bad(row, wanted):
-        assert isinstance(JsonParser(wanted)._parse([row]), str)
+def test_numbers_that_json_does_not_have_are_bad_beside_any_other(number: str) -> None:
+    row = f'{{"x":{number}}}'.encode()
+    for rows in ([row], [row, b"bad"], [row, b'{"x":1}']):
+        parsed = parse("x double", *rows)
+        assert parsed.bad[0].row == 0
+        assert parsed.values[0].as_py() is None
 
 
 @pytest.mark.parametrize(
@@ -321,10 +314,21 @@ def test_numbers_that_json_does_not_have(cluster: EmbeddedCluster, topic: str, t
     """JSON lines stay valid for strict parsers: NaN and infinities are strings, which DuckDB reads back as numbers."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
-    texts = ['{"x": NaN, "more": [1, -Infinity]}', '{"x": Infinity, "in": {"y": 1e300}}', '{"x": 1.5}']
-    produce(servers, topic, [Sent(text.encode(), None, 0, _TIME) for text in texts])
-    schema = "x double, more array<double>, `in` struct<y: float>"
-    run(servers, tmp_path, topic, settings=WriteSettings("json", "none", schema=schema))
+    inner = {"type": "record", "name": "In", "fields": [{"name": "y", "type": "float"}]}
+    numbers = {"type": "array", "items": "double"}
+    fields = [("x", "double"), ("more", ["null", numbers]), ("in", ["null", inner])]
+    schema: Any = {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in fields]}
+    rows: list[dict[str, Any]] = [
+        {"x": math.nan, "more": [1, -math.inf], "in": None},
+        {"x": math.inf, "more": None, "in": {"y": math.inf}},
+        {"x": 1.5, "more": None, "in": None},
+    ]
+    for row in rows:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, schema, row)
+        produce(servers, topic, [Sent(out.getvalue(), None, 0, _TIME)])
+    form = ColumnFormat("value", "avro", None, text=json.dumps(schema))
+    run(servers, tmp_path, topic, settings=WriteSettings("json", "none"), formats=(form,))
     [path] = tmp_path.glob(f"{topic}/*.jsonl")
     lines = [json.loads(line, parse_constant=pytest.fail)["value"] for line in path.read_text().splitlines()]
     assert lines == [
@@ -489,7 +493,7 @@ def test_settings_of_values() -> None:
 
 def test_what_goes_on_after_a_value_makes_it_bad() -> None:
     for row in (b'{"x": 2}, "w": 5', b'null, "w": 5'):
-        parsed = JsonParser(parse_schema("x bigint")).parse(pa.array([b'{"x": 1}', row]))
-        assert parsed.column.to_pylist() == [{"x": 1}]
+        parsed = parse("x bigint", b'{"x": 1}', row)
+        assert parsed.values.to_pylist() == [{"x": 1}, None]
         ((number, reason),) = parsed.bad
         assert (number, reason.partition(" at ")[0]) == (1, "no JSON: Extra data")

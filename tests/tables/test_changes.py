@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError, LoadError
-from spark_klog.load.values import JsonParser
+from spark_klog.schemas.json_schema.columns import DDL
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
+from spark_klog.schemas.json_schema.from_arrow import column_of
 from spark_klog.tables import change_files
 from spark_klog.tables.changes import UNAVAILABLE, ChangeFormat, Outcome, debezium_type, last_changes, newer
 from tests.tables.change_support import (
@@ -141,7 +143,7 @@ def test_files_of_an_older_schema(tmp_path: Path) -> None:
 def envelopes(*values: Any, keys: list[Any] | None = None) -> pa.RecordBatch:
     """Records with these values, as text of JSON, parsed as a load parses them; None is a tombstone."""
     texts = pa.array([None if value is None else json.dumps(value).encode() for value in values], pa.binary())
-    parsed, bad = JsonParser(ENVELOPE).parse(texts)
+    parsed, bad = JsonDecoder(column_of(ENVELOPE, DDL)).decode(texts, [None])
     assert not bad
     plain = records([Change(0, "", 1, 10 + number) for number in range(len(values))])
     columns = dict(zip(plain.schema.names, plain.columns, strict=True)) | {"value": parsed}

@@ -48,7 +48,6 @@ from spark_klog.load.tasks.writers import HOUR_US, ChangeRangeWriter, RangeWrite
 from spark_klog.load.values import (
     FIRST_US,
     LAST_US,
-    JsonParser,
     dated,
     field_times,
     is_dated,
@@ -59,6 +58,9 @@ from spark_klog.load.values import (
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import AbortedTransactions
+from spark_klog.schemas.json_schema.columns import DDL
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
+from spark_klog.schemas.json_schema.from_arrow import column_of
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
 from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
@@ -109,7 +111,7 @@ class Values:
         self._of_dates = of_dates
         self._settings, self._columns, self._decoders = settings, settings.columns(item.topic), decoders
         kind = parse_schema(settings.schema) if settings.schema else None
-        self._parser = None if kind is None else JsonParser(kind)
+        self._parser = None if kind is None else JsonDecoder(column_of(kind, DDL))
         self._incarnation = item.incarnation
         types = [decoder.type for decoder in decoders.values()] + ([] if kind is None else [kind])
         self._element_bytes = max(map(largest_element, types), default=0)
@@ -150,15 +152,12 @@ class Values:
             rows[name], undecoded = self._decode(name, batch)
             for row, reason in undecoded:
                 bad.setdefault(row, reason)
-        good[list(bad)] = False
-        parsed: pa.Array | None = None
         if self._parser is not None:
-            parsed, unparsed = self._parser.parse(batch["value"].filter(pa.array(good)) if bad else batch["value"])
-            if unparsed:
-                numbers = _rows(good)
-                bad.update((numbers[row], reason) for row, reason in unparsed)
-                good[list(bad)] = False
+            rows["value"], unparsed = self._parser.decode(batch["value"], [None])
+            for row, reason in unparsed:
+                bad.setdefault(row, reason)
         if bad:
+            good[list(bad)] = False
             numbers = sorted(bad)
             self._keep(batch.take(pa.array(numbers)), [bad[row] for row in numbers])
             mask = pa.array(good)
@@ -167,8 +166,6 @@ class Values:
         columns = dict(zip(FULL.names, batch.columns, strict=True))
         columns["timestamp"] = columns["timestamp"].cast(FULL.field("timestamp").type)
         raw = pa.RecordBatch.from_arrays(list(columns.values()), schema=FULL)
-        if parsed is not None:
-            rows["value"] = parsed
         if not rows:
             return raw, raw
         columns |= rows

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
 from spark_klog.schemas.json_schema.from_arrow import schema_of
 from spark_klog.schemas.json_schema.schema import JsonSchema, parse_schema
@@ -28,8 +28,8 @@ class JsonSchemaCodec:
     def name(self, schema: JsonSchema) -> str:
         return schema.name
 
-    def decoder(self, reader: JsonSchema) -> JsonSchemaDecoder:
-        return JsonSchemaDecoder(reader, validates=self._validates)
+    def decoder(self, reader: JsonSchema) -> JsonDecoder:
+        return JsonDecoder(reader.column, validates=self._validates)
 
     def encoder(self, schema: JsonSchema, kind: pa.DataType) -> JsonSchemaEncoder:
         return JsonSchemaEncoder(schema, kind, validates=self._validates)

@@ -1,4 +1,8 @@
-"""The Arrow columns of a JSON Schema. docs/explanation/json-schema.md has the table of types."""
+"""The plan of a column of JSON: what its values are, whether they may be null, and how they are written.
+
+Three ways lead to a plan: a JSON Schema (schema.py), and an Arrow type, be it the one of a DDL text (from_arrow.py).
+docs/explanation/json-schema.md has the table of types.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,8 @@ Form = Literal[
     "local-timestamp",
     "days",
     "milliseconds",
+    "time",
+    "duration",
     "list",
     "struct",
     "map",
@@ -50,6 +56,30 @@ _TYPES: Final[dict[Form, pa.DataType]] = {
     "days": pa.date32(),
     "milliseconds": TIMESTAMP,
 }
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What JSON values mean where the ways to a plan differ; the defaults are those of a JSON Schema."""
+
+    #: Whether a decimal in a string is its digits; else it is what Kafka Connect writes, base64 of the unscaled number.
+    digits_in_strings: bool = False
+    #: Whether a date may end in Z, as Debezium writes it with `time.precision.mode=isostring`.
+    utc_dates: bool = False
+    #: Whether "NaN", "Infinity" and "-Infinity" are numbers, and bytes are text or {"base64": ...}, as they are shown.
+    as_shown: bool = False
+    #: What a user is told in addition who gives a null that may not be.
+    null_advice: str = ""
+
+
+JSON_SCHEMA: Final = Dialect()
+DDL: Final = Dialect(digits_in_strings=True, utc_dates=True)
+#: What `columns/json_texts.py` writes, of rows that are to be written by a schema; fields with defaults are left out.
+ROWS: Final = Dialect(
+    digits_in_strings=True,
+    as_shown=True,
+    null_advice="; if the schema has a default, leave it out, of all records of a list",
+)
 
 
 class _NoDefault:
@@ -89,7 +119,7 @@ class Column:
 
     kind: Kind
     nullable: bool = False
-    #: Of integer, number and string: the form, if it is not the one of that name.
+    #: The form, if it is not the one of the kind's name, or of an object without properties.
     refined: Form | None = None
     #: Bits of an integer or a number.
     bits: int = 64
@@ -103,8 +133,13 @@ class Column:
     #: Of an object: named properties, and what others are, if the schema says so.
     properties: tuple[Property, ...] = ()
     values: Column | None = None
+    #: Of the names in a map, None: text.
+    keys: Column | None = None
     #: Whether an object has no other properties.
     is_closed: bool = False
+    dialect: Dialect = JSON_SCHEMA
+    #: The Arrow type that the plan was made of, None: that of the form.
+    arrow: pa.DataType | None = None
 
     @cached_property
     def form(self) -> Form:
@@ -113,8 +148,8 @@ class Column:
         if self.kind == "array":
             return "list"
         if self.kind == "object":
-            if self.properties:
-                return "struct"
+            if self.properties or self.refined is not None:
+                return self.refined or "struct"
             return "json" if self.values is None or self.values == ANY else "map"
         return self.refined or self.kind
 
@@ -122,6 +157,8 @@ class Column:
     def type(self) -> pa.DataType:
         """The Arrow type. Fields are nullable unless the property is required, and its schema has no null."""
         form = self.form
+        if self.arrow is not None:
+            return self.arrow
         if form == "integer":
             return {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[self.bits]
         if form == "number":
@@ -140,13 +177,19 @@ class Column:
 
     def __str__(self) -> str:
         """What errors call the values: `an array`, `a string`."""
+        if self.dialect.as_shown and self.form in _CALLED_AS_SHOWN:
+            return _CALLED_AS_SHOWN[self.form]
         if self.form in _CALLED:
             return _CALLED[self.form]
         if self.form == "integer":
-            return f"an integer of {self.bits} bits"
+            return f"an integer of {self.bits} bits" + (" without a sign" if self.is_unsigned else "")
         if self.form == "decimal":
             return f"a decimal({self.precision}, {self.scale})"
         return {"object": "an object", "array": "an array", "any": "JSON"}.get(self.kind, f"a {self.kind}")
+
+    @property
+    def is_unsigned(self) -> bool:
+        return self.arrow is not None and bool(pa.types.is_unsigned_integer(self.arrow))
 
     def tree(self) -> Iterator[Column]:
         """The column and all below it."""
@@ -170,6 +213,12 @@ _CALLED: Final[dict[Form, str]] = {
     "local-timestamp": "a time such as 2024-12-31T23:59:59",
     "days": "a number of days",
     "milliseconds": "a number of milliseconds",
+    "time": "a time such as 23:59:59.123456",
+    "duration": "a duration such as 1.5s",
+}
+_CALLED_AS_SHOWN: Final[dict[Form, str]] = {
+    "number": 'a number, "NaN", "Infinity" or "-Infinity"',
+    "binary": 'text, or {"base64": "..."}',
 }
 #: Of a schema that says nothing.
 ANY: Final = Column("any", nullable=True)

@@ -49,32 +49,33 @@ _FEW: Final = 512
 _SUSPECTS: Final = ((b"-NaN", re.compile(b"-NaN")), (b"Inf", re.compile(rb"Inf[\s,\]}]")))
 #: Digits of a second that no type has.
 _BEYOND_MICROSECONDS: Final = r"(\.\d{6})\d+"
+_DATE_OF_UTC: Final = r"^(\d{4}-\d\d-\d\d)Z$"
 
 
 class _UnfitError(Exception):
     """A block has a row that Arrow's parser does not read as Python's would."""
 
 
-class JsonSchemaDecoder:
-    """Decodes columns of JSON records into one Arrow type, that of the reader's schema; docs/explanation/json-schema.md
-    has the types. If it `validates`, each record is checked in full against the schema that wrote it, by jsonschema.
+class JsonDecoder:
+    """Decodes columns of JSON records into the Arrow type of a plan: that of the reader's schema, or of a DDL text. If
+    it `validates`, each record is checked in full against the schema that wrote it, by jsonschema.
 
     `MissingPackage` if it is to validate, and jsonschema is not installed.
     """
 
-    def __init__(self, reader: JsonSchema, *, validates: bool = False) -> None:
-        self.reader = reader
-        self._column = reader.column
-        self.type: pa.DataType = reader.column.type
-        self._rows = RowParser(reader.column)
-        elements = (one.items or one.values for one in reader.column.tree() if one.form in ("list", "map"))
+    def __init__(self, column: Column, *, validates: bool = False) -> None:
+        self._column = column
+        self.type: pa.DataType = column.type
+        self._rows = RowParser(column)
+        elements = (below.items or below.values for below in column.tree() if below.form in ("list", "map"))
         self._room = JsonRoom(max((_room(one) for one in elements if one is not None), default=0))
         #: What Arrow reads, and properties of the record that it can't: Python's parser adds them.
-        self._fast, left = _divided(reader.column)
+        self._fast, left = _divided(column)
         self._left = RowParser(left) if left.properties else None
         self._left_type = left.type
-        #: The type that Arrow reads, None if it can't.
-        self._read = None if validates else _read_type(self._fast)
+        #: The types that Arrow reads: first the one that it did last. None if it can't. It is four times as fast if
+        #: times need not be text, but does not read digits of which no type has so many.
+        self._read = [] if validates else _read_types(self._fast)
         self._quoted_decimals = _quoted_decimals(self._fast)
         self._validates = validates
 
@@ -121,7 +122,7 @@ class JsonSchemaDecoder:
             if column is not None:
                 parts.append(column)
                 continue
-            size = _FEW if self._read is not None else end - begin
+            size = _FEW if self._read else end - begin
             for first in range(begin, end, size):
                 few = rows[first : min(first + size, end)]
                 column = self._read_block(few) if len(few) < end - begin else None
@@ -133,7 +134,7 @@ class JsonSchemaDecoder:
 
     def _read_block(self, rows: pa.Array) -> pa.Array | None:
         """The column of rows, by Arrow; None if it can't, or not as it should."""
-        if self._read is None or not len(rows):
+        if not self._read or not len(rows):
             return None if len(rows) else pa.array([], self.type)
         values = rows.fill_null(b"null")
         text = json_text(values)
@@ -143,13 +144,21 @@ class JsonSchemaDecoder:
             return None
         try:
             rows.cast(pa.string())  # checks UTF-8: Arrow's parser accepts other bytes in strings
-            column = read_json(values, text, self._read)
-            if column.offset:
-                column = pa.concat_arrays([column])
-            made = _finished(self._fast, column, None if self._column.nullable else rows.null_count)
-            return made if self._left is None else self._with_left(made, rows, self._left)
-        except (pa.ArrowException, ValueError, OverflowError, _UnfitError):
+        except pa.ArrowInvalid:
             return None
+        for kind in self._read:
+            try:
+                column = read_json(values, text, kind)
+                if column.offset:
+                    column = pa.concat_arrays([column])
+                made = _finished(self._fast, column, None if self._column.nullable else rows.null_count)
+                made = made if self._left is None else self._with_left(made, rows, self._left)
+            except (pa.ArrowException, ValueError, OverflowError, _UnfitError):
+                continue
+            if kind is not self._read[0]:
+                self._read.reverse()
+            return made
+        return None
 
     def _with_left(self, made: pa.Array, rows: pa.Array, parser: RowParser) -> pa.Array:
         """The records with the properties that Arrow does not read; ValueError if one of them is bad."""
@@ -246,30 +255,38 @@ def _blocks(rows: pa.Array) -> list[tuple[int, int]]:
 
 def _divided(column: Column) -> tuple[Column, Column]:
     """A record with the properties that Arrow reads, and one with the others."""
-    read = [_read_type(one.column) is not None for one in column.properties]
+    read = [bool(_read_types(one.column)) for one in column.properties]
     if column.form != "struct" or not any(read):
         return column, Column("object")
     fast, left = (
-        replace(column, properties=tuple(compress(column.properties, chosen)))
+        replace(column, properties=tuple(compress(column.properties, chosen)), arrow=None)
         for chosen in (read, [not one for one in read])
     )
     return fast, left
 
 
-def _read_type(column: Column) -> pa.DataType | None:
-    """The type as which Arrow's parser reads a column, None if there is none."""
+def _read_types(column: Column) -> list[pa.DataType]:
+    """The types as which Arrow's parser reads a column: with times as such, then as text; none if it can't."""
+    kinds = [_read_type(column, times) for times in (TIMESTAMP, pa.string())]
+    return [kind for number, kind in enumerate(kinds) if kind is not None and kind not in kinds[:number]]
+
+
+def _read_type(column: Column, times: pa.DataType) -> pa.DataType | None:
     form = column.form
-    if form in ("json", "map"):
+    if form in ("json", "map", "time", "duration"):
         return None
     if form == "struct":
-        kinds = [(one.name, _read_type(one.column)) for one in column.properties]
+        kinds = [(one.name, _read_type(one.column, times)) for one in column.properties]
         return None if any(kind is None for _, kind in kinds) else pa.struct(kinds)
     if form == "list":
         assert column.items is not None
-        # decimals as text stand where no name tells them
-        items = None if column.items.form == "decimal" else _read_type(column.items)
+        # decimals as base64 stand where no name tells them
+        is_read = column.items.form != "decimal" or column.items.dialect.digits_in_strings
+        items = _read_type(column.items, times) if is_read else None
         return None if items is None else pa.list_(items)
-    if form in ("date", "timestamp", "local-timestamp", "binary"):
+    if form == "timestamp":
+        return times
+    if form in ("date", "local-timestamp", "binary"):
         return pa.string()
     return {"days": pa.int32(), "milliseconds": pa.int64()}.get(form, column.type)
 
@@ -280,7 +297,7 @@ def _quoted_decimals(column: Column) -> re.Pattern[bytes] | None:
         re.escape(json.dumps(one.name, ensure_ascii=False).encode())
         for below in column.tree()
         for one in below.properties
-        if one.column.form == "decimal"
+        if one.column.form == "decimal" and not one.column.dialect.digits_in_strings
     }
     # a name with an escape may be one of them
     return re.compile(b"(?:" + b"|".join(sorted(names)) + rb'|\\.[^"\\]*")\s*:\s*"') if names else None
@@ -316,6 +333,8 @@ def _finished(column: Column, array: pa.Array, nulls: int | None) -> pa.Array:
     if form == "timestamp" or form == "local-timestamp":
         return _times(array, has_zone=form == "timestamp")
     if form == "date":
+        if column.dialect.utc_dates:
+            array = pc.replace_substring_regex(array, _DATE_OF_UTC, r"\1")
         return _within(array.cast(pa.date32()), pa.int32(), FIRST_DAY, LAST_DAY)
     if form == "days":
         return _within(array.cast(pa.date32()), pa.int32(), FIRST_DAY, LAST_DAY)
@@ -328,6 +347,8 @@ def _finished(column: Column, array: pa.Array, nulls: int | None) -> pa.Array:
 
 def _times(array: pa.Array, *, has_zone: bool) -> pa.Array:
     """The times of strings; in a zone they are UTC if they have none."""
+    if pa.types.is_timestamp(array.type):
+        return _within(array, pa.int64(), 1000 * FIRST_MS, 1000 * LAST_MS + 999)
     for kind in (TIMESTAMP, LOCAL_TIMESTAMP) if has_zone else (LOCAL_TIMESTAMP,):
         for beyond in (None, _BEYOND_MICROSECONDS):
             try:

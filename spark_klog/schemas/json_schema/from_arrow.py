@@ -1,4 +1,4 @@
-"""The JSON Schema of an Arrow type. Kafka Connect's hints (schema.py) say what JSON's types do not.
+"""The plan of an Arrow type, and its JSON Schema. Kafka Connect's hints (schema.py) say what JSON's types do not.
 
 | Arrow | JSON Schema |
 | --- | --- |
@@ -17,16 +17,59 @@ A column that is not nullable is required. One that is may be left out; null ite
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 
 from spark_klog.errors import SchemaError
+from spark_klog.schemas.json_schema.columns import Column, Dialect, Form, Property
 from spark_klog.schemas.json_schema.schema import CONNECT, MOST_DIGITS
 
 #: The title of a record, as Avro's of a type is.
 NAME: Final = "topLevelRecord"
 _DIALECT: Final = "http://json-schema.org/draft-07/schema#"
+
+
+#: Forms of strings, by what tells their types; of the others `column_of` has more to say.
+_STRINGS: Final[tuple[tuple[Callable[[pa.DataType], bool], Form | None], ...]] = (
+    (pa.types.is_string, None),
+    (pa.types.is_binary, "binary"),
+    (pa.types.is_fixed_size_binary, "binary"),
+    (pa.types.is_date32, "date"),
+    (pa.types.is_time, "time"),
+    (pa.types.is_duration, "duration"),
+)
+
+
+def column_of(kind: pa.DataType, dialect: Dialect, *, nullable: bool = True) -> Column:
+    """The plan of a type's values in JSON of a dialect; `SchemaError` for a type that has no form in JSON."""
+    types = pa.types
+    plan = partial(Column, nullable=nullable, dialect=dialect, arrow=kind)
+
+    def below(field: pa.Field) -> Column:
+        return column_of(field.type, dialect, nullable=field.nullable)
+
+    if types.is_struct(kind):
+        properties = tuple(Property(field.name, below(field), not field.nullable) for field in kind)
+        return plan("object", refined="struct", properties=properties)
+    if types.is_list(kind):
+        return plan("array", items=below(kind.value_field))
+    if types.is_map(kind):
+        return plan("object", refined="map", keys=below(kind.key_field), values=below(kind.item_field))
+    if types.is_null(kind) or types.is_boolean(kind):
+        return plan("null" if types.is_null(kind) else "boolean")
+    if types.is_integer(kind) or types.is_floating(kind):
+        return plan("integer" if types.is_integer(kind) else "number", bits=kind.bit_width)
+    if types.is_decimal(kind):
+        return plan("number", refined="decimal", precision=kind.precision, scale=kind.scale)
+    if types.is_timestamp(kind):
+        return plan("string", refined="local-timestamp" if kind.tz is None else "timestamp")
+    for matches, form in _STRINGS:
+        if matches(kind):
+            return plan("string", refined=form)
+    raise SchemaError(f"JSON has no form for {kind}")
 
 
 def schema_of(kind: pa.DataType, name: str = NAME) -> str:

@@ -16,10 +16,11 @@ from decimal import Decimal
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
+from spark_klog.columns.json_texts import UNIT_DIGITS
 from spark_klog.schemas.json_schema.columns import Column, Form, Property
 
 Convert = Callable[[Any], Any]
-#: An object of JSON, in values that are converted: its pairs, as a property may be there twice.
+#: An object of JSON in values that are parsed here: its pairs, as a property may be there twice. Else it is a dict.
 _Pairs = tuple[tuple[str, Any], ...]
 #: Longer integers are of no type; Python is slow to read them, and may refuse to.
 _LONGEST_INTEGER: Final = 400
@@ -34,10 +35,15 @@ _NAMES: Final[dict[type, str]] = {
     list: "an array",
     **dict.fromkeys((int, float, Decimal), "a number"),
 }
-_DAY: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
+_DIGITS: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_DAY: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(Z?)", re.ASCII)
 _TIME: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?([Zz]|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
 )
+_TIME_OF_DAY: Final = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.(\d+))?", re.ASCII)
+_SECONDS: Final = re.compile(r"(-?\d{1,19}(?:\.\d+)?(?:E-\d)?)s", re.ASCII)
+_KEY: Final = re.compile(r"-?(?:0|[1-9]\d{0,19})", re.ASCII)
+_NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _EPOCH: Final = dt.datetime(1970, 1, 1)
 _EPOCH_DAY: Final = _EPOCH.toordinal()
 #: Years 1 to 9999, as Python, Spark and RFC 3339 have them; milliseconds.
@@ -49,8 +55,8 @@ _MICROSECOND: Final = dt.timedelta(microseconds=1)
 class Misfit(ValueError):
     """A value that is not of its schema: `text` says why, `path` where, from the inside to the outside."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, value: Any = None) -> None:
+        self.text, self.value = text, value
         self.path: list[str] = []
 
     def __str__(self) -> str:
@@ -121,7 +127,13 @@ class RowParser:
 
     def parse(self, row: bytes) -> Any:
         """ValueError says why a row is not of the column."""
-        value = _parsed(row, _PARSERS[self._decimals, len(row) > _LONGEST_INTEGER])
+        return self._converted(_parsed(row, _PARSERS[self._decimals, len(row) > _LONGEST_INTEGER]))
+
+    def convert(self, value: Any) -> Any:
+        """As `parse`, of a value of `json.loads` for a plan of an Arrow type; its fractions may be Decimals."""
+        return self._converted(value)
+
+    def _converted(self, value: Any) -> Any:
         try:
             return self._convert(value)
         except RecursionError:
@@ -162,7 +174,7 @@ def _nullable(column: Column) -> Convert:
 
 def _wrong(column: Column, value: Any) -> Misfit:
     name = "another string" if isinstance(value, str) and column.kind == "string" else _NAMES.get(type(value))
-    return Misfit(f"must be {column}, not {name or 'an object'}")
+    return Misfit(f"must be {column}, not {name or 'an object'}", value)
 
 
 def _json(column: Column) -> Convert:
@@ -223,12 +235,12 @@ def _boolean(column: Column) -> Convert:
 
 
 def _whole(column: Column) -> Convert:
-    limit = 1 << column.bits - 1
+    least, most = (0, 1 << column.bits) if column.is_unsigned else (-(1 << column.bits - 1), 1 << column.bits - 1)
 
     def convert(value: Any) -> int:
         if isinstance(value, float | Decimal) and -_BEYOND_INT64 < value < _BEYOND_INT64 and value == int(value):
             value = int(value)  # 1.0 is an integer
-        if not isinstance(value, int) or isinstance(value, bool) or not -limit <= value < limit:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < most:
             raise _wrong(column, value)
         return value
 
@@ -239,6 +251,8 @@ def _number(column: Column) -> Convert:
     largest = _LARGEST_FLOAT32 if column.bits == 32 else math.inf
 
     def convert(value: Any) -> float:
+        if isinstance(value, str) and column.dialect.as_shown and value in _NOT_FINITE:
+            return float(value)
         if not isinstance(value, int | float | Decimal) or isinstance(value, bool):
             raise _wrong(column, value)
         try:
@@ -247,7 +261,8 @@ def _number(column: Column) -> Convert:
             number = math.inf
         if not abs(number) < largest:  # NaN is not
             size = "a float" if column.bits == 32 else "a double"
-            raise Misfit("is NaN, which is not JSON" if math.isnan(number) else f"is a number that {size} can't hold")
+            text = "is NaN, which is not JSON" if math.isnan(number) else f"is a number that {size} can't hold"
+            raise Misfit(text, value)
         return number
 
     return convert
@@ -255,7 +270,11 @@ def _number(column: Column) -> Convert:
 
 def _decimal(column: Column) -> Convert:
     def convert(value: Any) -> Decimal:
-        if isinstance(value, str):
+        if isinstance(value, str) and column.dialect.digits_in_strings:
+            if not _DIGITS.fullmatch(value):
+                raise _wrong(column, value)
+            exact = _exact(value)
+        elif isinstance(value, str):
             # as Kafka Connect's converter writes it, if it is not set to numbers
             try:
                 unscaled = int.from_bytes(base64.b64decode(value, validate=True), "big", signed=True)
@@ -279,7 +298,8 @@ def _decimal(column: Column) -> Convert:
         digits, exponent = digits[:kept], exponent + len(digits) - kept
         if -exponent > column.scale or kept + exponent > column.precision - column.scale:
             before, after = max(kept + exponent, 0), max(-exponent, 0)
-            raise Misfit(f"must be {column}, not one with {before} digits before the point and {after} after it")
+            text = f"must be {column}, not one with {before} digits before the point and {after} after it"
+            raise Misfit(text, value)
         return Decimal((sign, digits, exponent))
 
     return convert
@@ -299,18 +319,24 @@ def _whole_text(text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise Misfit("has half of a surrogate pair, which no text may have") from None
+            raise Misfit("has half of a surrogate pair, which no text may have", text) from None
     return text
 
 
 def _binary(column: Column) -> Convert:
+    as_shown = column.dialect.as_shown
+
     def convert(value: Any) -> bytes:
-        if not isinstance(value, str):
+        if as_shown and isinstance(value, str):
+            return _whole_text(value).encode()
+        if as_shown and isinstance(value, dict | tuple) and list(dict(value)) == ["base64"]:
+            value = dict(value)["base64"]
+        elif as_shown or not isinstance(value, str):
             raise _wrong(column, value)
         try:
             return base64.b64decode(value, validate=True)
-        except ValueError:
-            raise Misfit("is not base64") from None
+        except (TypeError, ValueError):
+            raise Misfit("is not base64", value) from None
 
     return convert
 
@@ -318,18 +344,18 @@ def _binary(column: Column) -> Convert:
 def _date(column: Column) -> Convert:
     def convert(value: Any) -> int:
         match = _DAY.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
+        if match is None or (match[4] and not column.dialect.utc_dates):
             raise _wrong(column, value)
         try:
-            return dt.date(*map(int, match.groups())).toordinal() - _EPOCH_DAY
+            return dt.date(*map(int, match.groups()[:3])).toordinal() - _EPOCH_DAY
         except ValueError as error:
-            raise Misfit(f"is no date: {error}") from None
+            raise Misfit(f"is no date: {error}", value) from None
 
     return convert
 
 
 def _time(column: Column) -> Convert:
-    has_zone = column.form == "timestamp"
+    has_zone, digits = column.form == "timestamp", UNIT_DIGITS[column.type.unit]
 
     def convert(value: Any) -> int:
         match = _TIME.fullmatch(value) if isinstance(value, str) else None
@@ -344,8 +370,37 @@ def _time(column: Column) -> Convert:
                     raise ValueError("an offset has hours up to 23, minutes up to 59")
                 time -= sign * dt.timedelta(hours=int(zone[:2]), minutes=int(zone[2:]))
         except (ValueError, OverflowError) as error:
-            raise Misfit(f"is no time: {error}") from None
-        return (time - _EPOCH) // _MICROSECOND
+            raise Misfit(f"is no time: {error}", value) from None
+        micros = (time - _EPOCH) // _MICROSECOND
+        return micros * 1000 + int((match[7] or "")[6:9].ljust(3, "0")) if digits > 6 else micros // 10 ** (6 - digits)
+
+    return convert
+
+
+def _time_of_day(column: Column) -> Convert:
+    digits = UNIT_DIGITS[column.type.unit]
+
+    def convert(value: Any) -> int:
+        match = _TIME_OF_DAY.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise _wrong(column, value)
+        hour, minute, second = (int(match[number]) for number in range(1, 4))
+        if hour > 23 or minute > 59 or second > 59:
+            raise Misfit("is no time of a day", value)
+        return int(f"{hour * 3600 + minute * 60 + second}{(match[4] or '')[:digits].ljust(digits, '0')}")
+
+    return convert
+
+
+def _duration(column: Column) -> Convert:
+    digits = UNIT_DIGITS[column.type.unit]
+
+    def convert(value: Any) -> int:
+        match = _SECONDS.fullmatch(value) if isinstance(value, str) else None
+        units = int(Decimal(match[1]).scaleb(digits)) if match else 1 << 63
+        if abs(units) >= 1 << 63:
+            raise _wrong(column, value)
+        return units
 
     return convert
 
@@ -387,8 +442,10 @@ def _map(column: Column) -> Convert:
     values = column.values
     assert values is not None
     convert_item = _nullable(values) if values.nullable else _required(values)
+    convert_name = _whole_text if column.keys is None else _name(column.keys)
 
     def convert(value: Any) -> list[tuple[str, Any]]:
+        value = tuple(value.items()) if isinstance(value, dict) else value
         if not isinstance(value, tuple):
             raise _wrong(column, value)
         if len(dict(value)) != len(value):
@@ -396,7 +453,7 @@ def _map(column: Column) -> Convert:
         made, name = [], ""
         try:
             for name, item in value:
-                made.append((_whole_text(name), convert_item(item)))
+                made.append((convert_name(name), convert_item(item)))
         except Misfit as misfit:
             misfit.path.append(f".{name}")
             raise
@@ -405,12 +462,24 @@ def _map(column: Column) -> Convert:
     return convert
 
 
+def _name(column: Column) -> Convert:
+    """Of a name in a map whose keys are numbers, or true and false."""
+    convert = _required(column)
+
+    def convert_name(name: str) -> Any:
+        is_literal = column.form == "boolean" and name in ("true", "false")
+        is_literal |= column.form == "integer" and _KEY.fullmatch(name) is not None
+        return convert(json.loads(name) if is_literal else name)
+
+    return convert_name
+
+
 def _struct(column: Column) -> Convert:
     names = {one.name for one in column.properties}
     fields = [(one.name, *_of_property(one)) for one in column.properties]
 
     def convert(value: Any) -> dict[str, Any]:
-        if not isinstance(value, tuple):
+        if not isinstance(value, dict | tuple):
             raise _wrong(column, value)
         items = dict(value)
         if len(items) != len(value):
@@ -424,7 +493,8 @@ def _struct(column: Column) -> Convert:
                 if item is not None:
                     made[name] = convert_field(item)
                 elif isinstance(missing, Misfit):
-                    raise Misfit("must not be null" if name in items else "is required, but missing")
+                    advice = column.dialect.null_advice
+                    raise Misfit(f"must not be null{advice}" if name in items else f"is required, but missing{advice}")
                 else:
                     made[name] = missing
         except Misfit as misfit:
@@ -457,6 +527,8 @@ _CONVERTERS: Final[dict[Form, Callable[[Column], Convert]]] = {
     "local-timestamp": _time,
     "days": _count,
     "milliseconds": _count,
+    "time": _time_of_day,
+    "duration": _duration,
     "list": _list,
     "struct": _struct,
     "map": _map,

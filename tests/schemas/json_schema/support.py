@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
 from spark_klog.schemas.json_schema.schema import parse_schema
 from spark_klog.schemas.rows import Decoded
@@ -25,7 +25,7 @@ def kind_of(schema: Any, **references: Any) -> pa.DataType:
 
 def decode(schema: Any, *rows: bytes | None, validates: bool = False) -> Decoded:
     parsed = parse_schema(json.dumps(schema))
-    decoder = JsonSchemaDecoder(parsed, validates=validates)
+    decoder = JsonDecoder(parsed.column, validates=validates)
     decoded = decoder.decode(pa.array(rows, pa.binary()), [decoder.program(parsed)])
     decoded.values.validate(full=True)
     assert decoded.values.type == decoder.type

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.schema import CONNECT, parse_schema
 
 from .support import record
@@ -82,7 +82,7 @@ def _damaged(source: random.Random) -> bytes:
 @pytest.mark.parametrize("rounds", [1500, pytest.param(20_000, marks=pytest.mark.test_all("long"))])
 def test_damaged_records(rounds: int) -> None:
     schema = parse_schema(json.dumps(_SCHEMA))
-    decoder, by_python = JsonSchemaDecoder(schema), JsonSchemaDecoder(schema)
+    decoder, by_python = JsonDecoder(schema.column), JsonDecoder(schema.column)
     by_python._read = None
     source, read = random.Random(rounds), 0
     for number in range(rounds):
@@ -116,7 +116,7 @@ def test_lists_that_are_much_larger_in_columns(row: bytes) -> None:
     by = {"type": "object", "additionalProperties": sparse}
     schema = parse_schema(json.dumps(record(a={"type": "integer"}, s={"type": "string"}, many=many, by=by)))
     good = json.dumps({"a": 1, "s": "{}" * 100_000, "many": [dict.fromkeys(_MANY, "text")] * 50}).encode()
-    decoded = JsonSchemaDecoder(schema).decode(pa.array([good, row, good, None, row[:-1]], pa.binary()), [None])
+    decoded = JsonDecoder(schema.column).decode(pa.array([good, row, good, None, row[:-1]], pa.binary()), [None])
     assert [bad.row for bad in decoded.bad] == [1, 4]
     assert "more than 4 MiB, and 64 bytes for each byte of the record" in decoded.bad[0].reason
     assert "no JSON" in decoded.bad[1].reason
@@ -129,6 +129,6 @@ def test_a_default_of_another_property_takes_nothing_from_lists() -> None:
     texts = {"type": "array", "items": record(t={"type": "string"})}
     schema = parse_schema(json.dumps(record(long={"type": "string", "default": "d" * 50_000}, texts=texts)))
     row = b'{"texts": [' + b'{"t": "x"},' * 999 + b'{"t": "x"}]}'
-    decoded = JsonSchemaDecoder(schema).decode(pa.array([row], pa.binary()), [None])
+    decoded = JsonDecoder(schema.column).decode(pa.array([row], pa.binary()), [None])
     assert not decoded.bad
     assert len(decoded.values[0]["texts"]) == 1000

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
 from spark_klog.schemas.json_schema.schema import CONNECT, JsonSchema, parse_schema
 
@@ -151,8 +151,8 @@ def _free_map(schema: Any) -> bool:
     return isinstance(schema, list) and any(map(_free_map, schema))
 
 
-def _without_arrow(schema: JsonSchema) -> JsonSchemaDecoder:
-    decoder = JsonSchemaDecoder(schema)
+def _without_arrow(schema: JsonSchema) -> JsonDecoder:
+    decoder = JsonDecoder(schema.column)
     decoder._read = None
     return decoder
 
@@ -169,7 +169,7 @@ def _check_valid_rows(schema: dict[str, Any], data: st.DataObject) -> None:
     records = pa.array([json.dumps(row, ensure_ascii=data.draw(st.booleans())).encode() for row in rows], pa.binary())
     validator = jsonschema.Draft202012Validator(schema)
     assert all(map(validator.is_valid, rows))
-    decoder = JsonSchemaDecoder(parsed, validates=data.draw(st.booleans()))
+    decoder = JsonDecoder(parsed.column, validates=data.draw(st.booleans()))
     decoded = decoder.decode(records, [decoder.program(parsed)])
     decoded.values.validate(full=True)
     assert decoded.bad == []
@@ -182,7 +182,7 @@ def _check_valid_rows(schema: dict[str, Any], data: st.DataObject) -> None:
     written = encoder.encode(decoded.values)
     texts = [None if record is None else json.loads(record) for record in written.to_pylist()]
     assert all(text is None or validator.is_valid(text) for text in texts)
-    again = JsonSchemaDecoder(parsed).decode(written, [None])
+    again = JsonDecoder(parsed.column).decode(written, [None])
     assert (again.bad, again.values.to_pylist()) == ([], decoded.values.to_pylist())
 
 
@@ -200,11 +200,11 @@ def _check_any_rows(schema: dict[str, Any], data: st.DataObject) -> None:
     parsed = parse_schema(json.dumps(schema))
     texts = data.draw(st.lists(st.builds(json.dumps, _valid(schema) | _ANY) | _DAMAGE, max_size=5))
     records = pa.array([text.encode() for text in texts], pa.binary())
-    together, by_python = (one.decode(records, [None]) for one in (JsonSchemaDecoder(parsed), _without_arrow(parsed)))
+    together, by_python = (one.decode(records, [None]) for one in (JsonDecoder(parsed.column), _without_arrow(parsed)))
     assert together.bad == by_python.bad
     assert together.values.equals(by_python.values)
     for row in range(len(texts)):
-        alone = JsonSchemaDecoder(parsed).decode(records[row : row + 1], [None])
+        alone = JsonDecoder(parsed.column).decode(records[row : row + 1], [None])
         assert alone.values.equals(together.values[row : row + 1])
         assert [reason for _, reason in alone.bad] == [reason for number, reason in together.bad if number == row]
     # what jsonschema finds valid is read, but for numbers that no type has
@@ -253,12 +253,12 @@ _JUNK = st.recursive(
 def test_no_schema_breaks_more_than_itself(schema: dict[str, Any], value: Any) -> None:
     try:
         parsed = parse_schema(json.dumps(schema), {"b.json": '{"$id": "https://x/y", "z": {"type": "string"}}'})
-        decoder = JsonSchemaDecoder(parsed, validates=True)
+        decoder = JsonDecoder(parsed.column, validates=True)
         programs = [decoder.program(parsed)]
     except SchemaError:
         return
     records = pa.array([json.dumps(value).encode()], pa.binary())
     decoded = decoder.decode(records, programs)
-    without = JsonSchemaDecoder(parsed).decode(records, [None])
+    without = JsonDecoder(parsed.column).decode(records, [None])
     decoded.values.validate(full=True)
     assert {row for row, _ in without.bad} <= {row for row, _ in decoded.bad}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.schema import CONNECT, parse_schema
 
 from .support import decode, reason, record, rows_of
@@ -244,7 +244,7 @@ def test_bad_rows_among_many() -> None:
 
 
 def test_starts_and_rows_without_a_schema() -> None:
-    decoder = JsonSchemaDecoder(parse_schema(json.dumps(record(id=_WHOLE))))
+    decoder = JsonDecoder(parse_schema(json.dumps(record(id=_WHOLE))).column)
     rows = [b'\0\0\0\0\1{"id": 1}', b'{"id": 2}', b"xyz", None]
     starts, which = np.array([5, 0, 9, 0], np.int32), np.array([0, 0, -1, -1], np.int32)
     sliced = pa.array([b"-", *rows], pa.binary())[1:]
@@ -270,7 +270,7 @@ def test_validation() -> None:
     texts = {"other.json": json.dumps({"type": "integer", "maximum": 5})}
     for base in ({}, {"$id": "https://shop/order"}):
         parsed = parse_schema(json.dumps({**base, **record(id={"$ref": "other.json"})}), texts)
-        decoder = JsonSchemaDecoder(parsed, validates=True)
+        decoder = JsonDecoder(parsed.column, validates=True)
         decoded = decoder.decode(pa.array([b'{"id": 5}', b'{"id": 6}']), [decoder.program(parsed)])
         assert decoded.bad == [(1, "field id is not valid: 6 is greater than the maximum of 5")]
     with pytest.raises(SchemaError, match="#/properties/id/minimum: 'x' is not of type 'number'"):
