@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from spark_klog.base.cache import Newest
 from spark_klog.base.names import Format
-from spark_klog.columns.json_texts import json_texts
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import KlogError, RegistryError, SchemaError
 from spark_klog.schemas.column_format import Column, ColumnDecoder, ColumnFormat, ReaderSchema
+from spark_klog.schemas.json_schema.texts import json_texts
 from spark_klog.schemas.prefix import schema_keys
 from spark_klog.schemas.registry.client import RegistrySettings
 from spark_klog.security.config import Settings

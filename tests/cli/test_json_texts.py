@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spark_klog.cli.records.form import parse_json
 from spark_klog.cli.records.json_rows import RowReader
-from spark_klog.columns.json_texts import json_texts
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.avro.codec import AvroCodec
+from spark_klog.schemas.json_schema.texts import json_texts
 from tests.schemas.avro.model import records, values
 from tests.schemas.avro.support import written
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_klog.columns.json_texts import json_texts
 from spark_klog.columns.plain_json import plain_json
+from spark_klog.schemas.json_schema.texts import json_texts
 
 
 @pytest.mark.parametrize(

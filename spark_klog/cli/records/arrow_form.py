@@ -1,6 +1,6 @@
 """Records as they are printed, made by Arrow, without a Python object per record. `form` has the forms.
 
-Scalars are made by `json_texts.literal` and `_number_scalar`, which do not import pandas.
+Scalars are made by `texts.literal` and `_number_scalar`, which do not import pandas.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.cli.records.form import Piece, pieces, safe
-from spark_klog.columns.json_texts import EMPTY, NULL, json_texts, literal
 from spark_klog.records.contract import json_value
+from spark_klog.schemas.json_schema.texts import EMPTY, NULL, json_texts, literal
 
 
 def _number_scalar(value: int) -> pa.Scalar:

@@ -15,9 +15,9 @@ from spark_klog.base.cache import Newest
 from spark_klog.cli.output import escaped
 from spark_klog.cli.records.arrow_form import json_field, lengths
 from spark_klog.cli.records.serdes import PackFormat, Serdes
-from spark_klog.columns.json_texts import json_texts, texts_array
 from spark_klog.errors import KlogError, SchemaError
 from spark_klog.schemas.column_format import Column, ColumnDecoder, ColumnFormat
+from spark_klog.schemas.json_schema.texts import json_texts, texts_array
 from spark_klog.schemas.prefix import SchemaKey, SchemaKeys, schema_keys
 from spark_klog.schemas.registry.client import UnknownSchema
 from spark_klog.schemas.rows import BadRow

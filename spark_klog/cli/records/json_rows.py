@@ -1,4 +1,4 @@
-"""JSON → values for Arrow columns of a type that is known: the other way round of `columns/json_texts.py`.
+"""JSON → values for Arrow columns of a type that is known: the other way round of `schemas/json_schema/texts.py`.
 
 Fields of a record may be left out where the schema has a default: what a value has of its column's type is its shape,
 a type of its own. The values are those of a plan of that type (`schemas/json_schema/row_values.py`).
@@ -97,7 +97,7 @@ class RowReader:
 
 def _shown(value: Any) -> str:
     """A value that does not fit, behind the reason: a text or a number, others may be long."""
-    if value is None or isinstance(value, list | tuple):
+    if value is None or isinstance(value, list | dict):
         return ""
     text = str(value) if isinstance(value, Decimal) else json.dumps(value)
     return f": {text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + '...'}"

@@ -44,6 +44,8 @@ MAX_DEPTH: Final = 64
 MAX_COLUMNS: Final = 10_000
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 LOCAL_TIMESTAMP: Final = pa.timestamp("us")
+#: Of a second, by Arrow's unit.
+UNIT_DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _TYPES: Final[dict[Form, pa.DataType]] = {
     "json": pa.string(),
     "null": pa.null(),
@@ -74,7 +76,7 @@ class Dialect:
 
 JSON_SCHEMA: Final = Dialect()
 DDL: Final = Dialect(digits_in_strings=True, utc_dates=True)
-#: What `columns/json_texts.py` writes, of rows that are to be written by a schema; fields with defaults are left out.
+#: What `texts.py` writes, of rows that are to be written by a schema; fields with defaults are left out.
 ROWS: Final = Dialect(
     digits_in_strings=True,
     as_shown=True,

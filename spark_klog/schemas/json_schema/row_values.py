@@ -16,8 +16,7 @@ from decimal import Decimal
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
-from spark_klog.columns.json_texts import UNIT_DIGITS
-from spark_klog.schemas.json_schema.columns import Column, Form, Property
+from spark_klog.schemas.json_schema.columns import UNIT_DIGITS, Column, Form, Property
 
 Convert = Callable[[Any], Any]
 #: An object of JSON in values that are parsed here: its pairs, as a property may be there twice. Else it is a dict.

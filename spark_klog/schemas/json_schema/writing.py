@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.json_schema.columns import ANY, NO_DEFAULT, Column, Form
+from spark_klog.schemas.json_schema.columns import ANY, NO_DEFAULT, Column
 from spark_klog.schemas.json_schema.from_arrow import schema_of
 from spark_klog.schemas.json_schema.schema import parse_schema
+from spark_klog.schemas.json_schema.texts import Member, Plan
 
 _BITS: Final = ((pa.int8(), 8), (pa.int16(), 16), (pa.int32(), 32), (pa.int64(), 64))
-
-
-@dataclass(frozen=True)
-class Member:
-    """A property that is written: of the struct's field `number`, or the constant `text`, with name and colon."""
-
-    key: str
-    plan: Plan | None = None
-    number: int = -1
-    text: str = ""
-    #: Whether null is written as null, or else the property is left out; an error if it may be neither.
-    writes_null: bool = False
-    omits_null: bool = False
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the values of a column are written. `path` is the field's name for errors."""
-
-    form: Form
-    path: str
-    nullable: bool
-    #: Arrow casts the column to it first, None: it is written as it is.
-    cast: pa.DataType | None = None
-    symbols: tuple[str, ...] | None = None
-    #: Of json: the value has to be an object.
-    is_object: bool = False
-    items: Plan | None = None
-    members: tuple[Member, ...] = field(default_factory=tuple)
 
 
 def plan_writing(column: Column, kind: pa.DataType, path: str = "", *, is_item: bool = False) -> Plan:
