@@ -20,8 +20,6 @@ _LIST_END: Final = b"]}\n"
 _OBJECT_GOES_ON: Final = re.compile(rb"\}\s*,")
 _NULL_GOES_ON: Final = re.compile(rb'\{"v":\s*null\s*,')
 
-_DATE_OF_UTC: Final = r"^(\d{4}-\d\d-\d\d)Z$"
-
 
 def read_json(rows: pa.Array, text: bytes, kind: pa.DataType) -> pa.Array:
     """Read JSON values of a type in UTF-8, of a binary column without nulls; `text` is `json_text` of it. Properties
@@ -48,37 +46,6 @@ def read_json(rows: pa.Array, text: bytes, kind: pa.DataType) -> pa.Array:
     if "decimal" in str(kind):
         column.validate(full=True)  # Arrow's parser looks at a number's own digits, before it adds zeros for the scale
     return column
-
-
-def read_rows(rows: pa.Array, text: bytes, kind: pa.DataType) -> pa.Array:
-    """As `read_json`, of a type whose dates are texts: Arrow parses them of numbers only.
-
-    A date may end in Z, as Debezium's `time.precision.mode=isostring` has it.
-    """
-    return _with_dates(read_json(rows, text, _without_dates(kind)), kind)
-
-
-def _without_dates(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _without_dates(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(_without_dates(kind.value_type))
-    return pa.string() if pa.types.is_date(kind) else kind
-
-
-def _with_dates(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    if column.type == kind:
-        return column
-    if pa.types.is_date(kind):
-        return pc.replace_substring_regex(column, _DATE_OF_UTC, r"\1").cast(kind)
-    if pa.types.is_struct(kind):
-        fields = [_with_dates(column.field(number), field.type) for number, field in enumerate(kind)]
-        nulls = column.is_null() if column.null_count else None
-        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=nulls)
-    if column.offset:
-        column = pa.concat_arrays([column])
-    items = [_with_dates(column.values, kind.value_type)]
-    return pa.Array.from_buffers(kind, len(column), column.buffers()[:2], column.null_count, children=items)
 
 
 def json_text(rows: pa.Array, begin: bytes = BEGIN, end: bytes = _END) -> bytes:

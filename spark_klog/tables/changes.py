@@ -15,10 +15,8 @@ the place of each row's last change, so no older change ever replaces a newer on
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,8 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spark_klog.columns.json_reader import json_text, read_rows
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.schemas.json_schema.columns import DDL
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
+from spark_klog.schemas.json_schema.from_arrow import column_of
 
 INCARNATION, PARTITION, OFFSET, TIMESTAMP = "_incarnation", "_partition", "_offset", "_timestamp"
 DELETED = "_deleted"
@@ -231,33 +231,18 @@ class ChangeFormat:
 
         Null where no key is wanted, and where one is no JSON object with all these fields.
         """
-        row, names = self._row, self.key
-        kind = pa.struct([pa.field(name, row[name]) for name in names])
-        texts: dict[int, bytes] = {}
-        numbers = np.flatnonzero(wanted & _mask(keys.is_valid()))
-        for number, text in zip(numbers.tolist(), keys.take(pa.array(numbers)).to_pylist(), strict=True):
-            try:
-                value = _KEYS.decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text)))
-            except (ValueError, AttributeError, RecursionError):  # in a stream a key may be a number
-                continue
-            inner = value.get(_JSON_WRAPPER) if isinstance(value, dict) else None
-            value = inner if isinstance(inner, dict) else value
-            if isinstance(value, dict) and all(value.get(name) is not None for name in names):
-                # without other fields, which may be nested deeper than can be written
-                key = {name: _exact(value[name], row[name]) for name in names}
-                texts[number] = json.dumps(key).encode()
-        try:
-            parsed = _parsed(list(texts.values()), kind)
-        except (ValueError, pa.ArrowException):
-            each = {}
-            for number, text in texts.items():
-                with suppress(ValueError, pa.ArrowException):
-                    each[number] = _parsed([text], kind)
-            texts = {number: texts[number] for number in each}
-            parsed = pa.concat_arrays([*each.values(), pa.array([], kind)])
-        places = np.full(len(keys), -1)
-        places[list(texts)] = np.arange(len(texts))
-        return parsed.take(pa.array(places, mask=places < 0))
+        kind = pa.struct([pa.field(name, self._row[name]) for name in self.key])
+        if not (pa.types.is_binary(keys.type) or pa.types.is_string(keys.type)):  # in a stream a key may be a number
+            return pa.nulls(len(keys), kind)
+        texts = pc.if_else(pa.array(wanted), keys, pa.scalar(None, keys.type))
+        plain, wrapped = (
+            JsonDecoder(column_of(one, DDL)).decode(texts, [None]).values
+            for one in (kind, pa.struct([pa.field(_JSON_WRAPPER, kind)]))
+        )
+        inner = pc.struct_field(wrapped, 0)
+        row = pc.if_else(inner.is_valid(), inner, plain)
+        is_whole = np.logical_and.reduce([_mask(column.is_valid()) for column in row.flatten()])
+        return pc.if_else(pa.array(is_whole), row, pa.scalar(None, kind))
 
     def _unwrapped(
         self, value: pa.Array, envelope: tuple[pa.Array, pa.Array, pa.Array], keys: pa.Array, bad: dict[int, str]
@@ -372,24 +357,6 @@ def _unavailable(column: pa.Array) -> NDArray[np.bool_]:
     else:
         marks[numbers] = _unavailable(elements)
     return marks
-
-
-class _Digits(str):
-    """A number of JSON, as it is written: a float has 17 digits at most."""
-
-
-_KEYS = json.JSONDecoder(parse_float=_Digits)
-
-
-def _exact(value: object, kind: pa.DataType) -> object:
-    """A value for JSON that Arrow reads as of a type: it takes a decimal from a string, too."""
-    return float(value) if isinstance(value, _Digits) and not pa.types.is_decimal(kind) else value
-
-
-def _parsed(texts: list[bytes], kind: pa.DataType) -> pa.Array:
-    """JSON objects as rows; ValueError, `pa.ArrowException`."""
-    rows = pa.array(texts, pa.binary())
-    return read_rows(rows, json_text(rows), kind) if texts else pa.array([], kind)
 
 
 def _has(kind: pa.DataType, name: str) -> bool:

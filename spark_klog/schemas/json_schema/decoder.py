@@ -284,10 +284,10 @@ def _read_type(column: Column, times: pa.DataType) -> pa.DataType | None:
         is_read = column.items.form != "decimal" or column.items.dialect.digits_in_strings
         items = _read_type(column.items, times) if is_read else None
         return None if items is None else pa.list_(items)
-    if form == "timestamp":
-        return times
-    if form in ("date", "local-timestamp", "binary"):
-        return pa.string()
+    if form in ("date", "timestamp", "local-timestamp", "binary"):
+        if column.type not in (pa.date32(), TIMESTAMP, LOCAL_TIMESTAMP, pa.binary()):
+            return None  # of another unit, or size
+        return times if form == "timestamp" else pa.string()
     return {"days": pa.int32(), "milliseconds": pa.int64()}.get(form, column.type)
 
 

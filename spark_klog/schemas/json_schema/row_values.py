@@ -481,7 +481,7 @@ def _struct(column: Column) -> Convert:
         if not isinstance(value, dict | tuple):
             raise _wrong(column, value)
         items = dict(value)
-        if len(items) != len(value):
+        if isinstance(value, tuple) and len(items) != len(value):
             twice = names & _repeated(value)
             if twice:
                 raise _twice(min(twice))
