@@ -241,8 +241,12 @@ def test_lines_that_do_not_fit(klog: Klog, confluent: Confluent, topic: str) -> 
     confluent.write(_ORDER, [order(0)])
     good = json.dumps(as_json(order(1))).encode()
     wrong = [
-        (good.replace(b'"id": 1', b'"id": "one"'), "field id: 'one' must be a whole number from "),
+        (good.replace(b'"id": 1', b'"id": "one"'), 'field id must be an integer of 64 bits, not a string: "one"'),
         (good.replace(b'"OLD"', b'"TORN"'), "field kind: "),
+        (
+            good.replace(b'"name": null', b'"name": "\\ud800"'),
+            "field name has half of a surrogate pair",
+        ),
         (good.replace(b'"day"', b'"date"'), "the schema has no field date"),
         (b'{"id": 1}', "field total: is missing, and the schema has no default for it"),
         (b"{", "it is not JSON: "),
