@@ -11,12 +11,11 @@ from spark_klog.load.commit import settings_of
 from spark_klog.load.journal.history import Identity, last_committed, read_identity, read_plan
 from spark_klog.load.journal.model import FOLDER, Plan, plan_path
 from spark_klog.load.journal.store import Store, open_store
-from spark_klog.load.json_schemas import evolved_schema
 from spark_klog.load.rows import ANOTHER
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.table_commit import TableTarget
 from spark_klog.load.target import FolderTarget, Target
-from spark_klog.load.values import name_now
+from spark_klog.load.values import evolved_schema, name_now
 from spark_klog.tables.opening import is_table, open_table
 
 #: The settings that bind later runs, with the job's options: what a record does to a table, a table's columns, and the

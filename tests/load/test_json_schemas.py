@@ -15,10 +15,9 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load.audit import status
-from spark_klog.load.json_schemas import evolved_schema
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import VALUES, WriteSettings
-from spark_klog.load.values import parse_schema, schema_text
+from spark_klog.load.values import evolved_schema, parse_schema, schema_text
 from spark_klog.tables.changes import debezium_type
 from tests.load.support import Killed, die, failing, run
 from tests.load.test_upserts import FORMATS, address_of, content, environment
