@@ -236,8 +236,8 @@ class ChangeFormat:
             return pa.nulls(len(keys), kind)
         texts = pc.if_else(pa.array(wanted), keys, pa.scalar(None, keys.type))
         plain, wrapped = (
-            JsonDecoder(column_of(one, DDL)).decode(texts, [None]).values
-            for one in (kind, pa.struct([pa.field(_JSON_WRAPPER, kind)]))
+            JsonDecoder(column_of(shape, DDL)).decode(texts, [None]).values
+            for shape in (kind, pa.struct([pa.field(_JSON_WRAPPER, kind)]))
         )
         inner = pc.struct_field(wrapped, 0)
         row = pc.if_else(inner.is_valid(), inner, plain)

@@ -257,7 +257,9 @@ def _plain(plan: Plan, values: pa.Array) -> pa.Array:
         try:
             return _quoted(values.cast(pa.binary()), style.ascii)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return _in_quotes(pa.array([None if cell is None else str(cell) for cell in values.to_pylist()], pa.string()))
+            return _in_quotes(
+                pa.array([None if cell is None else str(cell) for cell in values.to_pylist()], pa.string())
+            )
     return _times(plan, values)
 
 
