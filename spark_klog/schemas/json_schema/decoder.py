@@ -89,7 +89,7 @@ class JsonDecoder:
         self._quoted_decimals = _quoted_decimals(self._fast)
         self._validates = validates
 
-    def another(self) -> JsonSchemaDecoder:
+    def another(self) -> JsonDecoder:
         """See `codec.Decoder`: a call leaves nothing in this one."""
         return self
 
