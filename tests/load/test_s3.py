@@ -55,7 +55,8 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-@pytest.mark.parametrize("side", [1, pytest.param(-1, marks=pytest.mark.test_all("kill"))], ids=["before", "after"])
+@pytest.mark.test_all("kill")  # test_kills.py has it with a local store
+@pytest.mark.parametrize("side", [1, -1], ids=["before", "after"])
 def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, side: int) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)

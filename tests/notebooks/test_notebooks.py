@@ -48,6 +48,7 @@ def test_explore_a_topic(run: Callable[[str], str]) -> None:
     assert "6000 clicks counted\n" in text
 
 
+@pytest.mark.test_all("long")
 def test_follow_a_stream(run: Callable[[str], str]) -> None:
     text = run("02-follow-a-stream")
     assert "20000 rows in 5 micro-batches\n" in text

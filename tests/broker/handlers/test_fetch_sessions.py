@@ -31,7 +31,7 @@ NOW = 1_700_000_000_000
 NO_ID = uuid.UUID(int=0)
 NOT_FOUND, INVALID_EPOCH = ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH
 MAX_INT32 = 2**31 - 1
-EXAMPLES = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "5")) * 20
+EXAMPLES = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "3")) * 20
 
 
 def _key(partition: int, topic: str = "t") -> PartitionKey:
