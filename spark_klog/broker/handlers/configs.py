@@ -269,11 +269,11 @@ def _changed(inherited: Mapping[str, str], before: Mapping[str, str], configs: l
         elif not is_list(name):
             raise ConfigError(f"setting {name} is not a list: APPEND and SUBTRACT do not apply")
         else:
-            now = [entry for entry in settings.get(name, inherited.get(name, "")).split(",") if entry]
+            now = [part for part in settings.get(name, inherited.get(name, "")).split(",") if part]
             items = value.split(",")
             if operation == APPEND:
-                kept = now + [entry for entry in items if entry not in now]
+                kept = now + [part for part in items if part not in now]
             else:
-                kept = [entry for entry in now if entry not in items]
+                kept = [part for part in now if part not in items]
             settings[name] = ",".join(kept)
     return settings
