@@ -253,6 +253,7 @@ def test_a_stream_that_ends_with_its_schema(
         assert "note" not in rows[0].asDict()
 
 
+@pytest.mark.test_all("long")  # three queries
 def test_a_newer_version_without_a_field_is_not_lost(
     spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_triggers_that_spark_has_for_sources_in_the_jvm_only(
         run()
 
 
+@pytest.mark.test_all("long")  # test_available_now.py has its option
 def test_available_now_without_a_limit_is_one_batch(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_available_now_without_a_limit_is_one_batch(
     assert offsets_of(job.result) == [(topic, 1, offset) for offset in range(250)]
 
 
+@pytest.mark.test_all("long")  # without a trigger a query has this one, and other queries are started again
 @needs_admission_control
 def test_processing_time_stop_and_restart(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     create_topic(servers, topic, 2)

@@ -126,6 +126,7 @@ def test_keys_nulls_and_a_text(spark: SparkSession, servers: str, registry: SrFa
     ]
 
 
+@pytest.mark.test_all("long")
 def test_the_subjects_latest_version(spark: SparkSession, servers: str, registry: SrFake) -> None:
     topic = "governed"
     create_topic(servers, topic)

@@ -82,6 +82,7 @@ def test_batch_write(logging_spark: SparkSession, cluster: EmbeddedCluster, topi
     assert sum(records for records, _ in found.values()) == 100
 
 
+@pytest.mark.test_all("long")  # test_micro_batches calls the writer without Spark
 def test_progress_records_of_a_stream(
     spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path
 ) -> None:

@@ -143,6 +143,7 @@ def test_two_upserts_into_a_table_have_names(spark: SparkSession, servers: str, 
     assert set(DeltaTable(tmp_path / "table").to_pyarrow_table()["_partition"].to_pylist()) == {0, 1}
 
 
+@pytest.mark.test_all("long")  # tests/load/test_upserts.py has it without Spark
 def test_debeziums_envelope(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     """A micro-batch that runs again changes nothing; one of a topic that was created again is refused by name."""
     create_topic(servers, topic, 1)
