@@ -166,7 +166,7 @@ class JsonDecoder:
             except (pa.ArrowException, ValueError, OverflowError, _UnfitError):
                 continue
             if kind is not self._read[0]:
-                self._read.reverse()
+                self._read = self._read[::-1]  # another thread may go over the list
             return made
         return None
 
