@@ -234,15 +234,17 @@ class ChangeFormat:
         kind = pa.struct([pa.field(name, self._row[name]) for name in self.key])
         if not (pa.types.is_binary(keys.type) or pa.types.is_string(keys.type)):  # in a stream a key may be a number
             return pa.nulls(len(keys), kind)
-        texts = pc.if_else(pa.array(wanted), keys, pa.scalar(None, keys.type))
+        numbers = np.flatnonzero(wanted & _mask(keys.is_valid()))
         plain, wrapped = (
-            JsonDecoder(column_of(shape, DDL)).decode(texts, [None]).values
+            JsonDecoder(column_of(shape, DDL)).decode(keys.take(pa.array(numbers)), [None]).values
             for shape in (kind, pa.struct([pa.field(_JSON_WRAPPER, kind)]))
         )
         inner = pc.struct_field(wrapped, 0)
         row = pc.if_else(inner.is_valid(), inner, plain)
         is_whole = np.logical_and.reduce([_mask(column.is_valid()) for column in row.flatten()])
-        return pc.if_else(pa.array(is_whole), row, pa.scalar(None, kind))
+        places = np.full(len(keys), -1)
+        places[numbers[is_whole]] = np.flatnonzero(is_whole)
+        return row.take(pa.array(places, mask=places < 0))
 
     def _unwrapped(
         self, value: pa.Array, envelope: tuple[pa.Array, pa.Array, pa.Array], keys: pa.Array, bad: dict[int, str]
