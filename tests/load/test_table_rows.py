@@ -80,7 +80,7 @@ def test_a_column_for_each_field(cluster: EmbeddedCluster, registry: str, topic:
     assert {**first, "_timestamp": None} == dict(zip(names, [1, "x", b"k", topic, 0, 0, None], strict=True))
     assert (second["id"], second["_offset"]) == (None, 1)
     assert [action["min._offset"] for action in pa.table(table.get_add_actions(flatten=True)).to_pylist()] == [0]
-    with pytest.raises(LoadError, match="with --table-columns values, not records"):
+    with pytest.raises(LoadError, match="with --table-columns values, not with --table-columns records"):
         _load(servers, tmp_path, topic, registry, settings=WriteSettings())
 
 
