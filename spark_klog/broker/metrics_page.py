@@ -47,7 +47,7 @@ from spark_klog import __version__
 from spark_klog.broker.metrics import LATENCY_BOUNDS
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.metrics.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, Labels, lines
+from spark_klog.metrics import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, Labels, lines
 from spark_klog.records import kernels
 
 if TYPE_CHECKING:

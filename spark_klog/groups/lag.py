@@ -35,7 +35,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.client.offsets import first_and_end
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, existing
-from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines
+from spark_klog.metrics import COUNTER, GAUGE, Family, Labels, lines
 
 _log = logging.getLogger(__name__)
 _MAX_GROUPS, _MAX_SERIES = 1000, 10_000

@@ -29,7 +29,7 @@ from typing import Literal
 from spark_klog.base.clock import doubled
 from spark_klog.errors import AuthenticationError, ConfigError, DataLossError, LoadError, UnsupportedVersionError
 from spark_klog.load.run import Loaded
-from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines
+from spark_klog.metrics import COUNTER, GAUGE, Family, Labels, lines
 
 #: Errors that no later run can get over.
 FINAL = (ConfigError, DataLossError, AuthenticationError, UnsupportedVersionError)

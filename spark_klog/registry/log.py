@@ -34,7 +34,7 @@ from spark_klog.errors import (
 from spark_klog.registry.errors import bare, schema_too_large, store_failed, timed_out
 from spark_klog.registry.records import NOOP, RESTORED, Key, Record, dumps
 from spark_klog.registry.state import State
-from spark_klog.wire.workers import Workers
+from spark_klog.wire.http import Workers
 
 if TYPE_CHECKING:
     from spark_klog.client import Admin, Consumer, Producer

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
+from spark_klog.base.cache import Newest
 from spark_klog.registry import errors, work
 from spark_klog.registry.errors import RegistryRefusal
 from spark_klog.registry.formats import PROTOBUF
@@ -88,7 +89,7 @@ class Registry:
         self._log = log
         self.run = run
         #: What `_laid_out_here` has made.
-        self._laid_out: dict[tuple[bytes, int, bool], Definition | None] = {}
+        self._laid_out: Newest[tuple[bytes, int, bool], Definition | None] = Newest(_MOST_LAID_OUT)
         #: Held while a change is decided and written.
         self._changing = threading.Lock()
 
@@ -293,8 +294,6 @@ class Registry:
             if refused.code != errors.INVALID_SCHEMA:  # it may be this schema
                 raise
             made = None
-        if len(self._laid_out) >= _MOST_LAID_OUT:
-            self._laid_out.clear()
         self._laid_out[key] = made
         return made
 

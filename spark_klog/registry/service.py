@@ -29,9 +29,8 @@ from spark_klog.registry.log import START_SECONDS, TOPIC, WRITE_SECONDS, SchemaL
 from spark_klog.registry.processes import Processes
 from spark_klog.registry.registry import Registry
 from spark_klog.security.config import Settings
-from spark_klog.wire.http import LOOPBACK, Body, HttpThread, Request, Response
+from spark_klog.wire.http import LOOPBACK, Body, HttpThread, Request, Response, Workers
 from spark_klog.wire.listening import RequestRefused, is_loopback, is_own_host, parse_listen
-from spark_klog.wire.workers import Workers
 
 _log = logging.getLogger(__name__)
 DEFAULT_ADDRESS: Final = f"{LOOPBACK}:8081"

@@ -49,7 +49,7 @@ from pyspark.sql.types import LongType
 from spark_klog.client.places import Offsets
 from spark_klog.errors import ConfigError
 from spark_klog.groups.checkpoint import START_OF, from_json, start_in
-from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines, metrics_page
+from spark_klog.metrics import COUNTER, GAUGE, Family, Labels, lines, metrics_page
 from spark_klog.spark.options import HELD_UP, LOST, RECORD_BYTES
 from spark_klog.wire.http import HttpThread
 

@@ -34,7 +34,7 @@ from spark_klog.load.journal.store import open_store
 from spark_klog.load.rows import fitted, merged
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
-from spark_klog.restore.restore import RestoreOptions, plan_restore, replay
+from spark_klog.restore import RestoreOptions, plan_restore, replay
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.schemas.registry import client as registry_client

@@ -34,7 +34,7 @@ from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.run import LoadOptions, MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.values import field_times, parse_schema, read_schema, schema_text
-from spark_klog.restore.restore import replay
+from spark_klog.restore import replay
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.schemas.json_schema import decoder as decoder_module
 from spark_klog.schemas.json_schema.columns import DDL

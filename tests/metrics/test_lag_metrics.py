@@ -18,7 +18,7 @@ from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.groups.lag import LagMetrics
-from spark_klog.metrics.exposition import metrics_page
+from spark_klog.metrics import metrics_page
 from spark_klog.spark.listener import QueryMetrics, SourceProgress
 from spark_klog.wire.http import HttpThread
 from tests.support.brokers.batches import make_batch

@@ -465,7 +465,7 @@ FAULTS = (
     ),
     Fault(
         "restore-resumes-a-file-late",  # if the last restore has stopped before the last record of a file
-        "spark_klog/restore/restore.py",
+        "spark_klog/restore.py",
         "        if group[0].last < start:",
         "        if group[0].last <= start:",
         ("tests/restore",),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from spark_klog import restore as restore_module
 from spark_klog.cli.jobs import restore as restore_job
 from spark_klog.cli.jobs.running import DONE, FAILED, NOTHING_NEW
 from spark_klog.client import Admin, Producer
@@ -25,8 +26,7 @@ from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.journal.store import open_store
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
-from spark_klog.restore import restore as restore_module
-from spark_klog.restore.restore import (
+from spark_klog.restore import (
     Part,
     Restored,
     RestoreOptions,
@@ -300,7 +300,7 @@ def test_a_replay_that_is_interrupted(
     for start in (0, 20):
         produce(servers, topic, [Sent(b"%d" % number) for number in range(start, start + 20)])
         run(servers, tmp_path, topic, **settings)
-    monkeypatch.setattr("spark_klog.restore.restore._LETTERS", 7)
+    monkeypatch.setattr("spark_klog.restore._LETTERS", 7)
     real, calls = Producer.commit_transaction, [0]
 
     def commit(producer: Producer) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from spark_klog.wire.workers import Workers
+from spark_klog.wire.http import Workers
 
 
 def test_calls_have_results_and_errors() -> None:
@@ -47,7 +47,7 @@ def test_calls_that_wait_are_bounded_and_cancelled() -> None:
 def test_a_process_does_not_wait_for_them() -> None:
     program = """
 import threading
-from spark_klog.wire.workers import Workers
+from spark_klog.wire.http import Workers
 
 workers = Workers("test", 1, 1)
 workers.submit(threading.Event().wait)

@@ -202,7 +202,7 @@ async def _serve(
     ]
     if metrics is not None:
         from spark_klog.broker.metrics_page import page
-        from spark_klog.metrics.exposition import metrics_page
+        from spark_klog.metrics import metrics_page
         from spark_klog.wire.http import HttpServer
 
         broker.metrics.is_read = True

@@ -35,7 +35,7 @@ from spark_klog.client.admin.groups import DEAD, GroupDescription
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
 from spark_klog.groups.lag import LagMetrics, group_json, lags_json
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store, tree_addresses
-from spark_klog.metrics.exposition import metrics_page
+from spark_klog.metrics import metrics_page
 from spark_klog.wire.http import LOOPBACK, HttpThread
 from spark_klog.wire.listening import parse_listen
 

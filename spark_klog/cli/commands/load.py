@@ -265,7 +265,7 @@ def replay_command(output: str, topic: str, source: str | None, cluster: ChosenC
 
     Corrupt batches can't be sent; the exit code is 4 if there are some, and 3 if there is nothing to send.
     """
-    from spark_klog.restore.restore import replay
+    from spark_klog.restore import replay
 
     sent = replay(output, cluster.local_settings(), topic, source)
     text = f"sent {sent.records:,} records to {topic}; {sent.batches:,} corrupt batches can't be sent"

@@ -16,7 +16,7 @@ import click
 
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.cli.jobs.running import DONE, DONE_WITH_BAD, FAILED
-from spark_klog.metrics.exposition import metrics_page
+from spark_klog.metrics import metrics_page
 from spark_klog.wire.http import HttpThread
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from spark_klog.cli.output import say
 _JOB = "restore"
 
 with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
-    from spark_klog.restore.restore import (
+    from spark_klog.restore import (
         Restored,
         RestoreOptions,
         plan_restore,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -29,7 +28,7 @@ from spark_klog.client.consumer.assignors import (
     encode_assignment,
     encode_subscription,
 )
-from spark_klog.client.consumer.group import ConsumerGroup, RebalanceListener
+from spark_klog.client.consumer.group import ConsumerGroup, HeartbeatThread, RebalanceListener
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.net.connection import Connection
@@ -58,8 +57,6 @@ _AGAIN = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.REQUEST_TIMED_OUT,
 )
-#: Seconds that `stop` waits for the thread; a request in flight then ends by request.timeout.ms.
-_STOP_SECONDS = 5.0
 
 
 def leave(cluster: Cluster, member: GroupMetadata, reason: str) -> None:
@@ -72,32 +69,20 @@ def leave(cluster: Cluster, member: GroupMetadata, reason: str) -> None:
     cluster.request(node, LEAVE_GROUP, request)
 
 
-class Heartbeats:
+class Heartbeats(HeartbeatThread):
     """Heartbeats of one member, from `begin` until `pause`. Calls `on_news` when `take_news` has an error code."""
 
     def __init__(self, config: ConsumerConfig, on_news: Callable[[], None]) -> None:
-        self._config = config
-        self._group = config.group_id or ""
-        self._on_news = on_news
-        #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        super().__init__(config, on_news)
         self._member: GroupMetadata | None = None
         self._news: ErrorCode | None = None
-        #: When the program has polled last: max.poll.interval.ms begins then.
-        self.polled_at = time.monotonic()
-        self._is_stopping = False
-        self._thread: threading.Thread | None = None
-        self.cluster = Cluster(config.client)
 
     def begin(self, member: GroupMetadata) -> None:
         with self._lock:
             self._member, self._news = member, None
             self.polled_at = time.monotonic()
             self._changed.notify_all()
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="klog-heartbeats", daemon=True)
-            self._thread.start()
+        self._start()
 
     def pause(self) -> None:
         """Send no heartbeats until `begin`."""
@@ -110,15 +95,6 @@ class Heartbeats:
         with self._lock:
             news, self._news = self._news, None
             return news
-
-    def stop(self, deadline: float) -> None:
-        """Stop the thread; wait for it to the deadline, a reading of `time.monotonic`, at most 5 s."""
-        with self._lock:
-            self._is_stopping = True
-            self._changed.notify_all()
-        self.cluster.patience = 0.0
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join(max(0.0, min(_STOP_SECONDS, deadline - time.monotonic())))
 
     def _run(self) -> None:
         with self.cluster as cluster:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import threading
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -23,7 +22,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.assignment import Assignment, Troubles
-from spark_klog.client.consumer.group import ConsumerGroup, RebalanceListener
+from spark_klog.client.consumer.group import ConsumerGroup, HeartbeatThread, RebalanceListener
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.offsets import GroupMetadata
@@ -57,8 +56,6 @@ _REGEX_ADVICE = (
 )
 #: Seconds until the next look for the names of topics that the coordinator has assigned.
 _NAME_SECONDS = 0.1
-#: Seconds that `stop` waits for the thread; a request in flight then ends by request.timeout.ms.
-_STOP_SECONDS = 5.0
 
 
 class Subscription(NamedTuple):
@@ -78,33 +75,25 @@ class _News(NamedTuple):
     is_outside: bool = False
 
 
-class EpochHeartbeats:
+class EpochHeartbeats(HeartbeatThread):
     """Heartbeats of one member, from `join` until it is lost or `stop`. Calls `on_news` when `take_news` has some."""
 
     def __init__(self, config: ConsumerConfig, on_news: Callable[[], None]) -> None:
-        self._config, self._group, self._on_news = config, config.group_id or "", on_news
+        super().__init__(config, on_news)
         self.member_id = str(uuid4())
         #: The member's epoch: `JOIN_EPOCH` while it joins, `_OUTSIDE` before that and after a loss.
         self.epoch = _OUTSIDE
-        #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
         self._news = _News()
         self._subscription = Subscription()
         self._owned = _NO_IDS
         #: What the coordinator knows by an answered heartbeat; None: tell all again, or what the member owns.
         self._told: tuple[Subscription, _Ids | None] | None = None
-        #: When the program has polled last: max.poll.interval.ms begins then.
-        self.polled_at = time.monotonic()
         self._next_at = 0.0
         #: Whether a coordinator may know the member. It fences one that joins though it is known, so that one leaves
         #: before it joins again.
         self.may_be_known = False
         #: Whether the last heartbeat failed.
         self.is_failing = False
-        self._is_stopping = False
-        self._thread: threading.Thread | None = None
-        self.cluster = Cluster(config.client)
 
     # ----- for the polling thread
 
@@ -115,9 +104,7 @@ class EpochHeartbeats:
             self.epoch, self._news = JOIN_EPOCH, _News()
             self.polled_at = time.monotonic()
             self._beat_now()
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="klog-heartbeats", daemon=True)
-            self._thread.start()
+        self._start()
 
     def subscribe(self, subscription: Subscription) -> None:
         with self._lock:
@@ -152,15 +139,6 @@ class EpochHeartbeats:
         with self._lock:
             news, self._news = self._news, _News()
             return news._replace(is_outside=self.epoch == _OUTSIDE)
-
-    def stop(self, deadline: float) -> None:
-        """Stop the thread; wait for it to the deadline, a reading of `time.monotonic`, at most 5 s."""
-        with self._lock:
-            self._is_stopping = True
-            self._changed.notify_all()
-        self.cluster.patience = 0.0
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join(max(0.0, min(_STOP_SECONDS, deadline - time.monotonic())))
 
     def leave(self, cluster: Cluster) -> None:
         """Send the last heartbeat, of a static member one for a while.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
@@ -38,6 +39,8 @@ CLOSE_SECONDS = 30.0
 _CLOSE_LIMIT = "the timeout of close, at most request.timeout.ms"
 #: Seconds without an answer of any broker after which a close gives up: time to connect again after a break.
 _PATIENCE = 1.0
+#: Seconds that `HeartbeatThread.stop` waits; a request in flight then ends by request.timeout.ms.
+_STOP_SECONDS = 5.0
 
 
 class RebalanceListener:
@@ -57,6 +60,40 @@ class RebalanceListener:
     def on_lost(self, partitions: list[TopicPartition]) -> None:
         """Called if another member may already own the partitions: commits fail. By default calls `on_revoked`."""
         self.on_revoked(partitions)
+
+
+class HeartbeatThread(ABC):
+    """The thread that sends the heartbeats of one member, over a cluster of its own. Calls `on_news` if it has some."""
+
+    def __init__(self, config: ConsumerConfig, on_news: Callable[[], None]) -> None:
+        self._config, self._group, self._on_news = config, config.group_id or "", on_news
+        #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        #: When the program has polled last: max.poll.interval.ms begins then.
+        self.polled_at = time.monotonic()
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+        self.cluster = Cluster(config.client)
+
+    def _start(self) -> None:
+        """Start the thread, unless it runs."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="klog-heartbeats", daemon=True)
+            self._thread.start()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Send heartbeats until `_is_stopping`, and close the cluster."""
+
+    def stop(self, deadline: float) -> None:
+        """Stop the thread; wait for it to the deadline, a reading of `time.monotonic`, at most 5 s."""
+        with self._lock:
+            self._is_stopping = True
+            self._changed.notify_all()
+        self.cluster.patience = 0.0
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(max(0.0, min(_STOP_SECONDS, deadline - time.monotonic())))
 
 
 class ConsumerGroup(ABC):

@@ -16,6 +16,7 @@ What `RunningQuery` finds of its plan is the `writePlan`.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,15 +27,17 @@ from spark_klog.base.extras import require
 
 require("spark_klog.write_updates", "pyarrow", "pyspark")
 
-from pyspark.sql import Column, DataFrame, functions as F
+from py4j.protocol import Py4JError
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.write.running_query import RunningQuery
+from spark_klog.spark.write.decisions.decision_place import hash_of_plan
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+_log = logging.getLogger(__name__)
 #: Local properties of the thread of a streaming query: the query's id, its run, the micro-batch.
 _QUERY, _RUN, _BATCH = "sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId"
 #: Options that are parameters of `write_updates`.
@@ -249,3 +252,55 @@ class _MicroBatch:
 _lock = threading.Lock()
 #: The last micro-batch of each query; the one used last is last.
 _batches: Newest[str, _MicroBatch] = Newest(_MOST_QUERIES)
+
+
+@dataclass(frozen=True)
+class RunningQuery:
+    """The run of a query, by Spark's id for it, and a hash of the offsets that it has planned for a micro-batch.
+
+    Spark's JVM tells them, by names of Spark 4.0 to 4.3: Spark has no other interface for it in Python. The plan comes
+    from the query's own log of offsets, as Spark writes it into `offsets`, so it is there for checkpoints on any file
+    system.
+
+    `runs` are those of all active queries if it is unknown which one calls.
+    """
+
+    runs: frozenset[str] = frozenset()
+    plan: str = ""
+
+    @classmethod
+    def find(cls, session: SparkSession, ids: Sequence[str | None], batch: int) -> RunningQuery:
+        """The active query with the first of these ids that one has; else the one whose micro-batches have the session.
+
+        Both are empty without a JVM (Spark Connect), and where a platform denies access to it.
+        """
+        java = getattr(session, "_jsparkSession", None)
+        if java is None:
+            return cls()
+        try:
+            active = {str(run.id().toString()): run for run in java.sharedState().activeStreamingQueries().values()}
+            query = next((active[query_id] for query_id in ids if query_id in active), None)
+            if query is None:
+                own = java.sessionUUID()
+                of_session = (each for each in active.values() if each.sparkSessionForStream().sessionUUID() == own)
+                query = next(of_session, None)
+            if query is None:
+                return cls(frozenset(map(_run, active.values())))
+            return cls(frozenset({_run(query)}), _plan(session, query.offsetLog(), batch))
+        except Py4JError as error:
+            _log.info("the JVM does not tell the plan of micro-batch %d: %s", batch, error)
+            return cls()
+
+
+def _run(query: Any) -> str:
+    return str(query.runId().toString())
+
+
+def _plan(session: SparkSession, offsets: Any, batch: int) -> str:
+    written = offsets.get(batch)
+    if written.isEmpty():
+        return ""
+    assert session._jvm is not None, "a session with a JVM"
+    out = session._jvm.java.io.ByteArrayOutputStream()
+    offsets.serialize(written.get(), out)
+    return hash_of_plan(bytes(out.toByteArray()))

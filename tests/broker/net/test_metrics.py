@@ -20,7 +20,7 @@ from spark_klog.broker.broker import Broker
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.metrics.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, lines
+from spark_klog.metrics import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, lines
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import encode_request
 from spark_klog.wire.http import Request, parse_head

@@ -18,8 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import spark_klog
 from spark_klog.errors import ConfigError
 from spark_klog.spark.write.decisions.decision_place import planned
-from spark_klog.spark.write.running_query import RunningQuery
-from spark_klog.spark.write.updates import _Records
+from spark_klog.spark.write.updates import RunningQuery, _Records
 from tests.spark.support import Sent, consume, create_topic, error_of, produce
 
 from .support import once, read

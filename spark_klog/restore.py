@@ -1,6 +1,8 @@
-"""Restore partitions from a load: a plan of what goes where, then records in transactions, each with the progress.
+"""Restore topics from a load, and replay its dead letters: send the records of values that did not parse again.
 
-Or replay the values that did not parse: send their records again, as they were.
+Each partition is written in transactions of a producer of its own, in the order of offsets. A transaction has some
+thousand records, and the offset after them (in the log that was loaded) as the offset of the group
+`klog-restore.NAME`: both are there or neither. A restore that was killed goes on after the last of them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from spark_klog.base.extras import require
+
+require("A restore", "pyarrow")
 
 import pyarrow as pa
 import pyarrow.compute as pc
