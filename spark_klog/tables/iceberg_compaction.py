@@ -22,11 +22,10 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.typedef import Record
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns
+from spark_klog.tables.iceberg_files import DataFileWriter, Footers, data_entries, offsets_of, place_columns
 from spark_klog.tables.iceberg_rows import NotProjected, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
 from spark_klog.tables.iceberg_transaction import OneAttempt, named_files
-from spark_klog.tables.iceberg_writing import DataFileWriter
 
 _log = logging.getLogger(__name__)
 #: A file is small below this share of the target.

@@ -19,10 +19,9 @@ from pyiceberg.table import FileScanTask, Table
 from spark_klog.errors import LoadError
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.changes import DELETED, PLACE, Outcome
-from spark_klog.tables.iceberg_files import Footers
+from spark_klog.tables.iceberg_files import DataFileWriter, Footers
 from spark_klog.tables.iceberg_rows import NotProjected, deleted_rows, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
-from spark_klog.tables.iceberg_writing import DataFileWriter
 from spark_klog.tables.table import own_columns, without_rows
 
 _FILE_BYTES = 256 * 1024 * 1024

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -46,7 +47,6 @@ from spark_klog.spark.write.exactly_once import (
     finish,
     give_up,
 )
-from spark_klog.spark.write.open_time import warn_if_late, warning_of_open_transaction
 from spark_klog.spark.write.producers import PRODUCERS
 from spark_klog.spark.write.sink import StreamWriter, Written, log_progress, send_all
 from spark_klog.spark.write.sink_options import SinkOptions
@@ -60,6 +60,12 @@ _NOT_COMMITTED = frozenset(
 )  # fmt: skip
 #: The local property of a task that has the number of its micro-batch.
 _BATCH = "streaming.sql.batchId"
+#: The driver decides no micro-batch that took more than half of the transactions' timeout. Warnings come after a
+#: quarter: of a task that writes still, and of a micro-batch that was late but will be decided.
+_CURE = (
+    "read_committed readers of its topics wait meanwhile, and after half of kafka.transaction.timeout.ms (%g s) "
+    "nothing is written: write less at a time, or set it higher"
+)
 
 
 @contextmanager
@@ -352,3 +358,30 @@ class ExactlyOnceWriter(StreamWriter):
 
 def _written(messages: list[WriterCommitMessage | None]) -> list[WrittenInTransaction]:
     return [message for message in messages if isinstance(message, WrittenInTransaction)]
+
+
+def _warned_after(timeout_ms: int) -> float:
+    return timeout_ms / 4000
+
+
+@contextmanager
+def warning_of_open_transaction(timeout_ms: int, what: str, task: int) -> Iterator[None]:
+    """Log a warning if the block, in which a task writes, takes a quarter of the transaction's timeout.
+
+    A thread does so, as the task may wait for its next row for long.
+    """
+    seconds = _warned_after(timeout_ms)
+    text = f"task %d of %s has written for %g s: {_CURE}"
+    timer = threading.Timer(seconds, _log.warning, (text, task, what, seconds, timeout_ms / 2000))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def warn_if_late(took: float, timeout_ms: int, what: str) -> None:
+    """Log a warning if what is written took more than a quarter of the timeout in seconds until its decision."""
+    if took > _warned_after(timeout_ms):
+        _log.warning(f"%s took %.1f s until it was decided: {_CURE}", what, took, timeout_ms / 2000)

@@ -17,7 +17,7 @@ from spark_klog.spark.read import open_transactions
 from spark_klog.spark.read.open_transactions import OpenTransactions
 from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.versions import ReadAllAvailable
-from spark_klog.spark.write.open_time import warn_if_late, warning_of_open_transaction
+from spark_klog.spark.write.exactly_once_driver import warn_if_late, warning_of_open_transaction
 from tests.spark.support import create_topic, needs_admission_control, produce, values, wait_for
 
 _SECONDS = 60
