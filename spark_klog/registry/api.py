@@ -52,27 +52,16 @@ _MOST_BYTES: Final = 32 << 20
 _SMALL_BODY: Final = 16 << 10
 #: Held while a body is taken apart: with each thread that computes, those that read wait longer for the interpreter.
 _computing: Final = threading.Lock()
-#: Fields of a configuration: as they are asked for, and as they are stored.
-_CONFIG_FIELDS: Final = {
-    "compatibility": "compatibilityLevel",
-    "alias": "alias",
-    "normalize": "normalize",
-    "validateFields": "validateFields",
-    "validateRules": "validateRules",
-    "compatibilityPolicy": "compatibilityPolicy",
-    "compatibilityGroup": "compatibilityGroup",
-    "defaultMetadata": "defaultMetadata",
-    "overrideMetadata": "overrideMetadata",
-    "defaultRuleSet": "defaultRuleSet",
-    "overrideRuleSet": "overrideRuleSet",
-}
-
-
+#: Fields of a configuration, and their types.
 _CONFIG_TYPES: Final[dict[str, Any]] = {
-    **dict.fromkeys(("alias", "compatibilityPolicy", "compatibilityGroup"), str | None),
+    "compatibility": str | None,
+    "alias": str | None,
     **dict.fromkeys(("normalize", "validateFields", "validateRules"), bool | None),
+    **dict.fromkeys(("compatibilityPolicy", "compatibilityGroup"), str | None),
     **dict.fromkeys(("defaultMetadata", "overrideMetadata", "defaultRuleSet", "overrideRuleSet"), dict | None),
 }
+#: As they are stored, if that is another name.
+_STORED: Final = {"compatibility": "compatibilityLevel"}
 
 
 class Answer(NamedTuple):
@@ -449,15 +438,9 @@ def _ids_of_guid(asked: Asked) -> Any:
 # --- compatibility
 
 
-def _compatible_with_version(asked: Asked) -> Any:
-    return _compatibility(asked, asked.number(1))
-
-
-def _compatible_with_subject(asked: Asked) -> Any:
-    return _compatibility(asked, None)
-
-
-def _compatibility(asked: Asked, number: int | None) -> Any:
+def _compatibility(asked: Asked) -> Any:
+    """With the version in the path, or else those that the level of the subject asks for."""
+    number = asked.number(1) if len(asked.names) > 1 else None
     verbose = asked.flag("verbose")
     try:
         definition, _ = asked.definition()
@@ -504,9 +487,9 @@ def _put_config(asked: Asked) -> Any:
         _check_type(name, fields.get(name), wanted)
     for name in ("defaultMetadata", "overrideMetadata"):
         _check_metadata(fields.get(name))
-    changes = {stored: fields[name] for name, stored in _CONFIG_FIELDS.items() if name in fields}
+    changes = {_STORED.get(name, name): fields[name] for name in _CONFIG_TYPES if name in fields}
     value = asked.registry.configure(asked.scope(), changes)
-    return {name: value[stored] for name, stored in _CONFIG_FIELDS.items() if stored in value}
+    return {name: value[_STORED.get(name, name)] for name in _CONFIG_TYPES if _STORED.get(name, name) in value}
 
 
 def _delete_config(asked: Asked) -> Any:
@@ -581,8 +564,8 @@ _PAGES: Final[dict[tuple[str, ...], dict[str, _Page]]] = {
     ("schemas", "ids", "*", "versions"): {"GET": _places_of_id},
     ("schemas", "guids", "*"): {"GET": _get_guid},
     ("schemas", "guids", "*", "ids"): {"GET": _ids_of_guid},
-    ("compatibility", "subjects", "*", "versions"): {"POST": _compatible_with_subject},
-    ("compatibility", "subjects", "*", "versions", "*"): {"POST": _compatible_with_version},
+    ("compatibility", "subjects", "*", "versions"): {"POST": _compatibility},
+    ("compatibility", "subjects", "*", "versions", "*"): {"POST": _compatibility},
     ("config",): {"GET": _get_config, "PUT": _put_config, "DELETE": _delete_config},
     ("config", "*"): {"GET": _get_config, "PUT": _put_config, "DELETE": _delete_config},
     ("mode",): {"GET": _get_mode, "PUT": _put_mode, "DELETE": _delete_mode},
