@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spark_klog.base.names import imported_at_first_use
+from spark_klog.base.names import VERSION, imported_at_first_use
 
 if TYPE_CHECKING:
     from spark_klog.spark.available_now import run_available_now
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spark_klog.topic_reader import read
 
 __all__ = ["read", "run_available_now", "write_updates"]
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _imported = imported_at_first_use(
     __name__,

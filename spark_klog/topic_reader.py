@@ -29,7 +29,7 @@ import pyarrow as pa
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition, check_topic_name
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.consumer.deserializers import Deserializers
+from spark_klog.client.consumer.decoding import Deserializers
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.fetch.ranges import ShortRanges, by_leader, fetch_range, is_short
 from spark_klog.client.offsets import NO_OFFSET, first_and_end, list_offsets

@@ -1,4 +1,4 @@
-"""Names of topics, with their rule and patterns of them; of security protocols, SASL mechanisms and formats of rows."""
+"""The version, and names: of topics, with their rule, of security protocols, SASL mechanisms and formats of rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 
 from spark_klog.errors import ConfigError
 
+VERSION: Final = "0.1.0"
 #: A topic and the number of one of its partitions.
 TopicPartition = tuple[str, int]
 #: Where exactly-once writes keep their decisions, unless their options name another topic.

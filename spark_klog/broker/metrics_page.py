@@ -43,7 +43,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_klog import __version__
+from spark_klog.base.names import VERSION
 from spark_klog.broker.metrics import LATENCY_BOUNDS
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
@@ -83,7 +83,7 @@ def _labelled(items: Iterable[tuple[str, float]]) -> Iterator[Sample]:
 
 def _families(broker: Broker, connections: int) -> Iterator[Family]:
     metrics = broker.metrics
-    build = (__version__, kernels.load().name, platform.python_version())
+    build = (VERSION, kernels.load().name, platform.python_version())
     yield _family("build_info", GAUGE, "Versions in use", ("version", "kernel", "python"), [(build, 1)])
     yield from _traffic(broker)
     yield from _requests(broker)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from spark_klog import __version__
+from spark_klog.base.names import VERSION
 from spark_klog.base.settings import parse_settings
 from spark_klog.cli.foreign import FOREIGN_COMMANDS, CommandGroup
 from spark_klog.cli.output import FORMATS, INTERRUPTED, JSON, LEVELS, TEXT, escaped, log_to_stderr, os_error_text
@@ -71,7 +71,7 @@ def versions() -> dict[str, str | None]:
         kernel = kernels.load().name
     except ConfigError as error:
         kernel = f"none ({error})"
-    return {"klog": __version__, "python": platform.python_version(), "pyspark": _pyspark_version(), "kernel": kernel}
+    return {"klog": VERSION, "python": platform.python_version(), "pyspark": _pyspark_version(), "kernel": kernel}
 
 
 def _pyspark_version() -> str | None:

@@ -39,13 +39,13 @@ from openlineage.client.facet_v2 import (
     processing_engine_run,
 )
 
-from spark_klog import __version__
 from spark_klog.base.addresses import without_user
+from spark_klog.base.names import VERSION
 from spark_klog.lineage.datasets import DatasetUse
 from spark_klog.lineage.emitter import Emitter
 
 _log = logging.getLogger(__name__)
-PRODUCER = f"urn:spark-klog:{__version__}"
+PRODUCER = f"urn:spark-klog:{VERSION}"
 #: The version of our facets' schema changes with the schema.
 SCHEMA = "urn:spark-klog:lineage-facets:1-0-0"
 #: Characters of an error's message.
@@ -185,7 +185,7 @@ class RunEvents:
         job_type = job_type_job.JobTypeJobFacet(processing, "SPARK", "JOB", producer=PRODUCER)
         self._job_facets: dict[str, JobFacet] = {"jobType": job_type}
         engine = processing_engine_run.ProcessingEngineRunFacet(
-            spark_version, name="spark", openlineageAdapterVersion=__version__, producer=PRODUCER
+            spark_version, name="spark", openlineageAdapterVersion=VERSION, producer=PRODUCER
         )
         self._facets: dict[str, RunFacet] = {"processing_engine": engine}
         if settings.parent is not None:

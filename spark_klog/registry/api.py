@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote
 
-from spark_klog import __version__
+from spark_klog.base.names import VERSION
 from spark_klog.registry import errors
 from spark_klog.registry.errors import RegistryRefusal
 from spark_klog.registry.formats import AVRO, PROTOBUF, TYPES
@@ -538,7 +538,7 @@ def _get_cluster(asked: Asked) -> Any:
 
 
 def _get_release(_: Asked) -> Any:
-    return {"version": __version__}
+    return {"version": VERSION}
 
 
 def _root(_: Asked) -> Any:

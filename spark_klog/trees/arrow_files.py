@@ -10,7 +10,7 @@ from typing import Any
 from spark_klog.errors import DirectoryError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import Entry
-from spark_klog.trees.files import VALUE
+from spark_klog.trees.tree import VALUE
 
 _READS = 10
 

@@ -31,14 +31,12 @@ from urllib.parse import unquote
 from spark_klog.base.durable import locked
 from spark_klog.errors import DirectoryError
 from spark_klog.files.folder import TEMPORARY, LocalFolder
-from spark_klog.trees.tree import NodeExists, SerialTree, components, inner_components
+from spark_klog.trees.tree import EPHEMERAL, VALUE, NodeExists, SerialTree, components, inner_components
 
 if TYPE_CHECKING:
     from spark_klog.trees.arrow_files import ArrowFiles
 
 _log = logging.getLogger(__name__)
-#: What the names of files end with: of a folder's value, and of an ephemeral node.
-VALUE, EPHEMERAL = ".value", ".ephemeral"
 _UNSAFE = re.compile(rf"[%\x00-\x1f\x7f]|^\.|\.(?=(?:{VALUE[1:]}|{EPHEMERAL[1:]})$)")
 
 

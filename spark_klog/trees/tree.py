@@ -9,6 +9,8 @@ from spark_klog.errors import ConfigError, DirectoryError
 
 #: ZooKeeper's session timeout (0.10 documentation, "zookeeper.session.timeout.ms").
 SESSION_SECONDS = 6.0
+#: A tree of files: what the names of files end with, of a folder's value and of an ephemeral node.
+VALUE, EPHEMERAL = ".value", ".ephemeral"
 
 
 class NodeExists(DirectoryError):

@@ -32,8 +32,8 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from spark_klog import __version__
 from spark_klog.base.interrupts import stop_signals
+from spark_klog.base.names import VERSION
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.settings import without_ids
 from spark_klog.errors import ConfigError, KlogError
@@ -235,7 +235,7 @@ class Pages:
     def _about(self, _: Request) -> dict[str, Any]:
         config = self._sources.command_config
         return {
-            "version": __version__,
+            "version": VERSION,
             "servers": self._sources.settings["bootstrap.servers"],
             "cluster": self._sources.cluster,
             "commandConfig": None if config is None else str(config),

@@ -25,9 +25,8 @@ TYPES: dict[str, Any] = {
 
 @lru_cache(maxsize=1)
 def imports() -> grimp.ImportGraph:
-    return grimp.build_graph(
-        "spark_klog", include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None
-    )
+    """All imports, those for types too, as pyproject.toml has it."""
+    return grimp.build_graph("spark_klog", include_external_packages=True, cache_dir=None)
 
 
 def crossing(options: dict[str, Any]) -> tuple[str, str]:

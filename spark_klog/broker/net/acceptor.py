@@ -19,16 +19,14 @@ import time
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from spark_klog.broker.net.connection import Connection
+from spark_klog.broker.broker import Broker
+from spark_klog.broker.metrics import Metrics
+from spark_klog.broker.net.connection import Connection, Connections
 from spark_klog.broker.security.config import Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.trees.paths import host_and_port
-
-if TYPE_CHECKING:
-    from spark_klog.broker.metrics import Metrics
-    from spark_klog.broker.net.server import Server
 
 _log = logging.getLogger(__name__)
 #: Connections accepted before other work gets its turn.
@@ -118,9 +116,15 @@ class Acceptor:
     """One listening socket."""
 
     def __init__(
-        self, server: Server, listener: Listener, listening: socket.socket, tls: ssl.SSLContext | None
+        self,
+        broker: Broker,
+        connections: Connections,
+        limits: ConnectionLimits,
+        listener: Listener,
+        listening: socket.socket,
+        tls: ssl.SSLContext | None,
     ) -> None:
-        self._server = server
+        self._broker, self._connections, self._limits = broker, connections, limits
         self._listener = listener
         self._listening = listening
         self._tls = tls
@@ -142,7 +146,7 @@ class Acceptor:
             task.cancel()
 
     def _accept(self) -> None:
-        limits = self._server.limits
+        limits = self._limits
         evicted = limits.evicted
         for _ in range(_BURST):
             try:
@@ -173,17 +177,16 @@ class Acceptor:
     def _log_refused(self, peer: str, reason: str) -> None:
         """Log at most one line a second, so that a flood of connections does not flood the log."""
         self._refused += 1
-        self._server.broker.metrics.connections_refused += 1
+        self._broker.metrics.connections_refused += 1
         now = time.monotonic()
         if now - self._logged_at >= _PAUSE_SECONDS:
             _log.warning("%s: refused: %s (%d refused by %s)", peer, reason, self._refused, self._listener.name)
             self._logged_at = now
 
     async def _open(self, client: socket.socket, ip: str, port: int) -> None:
-        broker, peer = self._server.broker, host_and_port(ip, port)
+        broker, limits, peer = self._broker, self._limits, host_and_port(ip, port)
         session = Session(self._listener, peer, broker.config.security.mechanisms, broker.users.credential)
-        limits = self._server.limits
-        connection = Connection(self._server, session, partial(limits.release, ip=ip))
+        connection = Connection(self._connections, session, partial(limits.release, ip=ip))
         limits.watch(connection, ip, cast("asyncio.Task[None]", asyncio.current_task()))
         try:
             # asyncio sets it only on sockets that it accepts itself; without it the last part of a response waits
@@ -204,7 +207,7 @@ class Acceptor:
 
     @property
     def _seconds(self) -> float:
-        return self._server.broker.config.authentication_timeout_ms / 1000
+        return self._broker.config.authentication_timeout_ms / 1000
 
     async def _open_tls(self, client: socket.socket, connection: Connection, tls: ssl.SSLContext) -> None:
         await _readable(self._loop, client)

@@ -24,11 +24,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Generator, Sized
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Sized
 from dataclasses import dataclass
 from enum import Enum
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
+from spark_klog.broker.event_loop import Turns
+from spark_klog.broker.metrics import Metrics
 from spark_klog.broker.security.mechanisms import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
@@ -37,13 +39,10 @@ from spark_klog.log.segments.segment import FileRange
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.wire.primitives import SIZE, Buffer, Writer, frame_size
 
-if TYPE_CHECKING:
-    from spark_klog.broker.net.server import Server
-
 _log = logging.getLogger(__name__)
 _LONGEST_PAUSE = 1.0
 #: Size of the shared buffer, and minimum of a large frame's first buffer.
-SCRATCH_BYTES = 64 * 1024
+_SCRATCH_BYTES = 64 * 1024
 _MAX_QUEUED = 100
 #: For less, a copy is cheaper than setting up sendfile.
 _SENDFILE_FROM = 32 * 1024
@@ -56,6 +55,8 @@ _MEMORY_STEP = 256 * 1024
 _TLS_CLOSE_SECONDS = 2.0
 #: How long the records of a client that has hung up may take.
 _LAST_SECONDS = 30.0
+#: The largest frame before authentication (Kafka: sasl.server.max.receive.size).
+_UNAUTHENTICATED_MAX = 512 * 1024
 _PREFIX = SIZE.size
 _PRODUCE_KEY = PRODUCE.key.to_bytes(2, "big")
 
@@ -256,13 +257,37 @@ class _Begun(Coroutine[Any, Any, None]):
         raise NotImplementedError("for a task")
 
 
+class Connections:
+    """The open connections of a broker, and what they share.
+
+    `answer` returns the response to a frame, None for no response; it raises `DecodeError`, `Refused` or `AnswerCut`.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        metrics: Metrics,
+        turns: Turns,
+        answer: Callable[[bytearray, Session], Awaitable[Writer | None]],
+    ) -> None:
+        self.metrics, self.turns, self.answer = metrics, turns, answer
+        self.opened: set[Connection] = set()
+        self.frame_memory = FrameMemory(config.queued_max_bytes)
+        self.response_memory = ResponseMemory(config.queued_max_response_bytes)
+        self.scratch = bytearray(_SCRATCH_BYTES)
+        self.scratch_view = memoryview(self.scratch)
+        #: The largest frame of a client, and of one that is not authenticated yet.
+        self.open_limit = config.request_max_bytes
+        self.unauthenticated_limit = min(_UNAUTHENTICATED_MAX, config.request_max_bytes)
+
+
 class Connection(asyncio.BufferedProtocol):
     """State of one connection; see the module. `gone` gets it once, when the connection is lost."""
 
-    def __init__(self, server: Server, session: Session, gone: Callable[[Connection], None]) -> None:
-        self._server, self.session, self._gone = server, session, gone
-        self._memory = server.frame_memory
-        self._response_memory = server.response_memory
+    def __init__(self, shared: Connections, session: Session, gone: Callable[[Connection], None]) -> None:
+        self._shared, self.session, self._gone = shared, session, gone
+        self._memory = shared.frame_memory
+        self._response_memory = shared.response_memory
         self._rest = b""  # first bytes of an incomplete size prefix
         self._frame: bytearray | None = None
         self._frame_size = 0
@@ -302,8 +327,8 @@ class Connection(asyncio.BufferedProtocol):
         self._stage = _Stage.OPEN
         if self.session.is_tls:
             self.session.take_certificate(transport.get_extra_info("peercert"))
-        self._server.connections.add(self)
-        self._server.broker.metrics.connections += 1
+        self._shared.opened.add(self)
+        self._shared.metrics.connections += 1
 
     def eof_received(self) -> None:
         """Let the transport close itself."""
@@ -325,7 +350,7 @@ class Connection(asyncio.BufferedProtocol):
             timer = asyncio.get_running_loop().call_later(_LAST_SECONDS, self._worker.cancel)
             self._worker.add_done_callback(lambda _: timer.cancel())
             return  # the server waits for them if it stops
-        self._server.connections.discard(self)
+        self._shared.opened.discard(self)
         if self._worker is not None:
             self._worker.cancel()
         self._drop_requests()
@@ -363,7 +388,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _log_dropped(self, reason: object) -> None:
         _log.warning("%s: %s; closing the connection", self.session.peer, reason)
-        self._server.broker.metrics.connections_dropped += 1
+        self._shared.metrics.connections_dropped += 1
 
     def abort(self) -> None:
         """Close the connection and drop unsent bytes.
@@ -380,7 +405,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is not None:
             return memoryview(self._frame)[self._frame_filled :]
-        return self._server.scratch_view[len(self._rest) :] if self._rest else self._server.scratch_view
+        return self._shared.scratch_view[len(self._rest) :] if self._rest else self._shared.scratch_view
 
     def buffer_updated(self, nbytes: int) -> None:
         self.activity.active_at = time.monotonic()
@@ -412,7 +437,7 @@ class Connection(asyncio.BufferedProtocol):
             if not self._memory.ask(self, more):
                 self._waits_for_memory = True
                 self._pause_reading()
-                more = min(more, SCRATCH_BYTES)  # room for bytes that TLS has already read
+                more = min(more, _SCRATCH_BYTES)  # room for bytes that TLS has already read
                 self._memory.take(more)
             grown = bytearray(self._frame_filled + more)
             grown[: self._frame_filled] = self._frame
@@ -436,18 +461,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def _split(self, received: int) -> None:
         """Take all complete frames from the shared buffer; a partial frame gets its own buffer."""
-        scratch, filled, position = self._server.scratch, received, 0
+        scratch, filled, position = self._shared.scratch, received, 0
         if self._rest:
             filled += len(self._rest)
             scratch[: len(self._rest)] = self._rest
-        limit = self._server.open_limit if self.session.is_open else self._server.unauthenticated_limit
+        limit = self._shared.open_limit if self.session.is_open else self._shared.unauthenticated_limit
         since = self.activity.frame_since
         while filled - position >= _PREFIX:
             size = frame_size(scratch, limit, position)
             position += _PREFIX
             if size > filled - position:
                 there = filled - position
-                self._frame = bytearray(min(size, max(SCRATCH_BYTES, 2 * there)))
+                self._frame = bytearray(min(size, max(_SCRATCH_BYTES, 2 * there)))
                 self._memory.take(len(self._frame))
                 self._frame[:there] = scratch[position:filled]
                 self._frame_size, self._frame_filled = size, there
@@ -469,7 +494,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_to_serve(self) -> None:
         """Answer the requests received; from the first one on that has to wait, as a task."""
-        self._server.broker.turns.begin()
+        self._shared.turns.begin()
         serving = self._serve()
         try:
             waited = serving.send(None)
@@ -483,7 +508,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._worker is worker:
             self._worker = None
         if self._stage is _Stage.LOST:
-            self._server.connections.discard(self)
+            self._shared.opened.discard(self)
             self._drop_requests()
 
     async def _serve(self) -> None:
@@ -494,7 +519,7 @@ class Connection(asyncio.BufferedProtocol):
                 if self.activity.is_paused:
                     self._resume_reading()
                 try:
-                    response = await self._server.answer(frame, self.session)
+                    response = await self._shared.answer(frame, self.session)
                 finally:
                     self._memory.give_back(len(frame))
                 if response is not None and self._stage is not _Stage.LOST:
@@ -524,7 +549,7 @@ class Connection(asyncio.BufferedProtocol):
         activity, parts = self.activity, response.parts
         size = sum(map(len, parts))
         self._unsent += SIZE.pack(size)
-        is_long = size > SCRATCH_BYTES
+        is_long = size > _SCRATCH_BYTES
         try:
             if is_long:
                 activity.sending_since = time.monotonic()
@@ -532,7 +557,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 for part in parts:
                     self._unsent += _bytes_of(part)
-            if not self._requests or len(self._unsent) >= SCRATCH_BYTES:
+            if not self._requests or len(self._unsent) >= _SCRATCH_BYTES:
                 self._flush()
             elif not self._is_flush_due:
                 # responses to requests already received are sent together, unless the next request has to wait
@@ -550,7 +575,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _send_long(self, parts: list[Sized]) -> None:
         in_memory = sum(len(part) for part in parts if not isinstance(part, FileRange))
-        if in_memory > SCRATCH_BYTES:
+        if in_memory > _SCRATCH_BYTES:
             self._response_memory.hold(self, in_memory)
         for part in parts:
             if isinstance(part, FileRange) and part.size >= _SENDFILE_FROM:
@@ -560,9 +585,9 @@ class Connection(asyncio.BufferedProtocol):
             data = memoryview(_bytes_of(part))
             for start in range(0, len(data), _MEMORY_STEP):
                 self._unsent += data[start : start + _MEMORY_STEP]
-                if len(self._unsent) >= SCRATCH_BYTES:
+                if len(self._unsent) >= _SCRATCH_BYTES:
                     self._flush()
-                    await self._server.broker.turns.take()
+                    await self._shared.turns.take()
                     await self._writable.wait()
                     self._response_memory.note_read(self)
                     self.activity.sending_since = time.monotonic()

@@ -31,7 +31,7 @@ from spark_klog.broker.fetches import Purgatory
 from spark_klog.broker.handlers import HANDLERS, credentials
 from spark_klog.broker.housekeeping import clean_logs, keep_house
 from spark_klog.broker.net.acceptor import Acceptor, ConnectionLimits
-from spark_klog.broker.net.connection import SCRATCH_BYTES, Connection, FrameMemory, ResponseMemory, watch
+from spark_klog.broker.net.connection import Connection, Connections, watch
 from spark_klog.broker.security.config import Listener
 from spark_klog.broker.security.mechanisms import Refused
 from spark_klog.broker.security.session import Session
@@ -48,8 +48,6 @@ _DRAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.01
 #: Interval after which a working thread yields to the event loop; each of the loop's system calls may wait that long.
 _SWITCH_SECONDS = 0.001
-#: The largest frame before authentication (Kafka: sasl.server.max.receive.size).
-_UNAUTHENTICATED_MAX = 512 * 1024
 #: Bytes that a request's decoded elements may take beyond twice its frame; enough to commit 50,000 offsets.
 _DECODED_MAX = 24 * 1024 * 1024
 #: Bytes of a frame that may take milliseconds to decode; of a Produce the records are not decoded, only checked.
@@ -92,16 +90,7 @@ class Server:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.connections: set[Connection] = set()
-        config = broker.config
-        self.limits = ConnectionLimits(config.max_connections, config.max_connections_per_ip, broker.metrics)
-        self.frame_memory = FrameMemory(config.queued_max_bytes)
-        self.response_memory = ResponseMemory(config.queued_max_response_bytes)
-        self.scratch = bytearray(SCRATCH_BYTES)  # see Connection
-        self.scratch_view = memoryview(self.scratch)
-        #: The largest frame of a client, and of one that is not authenticated yet.
-        self.open_limit = config.request_max_bytes
-        self.unauthenticated_limit = min(_UNAUTHENTICATED_MAX, config.request_max_bytes)
+        self.connections = Connections(broker.config, broker.metrics, broker.turns, self.answer)
 
     async def answer(self, frame: bytearray, session: Session) -> Writer | None:
         """Answer a request; None if it has no response (Produce with acks=0).
@@ -147,7 +136,7 @@ class Server:
         if decoded_bytes < _UNCOUNTED_BYTES:
             decoded_bytes = 0
         else:
-            self.frame_memory.take(decoded_bytes)
+            self.connections.frame_memory.take(decoded_bytes)
         try:
             answer = HANDLERS[key](broker, Request(version, client_id, session), request)
             response = answer if answer is None or isinstance(answer, dict) else await answer
@@ -164,7 +153,7 @@ class Server:
             return encoded
         finally:
             if decoded_bytes:
-                self.frame_memory.give_back(decoded_bytes)
+                self.connections.frame_memory.give_back(decoded_bytes)
 
 
 async def _serve(
@@ -190,15 +179,18 @@ async def _serve(
         loading,
         loop.create_task(broker.transactions.run(loading)),
         loop.create_task(keep_house(broker)),
-        loop.create_task(watch(server.connections, broker.config)),
+        loop.create_task(watch(server.connections.opened, broker.config)),
     ]
     if broker.config.cleaner_enabled:
         cleaner = clean_logs(broker.logs, broker.config, lambda: broker.transactions.is_loading)  # they are loaded last
         background.append(loop.create_task(cleaner))
     for task in background:
         task.add_done_callback(_log_failure)
+    config = broker.config
+    limits = ConnectionLimits(config.max_connections, config.max_connections_per_ip, broker.metrics)
     acceptors: list[Acceptor | asyncio.Server] = [
-        Acceptor(server, listener, opened, tls if listener.is_tls else None) for listener, opened in listening.items()
+        Acceptor(broker, server.connections, limits, listener, opened, tls if listener.is_tls else None)
+        for listener, opened in listening.items()
     ]
     if metrics is not None:
         from spark_klog.broker.metrics_page import page
@@ -207,7 +199,7 @@ async def _serve(
 
         broker.metrics.is_read = True
         _log.info("metrics at http://%s/metrics", host_and_port(*metrics.getsockname()[:2]))
-        pages = metrics_page(lambda: page(broker, len(server.connections)))
+        pages = metrics_page(lambda: page(broker, len(server.connections.opened)))
         acceptors.append(await HttpServer(pages).listen(metrics))
     _log.info("listening on %s", ", ".join(map(str, listening)))
     first = next(iter(listening))
@@ -222,7 +214,7 @@ async def _serve(
     for acceptor in acceptors:
         acceptor.close()
     broker.coordinator.stop()
-    await drain(broker.purgatory, server.connections, signals.second)
+    await drain(broker.purgatory, server.connections.opened, signals.second)
     for task in background:
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)

@@ -29,8 +29,7 @@ from spark_klog.client.consumer.assignment import Assigned, Assignment, Troubles
 from spark_klog.client.consumer.classic_group import ClassicGroup
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
-from spark_klog.client.consumer.decoding import ArrowDecoder, ConsumerRecord, RecordDecoder
-from spark_klog.client.consumer.deserializers import Deserializers
+from spark_klog.client.consumer.decoding import ArrowDecoder, ConsumerRecord, Deserializers, RecordDecoder
 from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.consumer.group import CLOSE_SECONDS, ConsumerGroup, RebalanceListener
 from spark_klog.client.consumer.positions import Positions

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, NoReturn
 
-from spark_klog import __version__
 from spark_klog.base.interrupts import between_steps
+from spark_klog.base.names import VERSION
 from spark_klog.client.answers import check_code
 from spark_klog.client.net.dial import Dial
 from spark_klog.client.net.waiting import wait_until_ready
@@ -90,7 +90,7 @@ _SINCE = {
     75: "3.8",
 }
 #: What the client calls itself (KIP-511).
-SOFTWARE: Final[Message] = {"client_software_name": "spark-klog", "client_software_version": __version__}
+SOFTWARE: Final[Message] = {"client_software_name": "spark-klog", "client_software_version": VERSION}
 #: How a TLS record of type alert begins: 21, and the major version 3.
 _ALERT = b"\x15\x03"
 #: How HTTP servers begin the answer to a request that is none of theirs; some leave out the status line.

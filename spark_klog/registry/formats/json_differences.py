@@ -13,15 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from spark_klog.registry.formats.contract import MOST_DIFFERENCES, TooComplex
-
-if TYPE_CHECKING:
-    from spark_klog.registry.formats.json_schema import Node
 
 #: Changes after which a reader with the new schema still accepts all that the old one does.
 _NAMES: Final = """
@@ -79,6 +76,38 @@ around_search: Callable[[], AbstractContextManager[None]] = nullcontext
 #: Seconds that all searches of a comparison may take in processes.
 _ALL_SECONDS: Final = 10.0
 _MOST_SEARCHES: Final = 100_000
+
+
+@dataclass(eq=False)
+class Node:
+    """A schema, or its part of one kind: array, object, number, string, boolean, null, enum, const, not, empty, false,
+    combined, conditional.
+    """
+
+    kind: str
+    #: The JSON object with the keywords.
+    keywords: dict[str, Any] = field(default_factory=dict)
+    #: Of combined: allOf, anyOf or oneOf.
+    criterion: str = ""
+    subschemas: list[Node] = field(default_factory=list)
+    properties: dict[str, Node] = field(default_factory=dict)
+    patterns: dict[str, Node] = field(default_factory=dict)
+    dependent: dict[str, Node] = field(default_factory=dict)
+    required_with: dict[str, set[str]] = field(default_factory=dict)
+    #: The schema of each item, if there is one for all.
+    items: Node | None = None
+    #: Schemas of the first items.
+    first_items: list[Node] = field(default_factory=list)
+    #: Whether there may be other properties or items, and their schema.
+    permits_more: bool = True
+    more: Node | None = None
+    unevaluated: Node | None = None
+    #: Of not.
+    negated: Node | None = None
+
+    @property
+    def required(self) -> set[str]:
+        return set(self.keywords.get("required") or ())
 
 
 @dataclass(frozen=True)

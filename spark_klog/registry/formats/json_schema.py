@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from spark_klog.registry.formats.contract import (
     TooComplex,
     limited,
 )
+from spark_klog.registry.formats.json_differences import Node, differences
 from spark_klog.schemas.json_references import Documents, UnknownReference, base_of, objects_in
 from spark_klog.schemas.registry.schemas import References
 
@@ -47,38 +47,6 @@ _OF_STRINGS: Final = frozenset(("minLength", "maxLength", "pattern", "format"))
 _SNIFFED: Final = (("array", _OF_ARRAYS), ("object", _OF_OBJECTS), ("number", _OF_NUMBERS), ("string", _OF_STRINGS))
 #: Dialects whose `items` stands after `prefixItems`.
 _MODERN: Final = ("2020-12",)
-
-
-@dataclass(eq=False)
-class Node:
-    """A schema, or its part of one kind: array, object, number, string, boolean, null, enum, const, not, empty, false,
-    combined, conditional.
-    """
-
-    kind: str
-    #: The JSON object with the keywords.
-    keywords: dict[str, Any] = field(default_factory=dict)
-    #: Of combined: allOf, anyOf or oneOf.
-    criterion: str = ""
-    subschemas: list[Node] = field(default_factory=list)
-    properties: dict[str, Node] = field(default_factory=dict)
-    patterns: dict[str, Node] = field(default_factory=dict)
-    dependent: dict[str, Node] = field(default_factory=dict)
-    required_with: dict[str, set[str]] = field(default_factory=dict)
-    #: The schema of each item, if there is one for all.
-    items: Node | None = None
-    #: Schemas of the first items.
-    first_items: list[Node] = field(default_factory=list)
-    #: Whether there may be other properties or items, and their schema.
-    permits_more: bool = True
-    more: Node | None = None
-    unevaluated: Node | None = None
-    #: Of not.
-    negated: Node | None = None
-
-    @property
-    def required(self) -> set[str]:
-        return set(self.keywords.get("required") or ())
 
 
 class JsonSchema:
@@ -117,8 +85,6 @@ class JsonSchema:
         return self.canonical()
 
     def unreadable(self, writer: ParsedSchema) -> list[str]:
-        from spark_klog.registry.formats.json_differences import differences
-
         assert isinstance(writer, JsonSchema)
         try:
             found = differences(writer.root, self.root)

@@ -15,6 +15,7 @@ from spark_klog.registry.formats.contract import (
     ParsedSchema,
     limited,
 )
+from spark_klog.registry.formats.protobuf_differences import differences
 from spark_klog.schemas.protoc.files import parse_proto
 from spark_klog.schemas.registry.schemas import References
 
@@ -57,8 +58,6 @@ class ProtobufSchema:
         return base64.b64encode(bare.SerializeToString()).decode()
 
     def unreadable(self, writer: ParsedSchema) -> list[str]:
-        from spark_klog.registry.formats.protobuf_differences import differences
-
         assert isinstance(writer, ProtobufSchema)
-        found = differences(writer, self)
+        found = differences(writer.files, self.files)
         return limited(change.text(READER, WRITER) for change in found if not change.is_compatible)

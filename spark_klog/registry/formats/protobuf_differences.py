@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from spark_klog.registry.formats.protobuf import ProtobufSchema
+from typing import Any, Final
 
 _GROUP, _MESSAGE, _ENUM = 10, 11, 14
 _REQUIRED, _REPEATED = 2, 3
@@ -67,27 +64,27 @@ class Change:
         return f'{{errorType:"{self.kind}", description:"{described}"}}'
 
 
-def differences(old: ProtobufSchema, new: ProtobufSchema) -> list[Change]:
-    """The changes from one schema to another."""
-    return list(_Comparison(_Types(old), _Types(new)).files(old.file, new.file))
+def differences(old: list[Any], new: list[Any]) -> list[Change]:
+    """The changes from one schema to another: a FileDescriptorProto each, after those of the files that it needs."""
+    return list(_Comparison(_Types(old), _Types(new)).files(old[-1], new[-1]))
 
 
 class _Types:
     """The messages of a schema and of what it imports, by full name with a leading dot."""
 
-    def __init__(self, schema: ProtobufSchema) -> None:
+    def __init__(self, files: list[Any]) -> None:
         self.messages: dict[str, Any] = {}
         #: Names without their package, and whether the schema imports them.
         self.local_names: dict[str, str] = {}
         self.imported: set[str] = set()
         #: Syntax of each message's file.
         self.is_proto3: dict[int, bool] = {}
-        for file in schema.files:
+        for file in files:
             before = set(self.messages)
             prefix = f".{file.package}" if file.package else ""
             for message in file.message_type:
                 self._add(message, prefix, prefix, file.syntax == "proto3")
-            if file is not schema.file:
+            if file is not files[-1]:
                 self.imported |= self.messages.keys() - before
 
     def _add(self, message: Any, prefix: str, package: str, is_proto3: bool) -> None:

@@ -16,7 +16,7 @@ from spark_klog.broker.broker import Broker
 from spark_klog.broker.event_loop import short_collections, uncollected
 from spark_klog.broker.groups.group import Join
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
-from spark_klog.broker.net.acceptor import Acceptor
+from spark_klog.broker.net.acceptor import Acceptor, ConnectionLimits
 from spark_klog.broker.net.server import Server
 from spark_klog.broker.security.config import Listener
 from spark_klog.broker.settings.config import BrokerConfig
@@ -70,11 +70,14 @@ def test_a_connection_that_ends_leaves_no_cycle(tmp_path: Path) -> None:
         server = Server(broker)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
-            acceptor = Acceptor(server, Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", port), listening, None)
+            limits = ConnectionLimits(10, 10, broker.metrics)
+            acceptor = Acceptor(
+                broker, server.connections, limits, Listener(PLAINTEXT, PLAINTEXT, "127.0.0.1", port), listening, None
+            )
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(API_VERSIONS)
             await reader.readexactly(4)
-            (connection,) = [weakref.ref(one) for one in server.connections]
+            (connection,) = [weakref.ref(one) for one in server.connections.opened]
             writer.close()
             await until(lambda: connection() is None, "the connection is freed")
             acceptor.close()

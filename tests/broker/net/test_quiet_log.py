@@ -21,7 +21,7 @@ from spark_klog.broker.broker import Broker
 from spark_klog.broker.event_loop import BackgroundTasks
 from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.metadata.nodes import UnknownTopic
-from spark_klog.broker.net.acceptor import Acceptor
+from spark_klog.broker.net.acceptor import Acceptor, ConnectionLimits
 from spark_klog.broker.net.connection import watch
 from spark_klog.broker.net.server import Server
 from spark_klog.broker.security.config import Listener
@@ -46,7 +46,10 @@ async def listening(broker: Broker, tls: ssl.SSLContext | None = None) -> AsyncI
     server = Server(broker)
     with socket.create_server((_HOST, 0)) as opened:
         port = opened.getsockname()[1]
-        acceptor = Acceptor(server, Listener("L", "SSL" if tls else PLAINTEXT, _HOST, port), opened, tls)
+        limits = ConnectionLimits(10, 10, broker.metrics)
+        acceptor = Acceptor(
+            broker, server.connections, limits, Listener("L", "SSL" if tls else PLAINTEXT, _HOST, port), opened, tls
+        )
         yield server, port
         acceptor.close()
 
@@ -85,11 +88,11 @@ def test_a_client_that_hangs_up_before_a_sendfile(tmp_path: Path, caplog: pytest
                 client.setblocking(False)
                 request = fetch_request(1 << 30, 500)
                 await loop.sock_sendall(client, struct.pack(">i", len(request)) + request)
-                await until(lambda: [one for one in server.connections if one.is_busy], "the request")
-                (connection,) = server.connections
+                await until(lambda: [one for one in server.connections.opened if one.is_busy], "the request")
+                (connection,) = server.connections.opened
                 connection.finish()
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE_RESET)
-            await until(lambda: not server.connections, "the end of the connection")
+            await until(lambda: not server.connections.opened, "the end of the connection")
             await until(lambda: not connection.is_busy, "the end of its request")
 
     asyncio.run(run())
@@ -279,14 +282,14 @@ def test_the_watchdog_goes_on_after_a_failure(tmp_path: Path, caplog: pytest.Log
     async def run() -> None:
         async with running(tmp_path, max_idle_ms=100) as broker, listening(broker) as (server, port):
             with socket.create_connection((_HOST, port)), socket.create_connection((_HOST, port)):
-                await until(lambda: len(server.connections) == 2, "the connections")
-                first = next(iter(server.connections))
+                await until(lambda: len(server.connections.opened) == 2, "the connections")
+                first = next(iter(server.connections.opened))
                 activity = first.activity
                 del first.activity
-                watching = asyncio.create_task(watch(server.connections, broker.config))
-                await until(lambda: server.connections == {first}, "the other one is dropped")
+                watching = asyncio.create_task(watch(server.connections.opened, broker.config))
+                await until(lambda: server.connections.opened == {first}, "the other one is dropped")
                 first.activity = activity
-                await until(lambda: not server.connections, "the next round")
+                await until(lambda: not server.connections.opened, "the next round")
                 watching.cancel()
 
     asyncio.run(run())

@@ -181,7 +181,7 @@ def test_rules_of_compatibility(old: str, new: str, change: str) -> None:
         )
         for body in (old, new)
     )
-    found = {f"{each.kind} {each.path}" for each in differences(before, after)}
+    found = {f"{each.kind} {each.path}" for each in differences(before.files, after.files)}
     assert found >= ({change[1:]} if change[1:] else set())
     assert (not after.unreadable(before)) is (change[0] == "+")
 
