@@ -1,4 +1,7 @@
-"""All APIs, by name and by key: the broker serves, and the client uses, what is imported here."""
+"""All APIs, by name and by key, and since when Kafka has them.
+
+The broker serves, and the client uses, what is imported here.
+"""
 
 from __future__ import annotations
 
@@ -71,3 +74,19 @@ from spark_klog.protocol.tables.transactions import (
 _ALL = [value for value in list(globals().values()) if isinstance(value, Api)]
 #: In the order of their keys.
 BY_KEY: dict[int, Api] = {api.key: api for api in sorted(_ALL, key=lambda api: api.key)}
+#: The first version of Apache Kafka that has each API, from the KIPs that introduced them, for messages about brokers
+#: that lack it; APIs that Kafka 0.10.1 has are left out.
+SINCE = {
+    **dict.fromkeys((21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33), "0.11"),
+    **dict.fromkeys((34, 35, 36, 37), "1.0"),
+    **dict.fromkeys((38, 39, 40, 41, 42), "1.1"),
+    43: "2.2",
+    44: "2.3",
+    **dict.fromkeys((45, 46, 47), "2.4"),
+    **dict.fromkeys((48, 49), "2.6"),
+    **dict.fromkeys((50, 51), "2.7"),
+    **dict.fromkeys((60, 61), "2.8"),
+    **dict.fromkeys((65, 66), "3.0"),
+    74: "3.7",
+    75: "3.8",
+}

@@ -4,7 +4,7 @@
     write = clicks*      ALLOW WRITE on topic PREFIXED clicks
     read = *             ALLOW READ on topic LITERAL *, Kafka's wildcard
 
-`check_expressible` rejects all other ACLs. `admin = true` is not an ACL, as Kafka's super.users are not.
+`rule_of` rejects all other ACLs. `admin = true` is not an ACL, as Kafka's super.users are not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.security.users import User, check_user_name
@@ -27,38 +28,79 @@ _WITHOUT_RULES = "no user has rules: everything is allowed until a user in the u
 _PRINCIPAL = "User:"
 _WILDCARD = "*"
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-#: Highest number that Kafka defines for resource types, patterns, operations and permissions.
-_KINDS, _PATTERNS, _OPERATIONS, _PERMISSIONS = 7, 4, 15, 3
+#: What an ACL says of its resource; the rest is said of each rule.
+_OF_RESOURCE = ("resource_type", "resource_name", "pattern_type")
+#: The highest number that Kafka defines, by field of a filter.
+_HIGHEST = {"resource_type_filter": 7, "pattern_type_filter": 4, "operation": 15, "permission_type": 3}
+
+
+class Rule(NamedTuple):
+    """A rule of the users file. `topic` is a name, a prefix that ends with a star, or the star alone."""
+
+    user: str
+    operation: AclOperation
+    topic: str
+
+    def acl(self) -> Message:
+        """The rule as Kafka's clients see it; numbers are those of `protocol.tables.security`."""
+        is_prefix = self.topic.endswith("*") and self.topic != _WILDCARD
+        return {
+            "resource_type": TOPIC,
+            "resource_name": self.topic[:-1] if is_prefix else self.topic,
+            "pattern_type": PREFIXED if is_prefix else LITERAL,
+            "principal": _PRINCIPAL + self.user,
+            "host": "*",
+            "operation": self.operation,
+            "permission_type": ALLOW,
+        }
+
+
+def rules_of(users: Mapping[str, User]) -> list[Rule]:
+    """All rules, sorted by user."""
+    return [
+        Rule(name, operation, topic)
+        for name, user in sorted(users.items())
+        for operation, topics in ((AclOperation.READ, user.read), (AclOperation.WRITE, user.write))
+        for topic in topics
+    ]
+
+
+def rule_of(entry: Message) -> Rule:
+    """The rule for an ACL of a CreateAcls request. Raises `ConfigError` if no rule can express it."""
+    name, pattern, principal = entry["resource_name"], entry["resource_pattern_type"], entry["principal"]
+    user = principal.removeprefix(_PRINCIPAL)
+    if (
+        not (_TOPIC_NAME.fullmatch(name) or (name == _WILDCARD and pattern == LITERAL))
+        or entry["resource_type"] != TOPIC
+        or pattern not in (LITERAL, PREFIXED)
+        or entry["operation"] not in (AclOperation.READ, AclOperation.WRITE)
+        or entry["permission_type"] != ALLOW
+        or entry["host"] != "*"
+        or user in (principal, _WILDCARD)
+    ):
+        raise ConfigError(
+            "the rules of users can express ALLOW of READ or WRITE (which include DESCRIBE) on a topic's name, a "
+            "prefix or *, for one User:NAME from any host; there are no rules for groups, transactional ids and the "
+            "cluster, and administrators have admin = true in the users file"
+        )
+    check_user_name(user)
+    return Rule(user, AclOperation(entry["operation"]), f"{name}*" if pattern == PREFIXED else name)
 
 
 async def describe_acls(broker: Broker, request: Request, message: Message) -> Message:
     """DescribeAcls v1-3 (KIP-140): the rules of the users file as ACLs."""
-    acl_filter = _filter_of(message)
-    refusal = _refusal(broker, request, "describe") or _filter_refusal(acl_filter)
+    refusal = _refusal(broker, request, "describe") or _filter_refusal(message)
     if refusal is not None:
         return refusal | {"resources": []}
-    acls = await asyncio.to_thread(lambda: [acl for acl in acls_of(broker.users.all()) if acl_filter.matches(acl)])
-    resources: dict[tuple[int, str, int], list[Acl]] = {}
-    for acl in acls:
-        resources.setdefault(acl[:3], []).append(acl)
+    matching = await asyncio.to_thread(lambda: _matching(message, rules_of(broker.users.all())))
+    resources: dict[tuple[Any, ...], list[Message]] = {}
+    for acl in (rule.acl() for rule in matching):
+        resources.setdefault(tuple(acl.pop(name) for name in _OF_RESOURCE), []).append(acl)
     return {
         "error_code": ErrorCode.NONE,
         "resources": [
-            {
-                "resource_type": kind,
-                "resource_name": name,
-                "pattern_type": pattern,
-                "acls": [
-                    {
-                        "principal": acl.principal,
-                        "host": acl.host,
-                        "operation": acl.operation,
-                        "permission_type": acl.permission_type,
-                    }
-                    for acl in acls
-                ],
-            }
-            for (kind, name, pattern), acls in sorted(resources.items())
+            dict(zip(_OF_RESOURCE, resource, strict=True)) | {"acls": acls}
+            for resource, acls in sorted(resources.items())
         ],
     }
 
@@ -72,24 +114,45 @@ def _refusal(broker: Broker, request: Request, verb: str) -> Message | None:
     return None
 
 
-def _filter_of(message: Message) -> AclFilter:
-    """The filter of a DescribeAcls request, or of an entry of a DeleteAcls request."""
-    return AclFilter(
-        message["resource_type_filter"],
-        message["resource_name_filter"],
-        message["pattern_type_filter"],
-        message["principal_filter"],
-        message["host_filter"],
-        message["operation"],
-        message["permission_type"],
-    )
-
-
-def _filter_refusal(acl_filter: AclFilter) -> Message | None:
-    if acl_filter.is_defined:
+def _filter_refusal(wanted: Message) -> Message | None:
+    """The error for a filter, which is a DescribeAcls request or an entry of a DeleteAcls request."""
+    if _is_defined(wanted):
         return None
     reason = "the filter holds a resource type, pattern, operation or permission that is unknown"
     return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
+
+
+def _is_defined(wanted: Message) -> bool:
+    """Whether Kafka defines a filter's numbers."""
+    return all(ANY <= wanted[name] <= highest for name, highest in _HIGHEST.items())
+
+
+def _matching(wanted: Message, rules: Iterable[Rule]) -> list[Rule]:
+    """The rules that a filter matches; None and ANY in it match everything."""
+    return [rule for rule in rules if _matches(wanted, rule.acl())] if _is_defined(wanted) else []
+
+
+def _matches(wanted: Message, acl: Message) -> bool:
+    return (
+        wanted["resource_type_filter"] in (ANY, acl["resource_type"])
+        and wanted["operation"] in (ANY, acl["operation"])
+        and wanted["permission_type"] in (ANY, acl["permission_type"])
+        and wanted["principal_filter"] in (None, acl["principal"])
+        and wanted["host_filter"] in (None, acl["host"])
+        and _matches_pattern(wanted["resource_name_filter"], wanted["pattern_type_filter"], acl)
+    )
+
+
+def _matches_pattern(name: str | None, pattern: int, acl: Message) -> bool:
+    if pattern not in (ANY, MATCH, acl["pattern_type"]):
+        return False
+    if name is None or name == acl["resource_name"]:
+        return True
+    if pattern != MATCH:
+        return False
+    if acl["pattern_type"] == PREFIXED:
+        return name.startswith(acl["resource_name"])
+    return bool(acl["resource_name"] == _WILDCARD)
 
 
 async def create_acls(broker: Broker, request: Request, message: Message) -> Message:
@@ -101,53 +164,34 @@ async def create_acls(broker: Broker, request: Request, message: Message) -> Mes
     refusal = _refusal(broker, request, "create")
     if refusal is not None:
         return {"results": [refusal for _ in creations]}
-    created = [
-        Acl(
-            entry["resource_type"],
-            entry["resource_name"],
-            entry["resource_pattern_type"],
-            entry["principal"],
-            entry["host"],
-            entry["operation"],
-            entry["permission_type"],
-        )
-        for entry in creations
-    ]
-    reasons = [_reason(acl) for acl in created]
-    valid = [acl for acl, reason in zip(created, reasons, strict=True) if reason is None]
-    failure: Message = {"error_code": ErrorCode.NONE}
+    valid: list[Rule] = []
+    results: list[Message] = []
+    done: Message = {"error_code": ErrorCode.NONE}
+    for entry in creations:
+        try:
+            valid.append(rule_of(entry))
+            results.append(done)
+        except ConfigError as error:
+            results.append({"error_code": ErrorCode.INVALID_REQUEST, "error_message": str(error)})
     if valid:
         try:
             await asyncio.to_thread(broker.users.change, lambda users: add_rules(users, valid))
             _log.info("%s (%s) created %d ACLs", request.client_id, request.peer, len(valid))
         except ConfigError as error:
             _log.error("ACLs can't be created: %s", error)
-            failure = {"error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
-    return {
-        "results": [
-            failure if reason is None else {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
-            for reason in reasons
-        ]
-    }
-
-
-def _reason(acl: Acl) -> str | None:
-    try:
-        check_expressible(acl)
-    except ConfigError as error:
-        return str(error)
-    return None
+            done |= {"error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
+    return {"results": results}
 
 
 async def delete_acls(broker: Broker, request: Request, message: Message) -> Message:
     """DeleteAcls v1-3 (KIP-140): remove the rules that match the filters from the users file, in one change."""
-    filters = [_filter_of(entry) for entry in message["filters"]]
-    matching: list[list[Acl]] = []
+    filters: list[Message] = message["filters"]
+    matching: list[list[Rule]] = []
 
     def change(users: dict[str, User]) -> None:
-        there = acls_of(users)
-        matching.extend([acl for acl in there if acl_filter.matches(acl)] for acl_filter in filters)
-        remove_rules(users, dict.fromkeys(acl for matched in matching for acl in matched))
+        there = rules_of(users)
+        matching.extend(_matching(wanted, there) for wanted in filters)
+        remove_rules(users, dict.fromkeys(chain.from_iterable(matching)))
 
     refusal = _refusal(broker, request, "delete")
     if refusal is None:
@@ -158,135 +202,34 @@ async def delete_acls(broker: Broker, request: Request, message: Message) -> Mes
             refusal = {"error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
     if refusal is not None:
         return {"filter_results": [refusal | {"matching_acls": []} for _ in filters]}
-    deleted = {acl for matched in matching for acl in matched}
+    deleted = set(chain.from_iterable(matching))
     _log.info("%s (%s) deleted %d ACLs", request.client_id, request.peer, len(deleted))
     return {
         "filter_results": [
-            (_filter_refusal(acl_filter) or {"error_code": ErrorCode.NONE})
-            | {"matching_acls": [{"error_code": ErrorCode.NONE} | acl._asdict() for acl in matched]}
-            for acl_filter, matched in zip(filters, matching, strict=True)
+            (_filter_refusal(wanted) or {"error_code": ErrorCode.NONE})
+            | {"matching_acls": [{"error_code": ErrorCode.NONE} | rule.acl() for rule in rules]}
+            for wanted, rules in zip(filters, matching, strict=True)
         ]
     }
 
 
-class Acl(NamedTuple):
-    """An access control entry, which Kafka calls an ACL. Numbers are those of `protocol.tables.security`."""
-
-    resource_type: int
-    resource_name: str
-    pattern_type: int
-    principal: str
-    host: str
-    operation: int
-    permission_type: int
-
-    @property
-    def user(self) -> str:
-        return self.principal.removeprefix(_PRINCIPAL)
-
-    @property
-    def rule(self) -> str:
-        """The topic, as a rule in the users file names it."""
-        return f"{self.resource_name}*" if self.pattern_type == PREFIXED else self.resource_name
-
-
-class AclFilter(NamedTuple):
-    """Filter of ACLs; None and ANY match everything."""
-
-    resource_type: int
-    resource_name: str | None
-    pattern_type: int
-    principal: str | None
-    host: str | None
-    operation: int
-    permission_type: int
-
-    @property
-    def is_defined(self) -> bool:
-        """Whether Kafka defines its numbers."""
-        numbers = (self.resource_type, self.pattern_type, self.operation, self.permission_type)
-        limits = (_KINDS, _PATTERNS, _OPERATIONS, _PERMISSIONS)
-        return all(ANY <= number <= limit for number, limit in zip(numbers, limits, strict=True))
-
-    def matches(self, acl: Acl) -> bool:
-        return (
-            self.is_defined
-            and self.resource_type in (ANY, acl.resource_type)
-            and self.operation in (ANY, acl.operation)
-            and self.permission_type in (ANY, acl.permission_type)
-            and self.principal in (None, acl.principal)
-            and self.host in (None, acl.host)
-            and self._matches_pattern(acl)
-        )
-
-    def _matches_pattern(self, acl: Acl) -> bool:
-        if self.pattern_type not in (ANY, MATCH, acl.pattern_type):
-            return False
-        if self.resource_name is None or self.resource_name == acl.resource_name:
-            return True
-        if self.pattern_type != MATCH:
-            return False
-        if acl.pattern_type == PREFIXED:
-            return self.resource_name.startswith(acl.resource_name)
-        return acl.resource_name == _WILDCARD
-
-
-def acls_of(users: Mapping[str, User]) -> list[Acl]:
-    """All rules as ACLs, sorted by user."""
-    return [
-        _acl(name, rule, operation)
-        for name, user in sorted(users.items())
-        for operation, rules in ((AclOperation.READ, user.read), (AclOperation.WRITE, user.write))
-        for rule in rules
-    ]
-
-
-def _acl(user: str, rule: str, operation: AclOperation) -> Acl:
-    is_prefix = rule.endswith("*") and rule != _WILDCARD
-    topic, pattern = (rule[:-1], PREFIXED) if is_prefix else (rule, LITERAL)
-    return Acl(TOPIC, topic, pattern, _PRINCIPAL + user, "*", operation, ALLOW)
-
-
-def check_expressible(acl: Acl) -> None:
-    """Raise `ConfigError` if no rule can express the ACL."""
-    is_topic = _TOPIC_NAME.fullmatch(acl.resource_name) or (
-        acl.resource_name == _WILDCARD and acl.pattern_type == LITERAL
-    )
-    if (
-        not is_topic
-        or acl.resource_type != TOPIC
-        or acl.pattern_type not in (LITERAL, PREFIXED)
-        or acl.operation not in (AclOperation.READ, AclOperation.WRITE)
-        or acl.permission_type != ALLOW
-        or acl.host != "*"
-        or not acl.principal.startswith(_PRINCIPAL)
-        or acl.user == _WILDCARD
-    ):
-        raise ConfigError(
-            "the rules of users can express ALLOW of READ or WRITE (which include DESCRIBE) on a topic's name, a "
-            "prefix or *, for one User:NAME from any host; there are no rules for groups, transactional ids and the "
-            "cluster, and administrators have admin = true in the users file"
-        )
-    check_user_name(acl.user)
-
-
-def add_rules(users: dict[str, User], acls: Iterable[Acl]) -> None:
+def add_rules(users: dict[str, User], rules: Iterable[Rule]) -> None:
     """Add rules to users; existing rules are kept."""
-    for acl in acls:
-        user = users.setdefault(acl.user, User())
-        if acl.operation == AclOperation.READ and acl.rule not in user.read:
-            user.read += (acl.rule,)
-        if acl.operation == AclOperation.WRITE and acl.rule not in user.write:
-            user.write += (acl.rule,)
+    for rule in rules:
+        user = users.setdefault(rule.user, User())
+        if rule.operation == AclOperation.READ and rule.topic not in user.read:
+            user.read += (rule.topic,)
+        if rule.operation == AclOperation.WRITE and rule.topic not in user.write:
+            user.write += (rule.topic,)
 
 
-def remove_rules(users: dict[str, User], acls: Iterable[Acl]) -> None:
+def remove_rules(users: dict[str, User], rules: Iterable[Rule]) -> None:
     """Remove rules; a user left without rules and credentials is removed."""
-    for acl in acls:
-        user = users[acl.user]
-        if acl.operation == AclOperation.READ:
-            user.read = tuple(rule for rule in user.read if rule != acl.rule)
+    for rule in rules:
+        user = users[rule.user]
+        if rule.operation == AclOperation.READ:
+            user.read = tuple(topic for topic in user.read if topic != rule.topic)
         else:
-            user.write = tuple(rule for rule in user.write if rule != acl.rule)
+            user.write = tuple(topic for topic in user.write if topic != rule.topic)
         if not user.has_rules and not user.credentials:
-            del users[acl.user]
+            del users[rule.user]

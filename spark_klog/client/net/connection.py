@@ -43,6 +43,7 @@ from spark_klog.protocol.apis import (
     OFFSET_FETCH,
     PRODUCE,
     SASL_AUTHENTICATE,
+    SINCE,
     TXN_OFFSET_COMMIT,
 )
 from spark_klog.protocol.codec import Message, decode_response, encode_request
@@ -73,22 +74,6 @@ _LAST = {
 }
 #: The versions of requests whose topics all have an id.
 _BY_ID = {OFFSET_COMMIT.key: OFFSETS_WITH_TOPIC_IDS, OFFSET_FETCH.key: OFFSETS_WITH_TOPIC_IDS}
-#: The first version of Apache Kafka that has each API, from the KIPs that introduced them, for messages about brokers
-#: that lack it; APIs that Kafka 0.10.1 has are left out.
-_SINCE = {
-    **dict.fromkeys((21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33), "0.11"),
-    **dict.fromkeys((34, 35, 36, 37), "1.0"),
-    **dict.fromkeys((38, 39, 40, 41, 42), "1.1"),
-    43: "2.2",
-    44: "2.3",
-    **dict.fromkeys((45, 46, 47), "2.4"),
-    **dict.fromkeys((48, 49), "2.6"),
-    **dict.fromkeys((50, 51), "2.7"),
-    **dict.fromkeys((60, 61), "2.8"),
-    **dict.fromkeys((65, 66), "3.0"),
-    74: "3.7",
-    75: "3.8",
-}
 #: What the client calls itself (KIP-511).
 SOFTWARE: Final[Message] = {"client_software_name": "spark-klog", "client_software_version": VERSION}
 #: How a TLS record of type alert begins: 21, and the major version 3.
@@ -403,7 +388,7 @@ class Connection:
         `last` is the caller's last version, for those that are not used otherwise.
         """
         if api.key not in self._versions:
-            since = f", it needs Kafka {_SINCE[api.key]} or later" if api.key in _SINCE else ""
+            since = f", it needs Kafka {SINCE[api.key]} or later" if api.key in SINCE else ""
             raise UnsupportedVersionError(f"broker {self.address} does not support {api.name}{since}")
         first, its_last = self._versions[api.key]
         version = min(its_last, _LAST.get(api.key, api.versions.last) if last is None else last)

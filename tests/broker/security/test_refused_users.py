@@ -14,6 +14,7 @@ import pytest
 from spark_klog.broker.handlers import HANDLERS
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
+from spark_klog.protocol.apis import BY_KEY
 from spark_klog.protocol.schema import Api
 from tests.support.brokers.raw_client import RawClient, error_codes
 from tests.support.servers.broker import KlogBroker
@@ -140,4 +141,5 @@ def test_transactions_are_left_out(client: RawClient, version: int) -> None:
 
 
 def test_the_table_has_all_apis() -> None:
+    assert HANDLERS.keys() == BY_KEY.keys()
     assert {api.key for api, _, _ in REFUSED} | EVERYBODY | LEFT_OUT.keys() == HANDLERS.keys()

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from spark_klog.broker.handlers.acls import Acl, add_rules
+from spark_klog.broker.handlers.acls import Rule, add_rules
 from spark_klog.broker.security import users as users_module
 from spark_klog.broker.security.mechanisms import Credential
 from spark_klog.broker.security.users import User, Users, read_users, remove_user, set_credentials
 from spark_klog.errors import ConfigError
-from spark_klog.protocol.tables.security import ALLOW, LITERAL, TOPIC, AclOperation
+from spark_klog.protocol.tables.security import AclOperation
 from tests.support.clients.klog import klog
 
 _MECHANISM = "SCRAM-SHA-256"
@@ -166,8 +166,7 @@ def test_a_file_read_again_is_what_its_text_says(path: Path) -> None:
 def test_changes_of_two_brokers_are_both_kept(path: Path) -> None:
     def give(broker: Users, topics: list[str]) -> None:
         for topic in topics:
-            acl = Acl(TOPIC, topic, LITERAL, "User:bob", "*", AclOperation.READ, ALLOW)
-            broker.change(partial(add_rules, acls=[acl]))
+            broker.change(partial(add_rules, rules=[Rule("bob", AclOperation.READ, topic)]))
 
     brokers = Users(path), Users(path)
     wanted = [[f"{number}-{other}" for other in range(20)] for number in range(2)]
