@@ -9,8 +9,7 @@ from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
-from spark_klog.broker.decompression import Decompression
-from spark_klog.broker.event_loop import BackgroundTasks, Turns
+from spark_klog.broker.event_loop import BackgroundTasks, Decompression, Turns
 from spark_klog.broker.fetches import FetchSessions, Purgatory
 from spark_klog.broker.groups.coordinator import GroupCoordinator
 from spark_klog.broker.log_flushes import LogFlushes

@@ -1,4 +1,4 @@
-"""Sharing the event loop: turns, tasks that nobody awaits, paced background work, short garbage collections.
+"""Sharing the event loop: turns, tasks that nobody awaits, paced work, threads that decompress, short collections.
 
 Nothing here bounds what a request allocates: `protocol/codec.py` bounds the memory that decoding takes, and strings.
 """
@@ -12,12 +12,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from time import perf_counter
 from typing import Any, TypeVar
 
 from spark_klog.errors import ConfigError, LogRetired
+from spark_klog.wire.codecs import DecompressedTooLarge
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -39,6 +41,8 @@ _MANY = 1000
 #: How long work may run in the event loop before others get their turn.
 _SLICE_SECONDS = 0.002
 _LONGEST_REST_SECONDS = 1.0
+#: Bytes, compressed or not, that are compressed in some 10 ms; in half a second by zstd's slowest level.
+_SMALL_BYTES = 256 * 1024
 
 
 @contextmanager
@@ -284,3 +288,40 @@ class ThreadPace:
             self._loop.call_soon_threadsafe(has_run.set)
             has_run.wait(_LONGEST_REST_SECONDS)
         self._since = time.perf_counter()
+
+
+class Decompression:
+    """Threads that decompress record batches for requests: one each for small batches, large ones, those of the log.
+
+    Small batches of producers wait neither for large ones nor for old consumers, whose batches the log has accepted
+    with up to decompressed.max.bytes. One thread each bounds the memory, and the processor time that the event loop has
+    to share. A cancelled request, whose client has gone, leaves its thread only when its batch is done.
+    """
+
+    def __init__(self) -> None:
+        self._small, self._large, self._of_log = (
+            ThreadPoolExecutor(1, f"klog-{batches}") for batches in ("small-batches", "large-batches", "log-batches")
+        )
+
+    async def produced(self, work: Callable[[memoryview, int], _T], records: memoryview, limit: int) -> _T:
+        """Call `work` with produced batches and the bytes that they may decompress to; `DecompressedTooLarge`.
+
+        Nobody knows how large they become, so those with few bytes begin as small ones.
+        """
+        loop, small = asyncio.get_running_loop(), min(limit, _SMALL_BYTES)
+        if len(records) <= small:
+            try:
+                return await loop.run_in_executor(self._small, work, records, small)
+            except DecompressedTooLarge:
+                if small == limit:
+                    raise
+        return await loop.run_in_executor(self._large, work, records, limit)
+
+    async def of_log(self, work: Callable[[], _T]) -> _T:
+        """Call `work`, which decompresses batches of a log."""
+        return await asyncio.get_running_loop().run_in_executor(self._of_log, work)
+
+    def close(self) -> None:
+        """Let the threads end, after what they do now."""
+        for threads in (self._small, self._large, self._of_log):
+            threads.shutdown(wait=False, cancel_futures=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
-from math import inf
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -22,9 +21,9 @@ from spark_klog.broker.groups.consumer_records import (
     load_record,
 )
 from spark_klog.broker.groups.group import Join, refused_join
+from spark_klog.broker.groups.known_groups import KnownGroups
 from spark_klog.broker.groups.membership import Membership
 from spark_klog.broker.groups.migration import read_subscription
-from spark_klog.broker.groups.timers import Timers
 from spark_klog.broker.groups.topic_pattern import TopicPattern, matches_in_turns
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.metadata.registry import Topic
@@ -76,7 +75,7 @@ class _Matches:
         self._seen, self.names = topics, frozenset(names)
 
 
-class ConsumerGroups:
+class ConsumerGroups(KnownGroups[ConsumerGroup]):
     """All groups of the consumer protocol. For one event loop.
 
     `store` writes rows to the group's partition of __consumer_offsets. `make_classic` gets a group with members of the
@@ -90,24 +89,14 @@ class ConsumerGroups:
         times_of: Callable[[str], GroupTimes],
         max_size: int,
     ) -> None:
+        super().__init__()
         self._store, self._make_classic = store, make_classic
         self._times_of, self._max_size = times_of, max_size
-        self._groups: dict[str, ConsumerGroup] = {}
-        self._timers = Timers()
-        #: When each group was last written (ms): for an empty group, when it lost its last member.
-        self._emptied: dict[str, int] = {}
         self._matches: dict[str, _Matches] = {}
         #: Regular expressions that members are about to subscribe to, with how many.
         self._resolving: Counter[str] = Counter()
         #: The number of patterns at which those that nobody uses are forgotten.
         self._most_patterns = _FEW_PATTERNS
-        self._is_stopped = False
-
-    def __iter__(self) -> Iterator[ConsumerGroup]:
-        return iter(list(self._groups.values()))
-
-    def get(self, group_id: str) -> ConsumerGroup | None:
-        return self._groups.get(group_id)
 
     def load(self, key: ConsumerGroupKey, value: bytes | None, written_ms: int) -> None:
         """Load a record from the log, with the time at which it was written; `DecodeError`."""
@@ -120,26 +109,6 @@ class ConsumerGroups:
                 group = self._groups[key.group] = self._new(key.group)
             load_record(group.membership, key, value)
             self._emptied[key.group] = written_ms
-
-    def start(self) -> None:
-        """Start the session timeouts, after all groups have been loaded."""
-        now = time.monotonic()
-        for group in self._groups.values():
-            group.restart(now)
-            self._set_timer(group)
-
-    def stop(self) -> None:
-        """Accept no more heartbeats."""
-        self._is_stopped = True
-        self._timers.cancel_all()
-
-    def forget_all(self) -> None:
-        """Forget all groups, because their log is gone."""
-        groups, self._groups = self._groups, {}
-        self._timers.cancel_all()
-        self._emptied.clear()
-        for group in groups.values():
-            group.kill()
 
     def _new(self, group_id: str, converted: Membership | None = None) -> ConsumerGroup:
         group = ConsumerGroup(group_id, self._write, self._times_of(group_id), self._max_size)
@@ -276,37 +245,13 @@ class ConsumerGroups:
         group = self._groups.get(group_id)
         return ({regex} if regex else set()) | (set() if group is None else group.regexes)
 
-    def empty_since(self, group_id: str, now_ms: int) -> int:
-        """When the group lost its last member (ms): `now_ms` if it has members, 0 if it never had any."""
-        group = self._groups.get(group_id)
-        return now_ms if group is not None and not group.is_empty else self._emptied.get(group_id, 0)
-
-    def delete(self, group_id: str) -> ErrorCode:
-        """Remove an empty group; NON_EMPTY_GROUP if it has members, GROUP_ID_NOT_FOUND if nobody has joined it."""
-        group = self._groups.get(group_id)
-        if group is None:
-            return ErrorCode.GROUP_ID_NOT_FOUND
-        if not group.is_empty:
-            return ErrorCode.NON_EMPTY_GROUP
-        code = self._store(group_id, lambda: encode_removal(group_id, group.membership))
-        if not code:
-            self.forget(group_id)
-        return code
-
-    def forget(self, group_id: str) -> None:
-        """Forget a group whose records have been removed."""
-        self._groups.pop(group_id).kill()
-        self._emptied.pop(group_id, None)
-        self._timers.cancel(group_id)
+    def _remove(self, group: ConsumerGroup) -> ErrorCode:
+        return self._store(group.group_id, lambda: encode_removal(group.group_id, group.membership))
 
     def _settle(self, group: ConsumerGroup) -> None:
         """Set the group's timer after a change; one without members of the consumer protocol leaves this class."""
         if not group.is_dead and not (group.classic_protocol is not None and self._make_classic(group)):
             self._set_timer(group)
-
-    def _set_timer(self, group: ConsumerGroup) -> None:
-        wake_at = inf if self._is_stopped else group.wake_at
-        self._timers.set(group.group_id, wake_at, partial(self._tick, group))
 
     def _tick(self, group: ConsumerGroup) -> None:
         group.tick(time.monotonic())

@@ -251,7 +251,7 @@ class Group:
         """
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if generation < 0 and self.state is State.EMPTY:
+        if generation < 0 and self.is_empty:
             return ErrorCode.NONE
         code = self._member_code(member_id, instance_id) or self._generation_code(generation)
         if code:
@@ -289,6 +289,11 @@ class Group:
         for member in self.members.values():
             self._refuse_waiting(member, code)
         return self._taken()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the group has no members."""
+        return self.state is State.EMPTY
 
     def restart(self, now: float) -> None:
         """Start the session timeouts of members that were read from the log."""
@@ -404,7 +409,7 @@ class Group:
 
     def _rebalance(self, now: float, reason: str, *, without: Iterable[str] = ()) -> None:
         _log.info("group %s rebalances after generation %d: %s", self.group_id, self.generation, reason)
-        was_empty = self.state is State.EMPTY
+        was_empty = self.is_empty
         for member in self.members.values():
             if member.sync_token is not None:
                 self._reply(member.sync_token, refused_sync(ErrorCode.REBALANCE_IN_PROGRESS))
@@ -575,7 +580,7 @@ class Group:
     @property
     def is_idle(self) -> bool:
         """Whether the group has no members and none is joining."""
-        return self.state is State.EMPTY and not self._pending
+        return self.is_empty and not self._pending
 
     @property
     def _awaits_syncs(self) -> bool:

@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.groups.group import Group, Join, Member, Reply, State, refused_join, refused_sync
-from spark_klog.broker.groups.timers import Timers
+from spark_klog.broker.groups.known_groups import KnownGroups
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
 
-class Groups:
-    """All groups that have, or have had, members. For one event loop.
+class Groups(KnownGroups[Group]):
+    """All groups of the classic protocol. For one event loop.
 
     `store` writes a group to its partition of __consumer_offsets, or removes it (None).
     """
 
     def __init__(self, store: Callable[[str, Group | None], ErrorCode], initial_delay_ms: int, max_size: int) -> None:
+        super().__init__()
         self._store = store
         self._initial_delay_ms = initial_delay_ms
         self._max_size = max_size
-        self._groups: dict[str, Group] = {}
-        self._timers = Timers()
-        #: When each group was last written (ms): for an empty group, when it lost its last member.
-        self._emptied: dict[str, int] = {}
-        self._is_stopped = False
-
-    def __iter__(self) -> Iterator[Group]:
-        return iter(list(self._groups.values()))
-
-    def get(self, group_id: str) -> Group | None:
-        return self._groups.get(group_id)
 
     def load(self, group_id: str, stored: Message | None) -> None:
         """Load a group's record from the log; a later record replaces an earlier one."""
@@ -63,28 +52,11 @@ class Groups:
         group.state = State.STABLE if group.members else State.EMPTY
         self._emptied[group_id] = stored["current_state_timestamp"]
 
-    def start(self) -> None:
-        """Start the session timeouts, after all groups have been loaded."""
-        now = time.monotonic()
-        for group in self._groups.values():
-            group.restart(now)
-            self._set_timer(group)
-
     def stop(self) -> None:
         """Answer all waiting requests, so that clients look for the coordinator again, and accept no more."""
-        self._is_stopped = True
+        super().stop()
         for group in self._groups.values():
             _set_results(group.release(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        self._timers.cancel_all()
-
-    def forget_all(self) -> None:
-        """Forget all groups, because their log is gone; waiting clients look for the coordinator again."""
-        groups, self._groups = self._groups, {}
-        self._timers.cancel_all()
-        self._emptied.clear()
-        for group in groups.values():
-            _set_results(group.release(ErrorCode.NOT_COORDINATOR))
-            group.kill()
 
     def _make(self, group_id: str) -> Group:
         group = self._groups[group_id] = Group(group_id, self._write, self._initial_delay_ms, self._max_size)
@@ -97,13 +69,6 @@ class Groups:
     def note_emptied(self, group_id: str, emptied_ms: int) -> None:
         """Note when a group that is one of this class again lost its last member."""
         self._emptied[group_id] = emptied_ms
-
-    def empty_since(self, group_id: str, now_ms: int) -> int:
-        """When the group lost its last member (ms): `now_ms` if it has members, 0 if it never had any."""
-        group = self._groups.get(group_id)
-        if group is not None and group.state is not State.EMPTY:
-            return now_ms
-        return self._emptied.get(group_id, 0)
 
     async def join(self, group_id: str, join: Join) -> dict[str, Any]:
         """Answer JoinGroup; may take as long as a rebalance."""
@@ -172,25 +137,12 @@ class Groups:
         now = time.monotonic()
         return group.may_commit(member_id, instance_id, generation, now, in_transaction=in_transaction)
 
-    def delete(self, group_id: str) -> ErrorCode:
-        """Remove an empty group; NON_EMPTY_GROUP if it has members, GROUP_ID_NOT_FOUND if nobody has joined it."""
-        group = self._groups.get(group_id)
-        if group is None:
-            return ErrorCode.GROUP_ID_NOT_FOUND
-        if group.state is not State.EMPTY:
-            return ErrorCode.NON_EMPTY_GROUP
-        code = self._store(group_id, None) if group.generation else ErrorCode.NONE
-        if not code:
-            self.forget(group_id)
-        return code
+    def _remove(self, group: Group) -> ErrorCode:
+        return self._store(group.group_id, None) if group.generation else ErrorCode.NONE
 
-    def forget(self, group_id: str) -> None:
-        """Forget a group whose record has been removed; waiting clients join again."""
-        group = self._groups.pop(group_id)
-        self._emptied.pop(group_id, None)
-        self._timers.cancel(group_id)
-        _set_results(group.release(ErrorCode.REBALANCE_IN_PROGRESS))
-        group.kill()
+    def _end(self, group: Group, code: ErrorCode) -> None:
+        _set_results(group.release(code))
+        super()._end(group, code)
 
     def begin_again(
         self,
@@ -209,11 +161,8 @@ class Groups:
 
     def _deliver(self, group: Group, replies: list[Reply]) -> None:
         _set_results(replies)
-        if not self._is_stopped and group.state is not State.DEAD:
+        if group.state is not State.DEAD:
             self._set_timer(group)
-
-    def _set_timer(self, group: Group) -> None:
-        self._timers.set(group.group_id, group.wake_at, partial(self._tick, group))
 
     def _tick(self, group: Group) -> None:
         self._deliver(group, group.tick(time.monotonic()))

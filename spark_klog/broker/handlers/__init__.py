@@ -22,7 +22,6 @@ from spark_klog.broker.handlers import (
     produce,
     reassignments,
     topics,
-    transaction_lists,
     transactions,
 )
 from spark_klog.protocol import apis
@@ -77,9 +76,9 @@ HANDLERS: dict[int, Handler] = {
     apis.DESCRIBE_USER_SCRAM_CREDENTIALS.key: credentials.describe_user_scram_credentials,
     apis.ALTER_USER_SCRAM_CREDENTIALS.key: credentials.alter_user_scram_credentials,
     apis.DESCRIBE_CLUSTER.key: cluster.describe_cluster,
-    apis.DESCRIBE_PRODUCERS.key: transaction_lists.describe_producers,
-    apis.DESCRIBE_TRANSACTIONS.key: transaction_lists.describe_transactions,
-    apis.LIST_TRANSACTIONS.key: transaction_lists.list_transactions,
+    apis.DESCRIBE_PRODUCERS.key: transactions.describe_producers,
+    apis.DESCRIBE_TRANSACTIONS.key: transactions.describe_transactions,
+    apis.LIST_TRANSACTIONS.key: transactions.list_transactions,
     apis.CONSUMER_GROUP_HEARTBEAT.key: consumer_groups.consumer_group_heartbeat,
     apis.CONSUMER_GROUP_DESCRIBE.key: consumer_groups.consumer_group_describe,
     apis.LIST_CONFIG_RESOURCES.key: configs.list_config_resources,

@@ -29,6 +29,7 @@ from spark_klog.client.producer.intake import (
     Gathering,
     Gatherings,
     PartitionChoice,
+    Serializers,
     check_bytes,
     check_headers,
     check_size,
@@ -36,7 +37,6 @@ from spark_klog.client.producer.intake import (
 )
 from spark_klog.client.producer.receipts import Delivery, OnDelivery
 from spark_klog.client.producer.sender import Sender
-from spark_klog.client.producer.serializers import Serializers
 from spark_klog.client.producer.thread import Background, Turns
 from spark_klog.client.producer.transactions import PreparedTransaction, State, Transactions
 from spark_klog.client.requests import PendingRequest

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from crc32c import crc32c
 from kafka.record.memory_records import MemoryRecords, MemoryRecordsBuilder
 
-from spark_klog.broker.decompression import Decompression
+from spark_klog.broker.event_loop import Decompression
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 from spark_klog.wire.codecs import DecompressedTooLarge, codec_by_id
