@@ -94,7 +94,7 @@ class ServedPartitions:
         topic = self.registry.topics.get(log.topic)
         if topic is None or not is_current or self.logs.logs.get((log.topic, log.partition)) is not log:
             return False
-        return self._is_of_topic(log)
+        return log.topic_id is topic.topic_id or self._is_of_topic(log)
 
     async def confirms(self, log: PartitionLog) -> bool:
         """Whether what has been appended to `log` may be acknowledged: the topic is still there."""

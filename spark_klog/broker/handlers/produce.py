@@ -24,7 +24,7 @@ from spark_klog.records.building.conversion import compressed_as, up_convert
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.produced import RejectedRecords, check_keys, check_produced
-from spark_klog.wire.codecs import NO_CODEC, DecompressedTooLarge
+from spark_klog.wire.codecs import NO_CODEC, Codec, DecompressedTooLarge
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -109,7 +109,8 @@ async def _append(
             records = memoryview(await _decompressed(broker, log, up_convert, records))
         is_one = request.version >= PRODUCE_WITH_MAGIC_2
         produced = check_produced(records, log.kernel, is_one=is_one, limit=limit)
-        records = await _in_codec_of(broker, log, records)
+        if log.config.codec is not None:
+            records = await _in_codec(broker, log, log.config.codec, records)
         if log.config.compacts:
             await _check_keys(broker, log, records)
         verified = []
@@ -170,11 +171,10 @@ def _check_set(log: PartitionLog, records: memoryview) -> None:
         raise BatchTooLarge(f"message set of {len(records)} bytes for {log.directory.name}, at most {limit} are taken")
 
 
-async def _in_codec_of(broker: Broker, log: PartitionLog, records: memoryview) -> memoryview:
+async def _in_codec(broker: Broker, log: PartitionLog, codec: Codec, records: memoryview) -> memoryview:
     """The batches with the codec of the topic's compression.type, made anew if they have another one."""
-    codec, level = log.config.codec, log.config.level
-    codecs = set() if codec is None else {header.codec_id for header, _ in iter_batches(records)}
-    if codec is None or codecs == {codec.id}:
+    codecs, level = {header.codec_id for header, _ in iter_batches(records)}, log.config.level
+    if codecs == {codec.id}:
         return records
     if codecs == {NO_CODEC} and len(records) <= _COMPRESSED_AT_ONCE:
         return memoryview(compressed_as(records, codec, level))
