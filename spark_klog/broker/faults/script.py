@@ -191,11 +191,8 @@ class Fault:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{values!r} is not a fault: {error!r}; its fields: {_names(cls)}") from None
-
-
-def _names(kind: type[Fault]) -> str:
-    return ", ".join(field.name for field in fields(kind))
+            names = ", ".join(field.name for field in fields(cls))
+            raise ConfigError(f"{values!r} is not a fault: {error!r}; its fields: {names}") from None
 
 
 @dataclass(frozen=True)

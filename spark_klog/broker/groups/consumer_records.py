@@ -17,7 +17,6 @@ from spark_klog.broker.groups.membership import (
     ConsumerMember,
     Membership,
     MemberState,
-    Partitions,
     Subscription,
     partitions_of,
     topic_partitions,
@@ -90,7 +89,8 @@ def encode_changes(group: str, before: Membership, after: Membership) -> list[Ro
     for member_id, target in after.targets.items():
         old_target = before.targets.get(member_id)
         if old_target is not target and old_target != target:
-            rows.append(_row(CONSUMER_GROUP_TARGET_MEMBER_KEY, group, member_id, _target(target)))
+            value = {"topic_partitions": topic_partitions(target)}
+            rows.append(_row(CONSUMER_GROUP_TARGET_MEMBER_KEY, group, member_id, value))
     if before.assignment_epoch != after.assignment_epoch:
         rows.append(_row(CONSUMER_GROUP_TARGET_KEY, group, "", {"assignment_epoch": after.assignment_epoch}))
     for member_id, member in after.members.items():
@@ -137,10 +137,6 @@ def _topics(membership: Membership) -> Message | None:
         for name, (topic_id, count) in membership.topics.items()
     ]
     return {"topics": rows} if rows else None
-
-
-def _target(target: Partitions) -> Message:
-    return {"topic_partitions": topic_partitions(target)}
 
 
 def _subscription(subscription: Subscription) -> Message:

@@ -374,7 +374,7 @@ class ConsumerProtocolGroup(ConsumerGroup):
 
     def _reconcile(self, assigned: _Ids, now: float) -> None:
         """Revoke partitions that are not assigned, then take those that are."""
-        if not self._knows(assigned):
+        if not {topic_id for topic_id, _ in assigned} <= set(self.cluster.topic_ids.values()):
             self.cluster.metadata(None if self._told.regex else self._told.topics or None)
         names = {topic_id: name for ids in (self._topic_ids, self.cluster.topic_ids) for name, topic_id in ids.items()}
         taken = frozenset((topic_id, number) for topic_id, number in assigned if topic_id in names)
@@ -397,9 +397,6 @@ class ConsumerProtocolGroup(ConsumerGroup):
         added = sorted(set(wanted) - owned)
         if added or not (revoked or owned):
             self._tell(self._listener.on_assigned, added)
-
-    def _knows(self, assigned: _Ids) -> bool:
-        return {topic_id for topic_id, _ in assigned} <= set(self.cluster.topic_ids.values())
 
     def _revoke_in_topics(self, revoked: list[TopicPartition], assigned: _Ids) -> None:
         """Give up partitions; those of topics that have been created again are lost.
