@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
-from uuid import UUID
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.event_loop import Turns
@@ -191,7 +190,7 @@ class ConsumerGroups(KnownGroups[ConsumerGroup]):
         answer = group.heartbeat(beat, topics, self._matching(allows), time.monotonic())
         if group_id in self._groups or not answer["error_code"]:  # else the first member was refused
             self._groups[group_id] = group
-            self._settle(group)
+            self.settle(group)
         return answer
 
     def join_classic(
@@ -210,36 +209,8 @@ class ConsumerGroups(KnownGroups[ConsumerGroup]):
         except DecodeError:
             return refused_join(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, join.member_id)
         answer = group.join_classic(join, owned, names, topics, self._matching(allows), time.monotonic())
-        self._settle(group)
+        self.settle(group)
         return answer
-
-    def sync_classic(
-        self,
-        group: ConsumerGroup,
-        member_id: str,
-        instance_id: str | None,
-        generation: int,
-        protocol: tuple[str | None, str | None],
-        names: Mapping[UUID, str],
-    ) -> dict[str, Any]:
-        """Answer SyncGroup of a member of the classic protocol; `names` are the topics' by id."""
-        answer = group.sync_classic(member_id, instance_id, generation, protocol, names, time.monotonic())
-        self._settle(group)
-        return answer
-
-    def heartbeat_classic(
-        self, group: ConsumerGroup, member_id: str, instance_id: str | None, generation: int
-    ) -> ErrorCode:
-        """Answer Heartbeat of a member of the classic protocol."""
-        code = group.heartbeat_classic(member_id, instance_id, generation, time.monotonic())
-        self._settle(group)
-        return code
-
-    def leave_classic(self, group: ConsumerGroup, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Answer LeaveGroup of a member."""
-        code = group.leave_classic(member_id, instance_id, time.monotonic())
-        self._settle(group)
-        return code
 
     def _regexes(self, group_id: str, regex: str | None) -> set[str]:
         group = self._groups.get(group_id)
@@ -248,11 +219,11 @@ class ConsumerGroups(KnownGroups[ConsumerGroup]):
     def _remove(self, group: ConsumerGroup) -> ErrorCode:
         return self._store(group.group_id, lambda: encode_removal(group.group_id, group.membership))
 
-    def _settle(self, group: ConsumerGroup) -> None:
+    def settle(self, group: ConsumerGroup) -> None:
         """Set the group's timer after a change; one without members of the consumer protocol leaves this class."""
         if not group.is_dead and not (group.classic_protocol is not None and self._make_classic(group)):
             self._set_timer(group)
 
     def _tick(self, group: ConsumerGroup) -> None:
         group.tick(time.monotonic())
-        self._settle(group)
+        self.settle(group)

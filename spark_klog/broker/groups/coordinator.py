@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -132,21 +133,27 @@ class GroupCoordinator(Coordinator):
         group = self.consumer_groups.get(group_id)
         if group is not None:
             names = self._registry.names
-            return self.consumer_groups.sync_classic(group, member_id, instance_id, generation, protocol, names)
+            answer = group.sync_classic(member_id, instance_id, generation, protocol, names, time.monotonic())
+            self.consumer_groups.settle(group)
+            return answer
         return await self.groups.sync(group_id, member_id, instance_id, generation, protocol, assignments)
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
         """Answer Heartbeat."""
         group = self.consumer_groups.get(group_id)
         if group is not None:
-            return self.consumer_groups.heartbeat_classic(group, member_id, instance_id, generation)
+            code = group.heartbeat_classic(member_id, instance_id, generation, time.monotonic())
+            self.consumer_groups.settle(group)
+            return code
         return self.groups.heartbeat(group_id, member_id, instance_id, generation)
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None) -> ErrorCode:
         """Answer LeaveGroup of one member."""
         group = self.consumer_groups.get(group_id)
         if group is not None:
-            return self.consumer_groups.leave_classic(group, member_id, instance_id)
+            code = group.leave_classic(member_id, instance_id, time.monotonic())
+            self.consumer_groups.settle(group)
+            return code
         return self.groups.leave(group_id, member_id, instance_id)
 
     def consumer_heartbeat(
