@@ -1,7 +1,7 @@
 """Avro schemas for a registry (Avro specification 1.12): parsed, in Java's text form, normalized, compared.
 
-A parsed type is a `_Node`: recursive schemas are fine here. The canonical text is what Java's `Schema.toString` gives:
-Confluent's registry stores that, so ids depend on it.
+The parser is that of rows, but a type may contain itself here. The canonical text is what Java's `Schema.toString`
+gives: Confluent's registry stores that, so ids depend on it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property
 from itertools import islice
-from math import isinf
 from typing import Any, Final
 
+from spark_klog.errors import SchemaError
 from spark_klog.registry.formats.contract import (
     AVRO,
     MOST_DIFFERENCES,
@@ -26,11 +25,17 @@ from spark_klog.registry.formats.contract import (
     TooComplex,
     limited,
 )
+from spark_klog.schemas.avro.schema import (
+    NO_DEFAULT,
+    PRIMITIVES,
+    PROMOTIONS,
+    AvroField,
+    AvroParser,
+    AvroSchema as Node,
+)
 from spark_klog.schemas.registry.schemas import References
 
-_PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MAX_DEPTH: Final = 200
 #: Values and types that are compared for one default.
 _MOST_CHECKED: Final = 200_000
 #: Pairs of a reader's and a writer's types that are compared, and names of fields that are looked for in all of them.
@@ -38,62 +43,8 @@ _MOST_PAIRS: Final = 200_000
 _MOST_NAMES: Final = 2_000_000
 #: Letters of names in a difference.
 _MOST_LETTERS: Final = 1000
-#: Attributes of a schema that are not its own properties, by what has them.
-_RESERVED: Final = frozenset(
-    ("doc", "fields", "items", "name", "namespace", "size", "symbols", "values", "type", "aliases")
-)
-_RESERVED_OF_ENUM: Final = _RESERVED | {"default"}
-_RESERVED_OF_FIELD: Final = frozenset(("default", "doc", "name", "order", "type", "aliases"))
-_ORDERS: Final = frozenset(("ascending", "descending", "ignore"))
 #: Properties of a logical type, in the order in which a normalized text has them.
 _LOGICAL: Final = ("logicalType", "precision", "scale")
-#: Writer's types that a reader's type also takes.
-_PROMOTED: Final = {
-    "long": {"int"},
-    "float": {"int", "long"},
-    "double": {"int", "long", "float"},
-    "bytes": {"string"},
-    "string": {"bytes"},
-}
-
-
-@dataclass(eq=False)
-class _Field:
-    name: str
-    type: _Node
-    doc: str | None
-    order: str
-    aliases: list[str]
-    props: dict[str, Any]
-    #: [] if there is none, since null is one.
-    default: list[Any]
-
-
-@dataclass(eq=False)
-class _Node:
-    """A type; which attributes are set depends on `kind`: a primitive's name, array, map, union, fixed, enum..."""
-
-    kind: str
-    name: str = ""
-    namespace: str = ""
-    doc: str | None = None
-    aliases: list[str] = field(default_factory=list)
-    props: dict[str, Any] = field(default_factory=dict)
-    size: int = 0
-    symbols: list[str] = field(default_factory=list)
-    default_symbol: str | None = None
-    fields: list[_Field] = field(default_factory=list)
-    items: _Node | None = None
-    branches: list[_Node] = field(default_factory=list)
-    is_error: bool = False
-
-    @cached_property
-    def alias_set(self) -> frozenset[str]:
-        return frozenset(self.aliases)
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.namespace}.{self.name}" if self.namespace else self.name
 
 
 class AvroSchema:
@@ -102,14 +53,14 @@ class AvroSchema:
     schema_type = AVRO
 
     def __init__(self, text: str, references: References, *, is_new: bool = False) -> None:
-        parser = _Parser(is_new)
+        parser = AvroParser()
         for name, reference in references.items():
             try:
-                parser.parse(_loaded(reference), "", 0)
+                _parsed(parser, reference, is_new=is_new)
             except InvalidSchema as error:
                 raise InvalidSchema(f"reference {name}: {error}") from None
         self._foreign = set(parser.named)
-        self.root = parser.parse(_loaded(text), "", 0)
+        self.root = _parsed(parser, text, is_new=is_new)
 
     def canonical(self) -> str:
         return _dumps(_java(self.root, "", set(self._foreign)))
@@ -131,26 +82,16 @@ class AvroSchema:
             return [f"Unexpected exception during compatibility check: {error}"]
 
 
-def _loaded(text: str) -> Any:
+def _parsed(parser: AvroParser, text: str, *, is_new: bool) -> Node:
+    before = len(parser.named)
     try:
-        return json.loads(text, parse_constant=_refused, parse_float=_finite)
-    except RecursionError:
-        raise InvalidSchema("the schema is nested too deeply") from None
-    except ValueError as error:
-        if text.strip() in _PRIMITIVES:
-            return text.strip()
-        raise InvalidSchema(f"an Avro schema must be JSON: {error}") from None
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if isinf(value):
-        raise ValueError(f"{text[:50]} is too large")
-    return value
-
-
-def _refused(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
+        parsed = parser.parse(text)
+    except SchemaError as error:
+        raise InvalidSchema(str(error)) from None
+    if is_new:
+        for schema in islice(parser.named.values(), before, None):
+            _check_new(schema)
+    return parsed
 
 
 def _dumps(value: Any) -> str:
@@ -172,160 +113,17 @@ def _java_double(value: float) -> str:
     return f"{'-' if sign else ''}{first}.{''.join(rest) or '0'}E{exponent + len(rest)}"
 
 
-class _Parser:
-    """Parses one schema after the other; named types of earlier ones are known to later ones."""
-
-    def __init__(self, is_new: bool) -> None:
-        self.named: dict[str, _Node] = {}
-        self._is_new = is_new
-
-    def parse(self, node: Any, namespace: str, depth: int) -> _Node:
-        if depth > _MAX_DEPTH:
-            raise InvalidSchema(f"the schema is nested more than {_MAX_DEPTH} levels deep")
-        if isinstance(node, str):
-            return self._of_name(node, namespace)
-        if isinstance(node, list):
-            return self._union(node, namespace, depth)
-        if not isinstance(node, dict):
-            raise InvalidSchema(f"{_dumps(node)} is not an Avro type")
-        kind = node.get("type")
-        if isinstance(kind, dict | list):
-            return self.parse(kind, namespace, depth + 1)
-        if not isinstance(kind, str):
-            raise InvalidSchema(f"No type: {_dumps(node)[:500]}")
-        if kind in ("record", "error", "enum", "fixed"):
-            return self._declared(kind, node, namespace, depth)
-        if kind in _PRIMITIVES:
-            return _Node(kind, props=_props(node, _RESERVED))
-        if kind in ("array", "map"):
-            key = "items" if kind == "array" else "values"
-            if key not in node:
-                raise InvalidSchema(f"{kind} without {key!r}: {_dumps(node)[:500]}")
-            items = self.parse(node[key], namespace, depth + 1)
-            return _Node(kind, items=items, props=_props(node, _RESERVED))
-        return self._of_name(kind, namespace)
-
-    def _of_name(self, name: str, namespace: str) -> _Node:
-        if name in _PRIMITIVES:
-            return _Node(name)
-        for full in ([] if "." in name or not namespace else [f"{namespace}.{name}"]) + [name.removeprefix(".")]:
-            if full in self.named:
-                return self.named[full]
-        raise InvalidSchema(f'Undefined name: "{name}"')
-
-    def _declared(self, kind: str, node: dict[str, Any], namespace: str, depth: int) -> _Node:
-        name = node.get("name")
-        if not isinstance(name, str) or not name:
-            raise InvalidSchema(f"No name in schema: {_dumps(node)[:500]}")
-        given = node.get("namespace")
-        if "." in name:
-            space, _, name = name.rpartition(".")
-        else:
-            space = given if isinstance(given, str) else namespace
-        self._check_name(name)
-        for part in space.split(".") if space else ():
-            self._check_name(part)
-        schema = _Node("record" if kind == "error" else kind, name, space, is_error=kind == "error")
-        if schema.full_name in _PRIMITIVES:
-            raise InvalidSchema(f"Schemas may not be named after primitives: {schema.full_name}")
-        if schema.full_name in self.named:
-            raise InvalidSchema(f"Can't redefine: {schema.full_name}")
-        doc = node.get("doc")
-        schema.doc = doc if isinstance(doc, str) else None
-        schema.aliases = [_qualified(alias, space) for alias in _texts(node.get("aliases", []), "aliases")]
-        schema.props = _props(node, _RESERVED_OF_ENUM if kind == "enum" else _RESERVED)
-        self.named[schema.full_name] = schema
-        if kind == "fixed":
-            size = node.get("size")
-            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-                raise InvalidSchema(f"Invalid or no size: {_dumps(node)[:500]}")
-            schema.size = size
-        elif kind == "enum":
-            self._enum(schema, node)
-        else:
-            self._fields(schema, node, depth)
-        return schema
-
-    def _check_name(self, name: str) -> None:
-        if self._is_new and not _NAME.fullmatch(name):
+def _check_new(schema: Node) -> None:
+    """`InvalidSchema` of names and defaults that registries once accepted."""
+    for name in [*schema.name.split("."), *schema.symbols, *(entry.name for entry in schema.fields)]:
+        if not _NAME.fullmatch(name):
             raise InvalidSchema(f"Illegal name: {name!r}: a name has letters, digits and _, and begins with no digit")
-
-    def _enum(self, schema: _Node, node: dict[str, Any]) -> None:
-        if not isinstance(node.get("symbols"), list):
-            raise InvalidSchema(f"Enum has no symbols: {_dumps(node)[:500]}")
-        schema.symbols = _texts(node["symbols"], "symbols")
-        if len(set(schema.symbols)) != len(schema.symbols):
-            raise InvalidSchema(f"enum {schema.full_name} has a symbol twice")
-        for symbol in schema.symbols:
-            self._check_name(symbol)
-        default = node.get("default")
-        if default is not None:
-            if default not in schema.symbols:
-                raise InvalidSchema(
-                    f"The Enum Default: {default} is not in the enum symbol set: [{', '.join(schema.symbols)}]"
-                )
-            schema.default_symbol = default
-
-    def _fields(self, schema: _Node, node: dict[str, Any], depth: int) -> None:
-        if not isinstance(node.get("fields"), list):
-            raise InvalidSchema(f"Record has no fields: {_dumps(node)[:500]}")
-        seen = set()
-        for entry in node["fields"]:
-            name = entry.get("name") if isinstance(entry, dict) else None
-            if not isinstance(name, str) or not name or "type" not in entry:
-                raise InvalidSchema(f"record {schema.full_name}: a field without name or type: {_dumps(entry)[:500]}")
-            self._check_name(name)
-            if name in seen:
-                raise InvalidSchema(f"Duplicate field {name} in record {schema.full_name}")
-            seen.add(name)
-            made = self.parse(entry["type"], schema.namespace, depth + 1)
-            order = entry.get("order", "ascending")
-            if not isinstance(order, str) or order.lower() not in _ORDERS:
-                raise InvalidSchema(f"field {name} of record {schema.full_name}: order {order!r}")
-            doc = entry.get("doc")
-            default = [entry["default"]] if "default" in entry else []
-            if default and self._is_new and not _Default().is_of(default[0], made):
-                raise InvalidSchema(
-                    f"Invalid default for field {name}: {_dumps(default[0])[:2000]} not a "
-                    f"{_dumps(_java(made, '', set()))[:2000]}"
-                )
-            schema.fields.append(
-                _Field(
-                    name,
-                    made,
-                    doc if isinstance(doc, str) else None,
-                    order.lower(),
-                    _texts(entry.get("aliases", []), "aliases"),
-                    _props(entry, _RESERVED_OF_FIELD),
-                    default,
-                )
+    for entry in schema.fields:
+        if entry.default is not NO_DEFAULT and not _Default().is_of(entry.default, entry.schema):
+            raise InvalidSchema(
+                f"Invalid default for field {entry.name}: {_dumps(entry.default)[:2000]} not a "
+                f"{_dumps(_java(entry.schema, '', set()))[:2000]}"
             )
-
-    def _union(self, nodes: list[Any], namespace: str, depth: int) -> _Node:
-        branches = [self.parse(node, namespace, depth + 1) for node in nodes]
-        seen = set()
-        for branch in branches:
-            if branch.kind == "union":
-                raise InvalidSchema("Nested union: a union may not be directly in a union")
-            key = branch.full_name or branch.kind
-            if key in seen:
-                raise InvalidSchema(f"Duplicate in union: {key}")
-            seen.add(key)
-        return _Node("union", branches=branches)
-
-
-def _props(node: dict[str, Any], reserved: frozenset[str]) -> dict[str, Any]:
-    return {key: value for key, value in node.items() if key not in reserved}
-
-
-def _texts(values: Any, what: str) -> list[str]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise InvalidSchema(f"{what} must be a list of strings: {_dumps(values)[:500]}")
-    return list(values)
-
-
-def _qualified(name: str, namespace: str) -> str:
-    return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
 class _Default:
@@ -335,7 +133,7 @@ class _Default:
         #: Results by value and type: unions in unions try the same again and again.
         self._known: dict[tuple[int, int], bool] = {}
 
-    def is_of(self, value: Any, schema: _Node) -> bool:
+    def is_of(self, value: Any, schema: Node) -> bool:
         key = id(value), id(schema)
         if key not in self._known:
             if len(self._known) >= _MOST_CHECKED:
@@ -343,7 +141,7 @@ class _Default:
             self._known[key] = self._check(value, schema)
         return self._known[key]
 
-    def _check(self, value: Any, schema: _Node) -> bool:
+    def _check(self, value: Any, schema: Node) -> bool:
         kind = schema.kind
         if kind == "union":
             return any(self.is_of(value, branch) for branch in schema.branches)
@@ -367,12 +165,12 @@ class _Default:
             values = schema.items
             return isinstance(value, dict) and all(self.is_of(item, values) for item in value.values())
         return isinstance(value, dict) and all(
-            self.is_of(value[item.name], item.type) if item.name in value else bool(item.default)
+            self.is_of(value[item.name], item.schema) if item.name in value else item.default is not NO_DEFAULT
             for item in schema.fields
         )
 
 
-def _java(schema: _Node, namespace: str, seen: set[str]) -> Any:
+def _java(schema: Node, namespace: str, seen: set[str]) -> Any:
     """The JSON value whose text is that of Java's `Schema.toString`, in a place whose namespace is `namespace`."""
     kind = schema.kind
     if kind == "union":
@@ -381,12 +179,12 @@ def _java(schema: _Node, namespace: str, seen: set[str]) -> Any:
         assert schema.items is not None
         key = "items" if kind == "array" else "values"
         return {"type": kind, key: _java(schema.items, namespace, seen)} | schema.props
-    if kind in _PRIMITIVES:
+    if kind in PRIMITIVES:
         return {"type": kind} | schema.props if schema.props else kind
-    if schema.full_name in seen:
-        return schema.name if schema.namespace == namespace else schema.full_name
-    seen.add(schema.full_name)
-    made: dict[str, Any] = {"type": "error" if schema.is_error else kind, "name": schema.name}
+    if schema.name in seen:
+        return schema.short_name if schema.namespace == namespace else schema.name
+    seen.add(schema.name)
+    made: dict[str, Any] = {"type": "error" if schema.is_error else kind, "name": schema.short_name}
     if schema.namespace != namespace:
         made["namespace"] = schema.namespace
     if schema.doc is not None:
@@ -394,7 +192,7 @@ def _java(schema: _Node, namespace: str, seen: set[str]) -> Any:
     if kind == "fixed":
         made["size"] = schema.size
     elif kind == "enum":
-        made["symbols"] = schema.symbols
+        made["symbols"] = list(schema.symbols)
         if schema.default_symbol is not None:
             made["default"] = schema.default_symbol
     else:
@@ -408,20 +206,20 @@ def _java(schema: _Node, namespace: str, seen: set[str]) -> Any:
     return made
 
 
-def _java_field(item: _Field, namespace: str, seen: set[str]) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": item.name, "type": _java(item.type, namespace, seen)}
+def _java_field(item: AvroField, namespace: str, seen: set[str]) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": item.name, "type": _java(item.schema, namespace, seen)}
     if item.doc is not None:
         made["doc"] = item.doc
-    if item.default:
-        made["default"] = item.default[0]
+    if item.default is not NO_DEFAULT:
+        made["default"] = item.default
     if item.order != "ascending":
         made["order"] = item.order
     if item.aliases:
-        made["aliases"] = item.aliases
+        made["aliases"] = list(item.aliases)
     return made | item.props
 
 
-def _normal(schema: _Node, seen: set[str]) -> Any:
+def _normal(schema: Node, seen: set[str]) -> Any:
     """The JSON value of the normalized text: full names, sorted properties and aliases, one order of attributes."""
     kind = schema.kind
     if kind == "union":
@@ -430,14 +228,14 @@ def _normal(schema: _Node, seen: set[str]) -> Any:
         assert schema.items is not None
         key = "items" if kind == "array" else "values"
         return {"type": kind, key: _normal(schema.items, seen)} | _normal_props(schema.props)
-    if kind in _PRIMITIVES:
+    if kind in PRIMITIVES:
         return {"type": kind} | _normal_props(schema.props) if schema.props else kind
-    if schema.full_name in seen:
-        return schema.full_name
-    seen.add(schema.full_name)
-    made: dict[str, Any] = {"name": schema.full_name, "type": kind}
+    if schema.name in seen:
+        return schema.name
+    seen.add(schema.name)
+    made: dict[str, Any] = {"name": schema.name, "type": kind}
     if kind == "enum":
-        made["symbols"] = schema.symbols
+        made["symbols"] = list(schema.symbols)
     elif kind == "fixed":
         made["size"] = schema.size
     else:
@@ -468,14 +266,14 @@ def _ordered(value: Any) -> Any:
     return [_ordered(item) for item in value] if isinstance(value, list) else value
 
 
-def _normal_field(item: _Field, seen: set[str]) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": item.name, "type": _normal(item.type, seen), "order": item.order}
+def _normal_field(item: AvroField, seen: set[str]) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": item.name, "type": _normal(item.schema, seen), "order": item.order}
     if item.doc is not None:
         made["doc"] = item.doc
     if item.aliases:
         made["aliases"] = sorted(set(item.aliases))
-    if item.default:
-        made["default"] = _ordered(item.default[0])
+    if item.default is not NO_DEFAULT:
+        made["default"] = _ordered(item.default)
     return made | _normal_props(item.props)
 
 
@@ -527,7 +325,7 @@ class _Comparison:
         self._compared: dict[tuple[int, int], list[_Difference]] = {}
         self._names = 0
 
-    def compare(self, reader: _Node, writer: _Node, path: tuple[str, ...]) -> list[_Difference]:
+    def compare(self, reader: Node, writer: Node, path: tuple[str, ...]) -> list[_Difference]:
         pair = (id(reader), id(writer))
         if pair in self._compared:
             return self._compared[pair]
@@ -538,7 +336,7 @@ class _Comparison:
         self._compared[pair] = list(islice(self._differences(reader, writer, path), MOST_DIFFERENCES))
         return self._compared[pair]
 
-    def _differences(self, reader: _Node, writer: _Node, path: tuple[str, ...]) -> Iterator[_Difference]:
+    def _differences(self, reader: Node, writer: Node, path: tuple[str, ...]) -> Iterator[_Difference]:
         if reader.kind == writer.kind:
             yield from self._same_kind(reader, writer, path)
         elif writer.kind == "union":
@@ -549,11 +347,11 @@ class _Comparison:
                 yield _Difference(
                     "MISSING_UNION_BRANCH", path, f"reader union lacking writer type: {writer.kind.upper()}"
                 )
-        elif writer.kind not in _PROMOTED.get(reader.kind, ()):
+        elif reader.kind not in PROMOTIONS.get(writer.kind, ()):
             message = f"reader type: {reader.kind.upper()} not compatible with writer type: {writer.kind.upper()}"
             yield _Difference("TYPE_MISMATCH", path, message)
 
-    def _same_kind(self, reader: _Node, writer: _Node, path: tuple[str, ...]) -> Iterator[_Difference]:
+    def _same_kind(self, reader: Node, writer: Node, path: tuple[str, ...]) -> Iterator[_Difference]:
         kind = reader.kind
         if kind in ("array", "map"):
             assert reader.items is not None
@@ -564,9 +362,9 @@ class _Comparison:
                 if self.compare(reader, branch, ("",)):
                     message = f"reader union lacking writer type: {branch.kind.upper()}"
                     yield _Difference("MISSING_UNION_BRANCH", (*path, str(index)), message)
-        elif kind not in _PRIMITIVES:
-            if reader.name != writer.name and writer.full_name not in reader.alias_set:
-                yield _Difference("NAME_MISMATCH", (*path, "name"), f"expected: {writer.full_name}")
+        elif kind not in PRIMITIVES:
+            if reader.short_name != writer.short_name and writer.name not in reader.alias_set:
+                yield _Difference("NAME_MISMATCH", (*path, "name"), f"expected: {writer.name}")
             if kind == "fixed" and reader.size != writer.size:
                 message = f"expected: {writer.size}, found: {reader.size}"
                 yield _Difference("FIXED_SIZE_MISMATCH", (*path, "size"), message)
@@ -577,7 +375,7 @@ class _Comparison:
             elif kind == "record":
                 yield from self._fields(reader, writer, path)
 
-    def _fields(self, reader: _Node, writer: _Node, path: tuple[str, ...]) -> Iterator[_Difference]:
+    def _fields(self, reader: Node, writer: Node, path: tuple[str, ...]) -> Iterator[_Difference]:
         written = {item.name: item for item in writer.fields}
         self._names += len(written)
         for index, item in enumerate(reader.fields):
@@ -587,11 +385,11 @@ class _Comparison:
                 raise TooComplex(f"more than {_MOST_NAMES:,} names and aliases of fields would have to be looked for")
             names = [name for name in (item.name, *item.aliases) if name in written]
             if len(names) > 1:
-                raise _Ambiguous(f"field {item.name} of {reader.full_name} matches several fields: {', '.join(names)}")
+                raise _Ambiguous(f"field {item.name} of {reader.name} matches several fields: {', '.join(names)}")
             if names:
-                yield from self.compare(item.type, written[names[0]].type, (*place, "type"))
-            elif not item.default:
-                if item.type.kind == "enum" and item.type.default_symbol is not None:
-                    yield from self.compare(item.type, writer, (*place, "type"))
+                yield from self.compare(item.schema, written[names[0]].schema, (*place, "type"))
+            elif item.default is NO_DEFAULT:
+                if item.schema.kind == "enum" and item.schema.default_symbol is not None:
+                    yield from self.compare(item.schema, writer, (*place, "type"))
                 else:
                     yield _Difference("READER_FIELD_MISSING_DEFAULT_VALUE", place, item.name)

@@ -22,21 +22,13 @@ from typing import Any, Final
 
 from spark_klog.errors import SchemaError
 from spark_klog.schemas.avro.columns import UNITS, unit_of
-from spark_klog.schemas.avro.schema import NO_DEFAULT, AvroField, AvroSchema
+from spark_klog.schemas.avro.schema import NO_DEFAULT, PROMOTIONS, AvroField, AvroSchema
 from spark_klog.schemas.rows import FieldPair
 from spark_klog.wire.primitives import append_varlong
 
 _INT32, _INT64 = 1 << 31, 1 << 63
 #: Pairs of a writer's and a reader's type to compare: unions in unions multiply them.
 MAX_PAIRS: Final = 1 << 17
-#: Readers' types that a writer's type is promoted to.
-_PROMOTIONS: Final = {
-    "int": ("long", "float", "double"),
-    "long": ("float", "double"),
-    "float": ("double",),
-    "string": ("bytes",),
-    "bytes": ("string",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +173,7 @@ class _Resolution:
 
 
 def _value(writer: AvroSchema, reader: AvroSchema, path: str) -> ReadValue | Mismatch:
-    if writer.kind != reader.kind and reader.kind not in _PROMOTIONS.get(writer.kind, ()):
+    if writer.kind != reader.kind and reader.kind not in PROMOTIONS.get(writer.kind, ()):
         return _mismatch(writer, reader, path)
     if reader.kind in ("enum", "fixed") and _nearness(writer, reader) == _OTHER_NAME:
         return _mismatch(writer, reader, path)

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.errors import SchemaError
+from spark_klog.registry.formats import InvalidSchema
+from spark_klog.registry.formats.avro import AvroSchema as Registered
 from spark_klog.schemas.avro.columns import columns_of
 from spark_klog.schemas.avro.from_arrow import schema_of
 from spark_klog.schemas.avro.resolution import resolve
@@ -84,10 +86,95 @@ def test_refused(schema: Any, text: str) -> None:
         columns_of(parse_schema(schema))
 
 
+#: Schemas, or fields of a record, that parsers read differently, and what is wrong with each: for the registry and for
+#: rows if they alone refuse it, as it has no columns; None if nothing.
+_ODD: list[tuple[Any, str | None, str | None]] = [
+    ([], None, "a union without branches has no values"),
+    ({"type": "array", "items": []}, None, r"field \[\]: a union without branches"),
+    ({"type": "fixed", "name": ".F", "size": 1}, None, None),
+    ({"type": "fixed", "name": "F.", "size": 1}, "fixed with the name 'F.'", None),
+    ({"type": "fixed", "name": "F", "namespace": None, "size": 1}, None, None),
+    ({"type": "fixed", "name": "F", "namespace": 7, "size": 1}, None, None),
+    ({"type": "fixed", "name": "F", "size": 1 << 31}, "fixed F has the size 2147483648", None),
+    ({"type": "fixed", "name": "F", "size": True}, "fixed F has the size True", None),
+    (
+        {"type": "fixed", "name": "F", "size": 1, "aliases": "G"},
+        "aliases of fixed F must be a list",
+        None,
+    ),
+    (
+        {"type": "fixed", "name": "F", "size": 1, "aliases": None},
+        "aliases of fixed F must be a list",
+        "",
+    ),
+    ({"type": "fixed", "name": "long", "size": 1}, "with the name 'long', which is an Avro type's", None),
+    ({"type": "fixed", "name": "n.long", "size": 1}, None, None),
+    ({"type": "enum", "name": "E", "symbols": [1]}, "the symbols of enum E must be a list of strings", None),
+    ({"type": "enum", "name": "E", "symbols": ["A"], "default": ["A"]}, "the default \\['A'\\] of enum E", None),
+    ({"type": "enum", "name": "E", "symbols": []}, None, None),
+    ({"type": "error", "name": "E", "fields": []}, None, None),
+    ({"type": ["null", "int"]}, None, None),
+    ({"type": {"type": {"type": "int"}}}, None, None),
+    ({"type": "array", "items": {"type": 7}}, r"field \[\]: {'type': 7} has no type", None),
+    ({"type": "int", "logicalType": 7}, None, None),
+    (["int", {"type": "int", "logicalType": "date"}], "is twice in a union", None),
+    ("Unknown", "'Unknown' is neither an Avro type nor a name", None),
+    (None, "None is not an Avro type", None),
+    (record(("next", ["null", "R"])), None, "field next: record R contains itself"),
+    (record(("a", ["int", "R"]), ("b", {"type": "map", "values": "R"})), None, "field a: record R contains itself"),
+    ({"type": "record", "name": "R", "fields": [{"name": "", "type": "int"}]}, "a field without name or type", None),
+    ({"type": "record", "name": "R", "fields": [7]}, "a field without name or type: 7", None),
+    ({"type": "record", "name": "R", "fields": {}}, "record R without a list 'fields'", None),
+]
+_ODD_FIELDS: list[tuple[dict[str, Any], str | None]] = [
+    ({"order": "up"}, "field f: the order 'up'; ascending, descending and ignore are known"),
+    ({"order": None}, "field f: the order None"),
+    ({"order": "Ignore"}, None),
+    ({"aliases": "g"}, "field f: the aliases must be a list of strings, not 'g'"),
+    ({"aliases": [1]}, "field f: the aliases must be a list of strings"),
+    ({"aliases": None}, "field f: the aliases must be a list of strings"),
+    ({"default": float("nan")}, "must be JSON: NaN is not JSON"),
+    ({"default": float("inf")}, "must be JSON: Infinity is not JSON"),
+    ({"default": 1.5}, None),
+    ({"doc": 7}, None),
+]
+_ODD += [
+    ({"type": "record", "name": "R", "fields": [{"name": "f", "type": "double"} | more]}, why, None)
+    for more, why in _ODD_FIELDS
+]
+
+
+@pytest.mark.parametrize(("schema", "refusal", "of_rows"), _ODD, ids=str)
+def test_an_odd_schema_has_one_answer(schema: Any, refusal: str | None, of_rows: str | None) -> None:
+    """The registry and rows refuse the same, in the same words, but that rows also refuse what has no columns."""
+    text = json.dumps(schema)
+    if refusal is None:
+        assert json.loads(Registered(text, {}).canonical()) is not None
+    else:
+        with pytest.raises(InvalidSchema, match=refusal) as refused:
+            Registered(text, {})
+    if refusal is None and of_rows is None:
+        columns_of(parse_schema(text))
+        return
+    with pytest.raises(SchemaError, match=of_rows or refusal) as refused_rows:
+        columns_of(parse_schema(text))
+    assert refusal is None or str(refused_rows.value) == str(refused.value)
+
+
+@pytest.mark.parametrize("text", ['{"type":"int","x":1e400}', "NaN", "{", "", "[" * 100_000])
+def test_a_text_that_is_no_json_has_one_answer(text: str) -> None:
+    reasons = []
+    for parse in (lambda: Registered(text, {}), lambda: parse_schema(text)):
+        with pytest.raises(ValueError, match=r"JSON|nested too deeply") as refused:
+            parse()
+        reasons.append(str(refused.value))
+    assert reasons[0] == reasons[1]
+
+
 def test_schemas_are_sent_to_other_processes() -> None:
     schema = parse_schema(record(("a", "int"), ("b", ["null", "int"], None)))
     sent = pickle.loads(pickle.dumps(schema))  # noqa: S301
-    assert sent == schema
+    assert [str(entry.schema) for entry in sent.fields] == ["int", "union<null, int>"]
     assert sent.fields[0].default is NO_DEFAULT
 
 
@@ -136,6 +223,10 @@ def test_nested_too_deeply() -> None:
         schema = {"type": "array", "items": schema}
     with pytest.raises(SchemaError, match="more than 64 levels"):
         parse_schema(schema)
+    names = [f"R{number}" for number in range(2000)]
+    chain = [json.dumps(record(("a", below), name=name)) for name, below in zip(names, ["int", *names], strict=False)]
+    with pytest.raises(SchemaError, match="more than 64 levels"):
+        parse_schema('"R1999"', chain)
     with pytest.raises(SchemaError, match="nested too deeply"):
         parse_schema("[" * 100_000)
 

@@ -77,24 +77,27 @@ def test_the_normalized_text() -> None:
         ("NaN", "must be JSON"),
         ('{"type":"int","x":1e400}', "1e400 is too large"),
         ("7", "7 is not an Avro type"),
-        ("{}", "No type"),
-        ('"R"', 'Undefined name: "R"'),
+        ("{}", "has no type"),
+        ('"R"', "'R' is neither an Avro type nor a name"),
         ('{"type":"array"}', "array without 'items'"),
-        ('{"type":"fixed","name":"F"}', "Invalid or no size"),
+        ('{"type":"fixed","name":"F"}', "fixed F has the size None"),
         ('{"type":"enum","name":"E","symbols":["A","A"]}', "has a symbol twice"),
-        ('{"type":"enum","name":"E","symbols":["A"],"default":"B"}', "Enum Default: B is not in"),
-        ('{"type":"record","name":"R"}', "Record has no fields"),
-        ('{"type":"record","fields":[]}', "No name in schema"),
-        ('{"type":"record","name":"int","fields":[]}', "may not be named after primitives"),
+        (
+            '{"type":"enum","name":"E","symbols":["A"],"default":"B"}',
+            "the default 'B' of enum E is not one of its symbols",
+        ),
+        ('{"type":"record","name":"R"}', "record R without a list 'fields'"),
+        ('{"type":"record","fields":[]}', "record with the name None"),
+        ('{"type":"record","name":"int","fields":[]}', "name 'int', which is an Avro type's"),
         ('{"type":"record","name":"1R","fields":[]}', "Illegal name"),
         (
             '{"type":"record","name":"R","fields":[{"name":"a","type":"int"},{"name":"a","type":"int"}]}',
-            "Duplicate field",
+            "two fields 'a'",
         ),
         ('{"type":"record","name":"R","fields":[{"name":"a","type":"int","default":"x"}]}', "Invalid default"),
-        ('["int","int"]', "Duplicate in union"),
-        ('["int",["long"]]', "Nested union"),
-        ('[{"type":"fixed","name":"F","size":1},{"type":"fixed","name":"F","size":1}]', "Can't redefine: F"),
+        ('["int","int"]', "int is twice in a union"),
+        ('["int",["long"]]', "a union directly in a union"),
+        ('[{"type":"fixed","name":"F","size":1},{"type":"fixed","name":"F","size":1}]', "F is defined twice"),
     ],
 )
 def test_what_is_no_schema(text: str, reason: str) -> None:
@@ -110,7 +113,7 @@ def test_references() -> None:
     schema = AvroSchema('{"type":"array","items":"n.A"}', references)
     assert schema.canonical() == '{"type":"array","items":"n.A"}'
     assert '"size":2' in schema.formatted("resolved")
-    with pytest.raises(InvalidSchema, match=r"reference n\.A: Undefined name"):
+    with pytest.raises(InvalidSchema, match=r"reference n\.A: field f: 'F' is neither"):
         AvroSchema('{"type":"array","items":"n.A"}', {"n.A": references["n.A"]})
 
 
