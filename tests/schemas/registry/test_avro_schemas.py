@@ -95,6 +95,10 @@ def test_the_normalized_text() -> None:
             "two fields 'a'",
         ),
         ('{"type":"record","name":"R","fields":[{"name":"a","type":"int","default":"x"}]}', "Invalid default"),
+        (  # the default has no "b"
+            '{"type":"record","name":"R","fields":[{"name":"a","type":"R","default":{}},{"name":"b","type":"int"}]}',
+            "Invalid default for field a",
+        ),
         ('["int","int"]', "int is twice in a union"),
         ('["int",["long"]]', "a union directly in a union"),
         ('[{"type":"fixed","name":"F","size":1},{"type":"fixed","name":"F","size":1}]', "F is defined twice"),
