@@ -141,7 +141,7 @@ class ReaderSchema:
     @property
     def type(self) -> pa.DataType:
         """The type of its rows; `SchemaError` as of `decoder`. The registry is not asked."""
-        return self._decoder().type
+        return self._decoder(self._key(self.text, self.references)).type
 
     def of_message(self, rest: bytes) -> ReaderSchema:
         """The schema for records with `rest` after their ids, see `SchemaKey`: of Protobuf, with the message they are.
@@ -158,8 +158,8 @@ class ReaderSchema:
 
         `SchemaError` names the column if its schema has no Arrow type. `ends_at_bad` as of `RecordDecoder`.
         """
-        decoder = self._decoder()
         reader = self._key(self.text, self.references)
+        decoder = self._decoder(reader)
         settings = self.format.registry
         if settings is None:
             return ColumnDecoder(
@@ -196,10 +196,10 @@ class ReaderSchema:
         form = self.format
         return _SchemaText(form.format, form.message, form.validates, text, tuple(references.items()))
 
-    def _decoder(self) -> Decoder[Any]:
+    def _decoder(self, reader: _SchemaText) -> Decoder[Any]:
         """A decoder of its own; its plan is that of all in this process that read by the same schema."""
         try:
-            return _decoder(self._key(self.text, self.references)).another()
+            return _decoder(reader).another()
         except SchemaError as error:
             raise SchemaError(f"the schema of column {self.column}: {error}") from None
 
