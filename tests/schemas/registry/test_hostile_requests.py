@@ -211,7 +211,7 @@ def test_a_reference_that_goes_while_a_schema_is_registered(monkeypatch: pytest.
     body = _record("A", {"name": "u", "type": ["null", "User"]}, reference=True)
     status, refused = _ask(registry, "POST", "/subjects/a/versions", body)
     assert (status, refused["error_code"]) == (422, 42201)
-    assert ("Undefined name" if replaced else "No schema reference found") in refused["message"]
+    assert ("neither an Avro type nor a name" if replaced else "No schema reference found") in refused["message"]
     assert _ask(registry, "GET", "/subjects", query="deleted=true") == (200, ["user"] if replaced else [])
 
 

@@ -36,7 +36,7 @@ def _soon() -> float:
 def test_what_a_function_returns_and_raises(run: Processes) -> None:
     source = Source("AVRO", '{"type": "array", "items": "int"}')
     assert run(work.canonical, source, False, True, deadline=_soon()) == '{"type":"array","items":"int"}'
-    with pytest.raises(RegistryRefusal, match="Undefined name") as refused:
+    with pytest.raises(RegistryRefusal, match="neither an Avro type nor a name") as refused:
         run(work.canonical, Source("AVRO", '"R"'), False, True, deadline=_soon())
     assert (refused.value.code, refused.value.status) == (42201, 422)
     large = "x" * 200_000
