@@ -30,13 +30,18 @@ from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, broker_
 from spark_klog.cli.main import main
 from spark_klog.client import settings as client_settings
 from spark_klog.client.consumer import settings as consumer_settings
+from spark_klog.client.net.connection import LAST
 from spark_klog.client.settings import LIBRDKAFKAS
 from spark_klog.errors import ErrorCode, Remedy
 from spark_klog.groups import lag
 from spark_klog.load import follow
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis
+from spark_klog.protocol.apis import END_TXN, FETCH, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT
 from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.groups import OFFSETS_WITH_TOPIC_IDS
+from spark_klog.protocol.tables.records import FETCH_WITH_TOPIC_IDS
+from spark_klog.protocol.tables.transactions import FIRST_END_OF_TRANSACTIONS_2, FIRST_OF_TRANSACTIONS_2
 from spark_klog.security import settings as security_settings
 from spark_klog.spark import listener, option_table
 from spark_klog.spark.option_table import Use
@@ -275,17 +280,28 @@ def _spoken() -> set[str]:
     return constants & used
 
 
+#: Versions that callers of the client ask for, beyond those that it takes otherwise.
+_ASKED_FOR = {
+    FETCH.key: FETCH_WITH_TOPIC_IDS,
+    OFFSET_COMMIT.key: OFFSETS_WITH_TOPIC_IDS,
+    OFFSET_FETCH.key: OFFSETS_WITH_TOPIC_IDS,
+    END_TXN.key: FIRST_END_OF_TRANSACTIONS_2,
+    TXN_OFFSET_COMMIT.key: FIRST_OF_TRANSACTIONS_2,
+}
+
+
 def protocol() -> str:
     constants = {value.key: name for name, value in vars(apis).items() if isinstance(value, Api)}
     spoken = _spoken()
     rows = []
     for key, api in apis.BY_KEY.items():
-        versions = f"{api.versions.first}-{api.versions.last}"
-        rows.append((str(key), api.name, versions, versions if constants[key] in spoken else ""))
+        first, last = api.versions.first, api.versions.last
+        own = f"{first}-{max(LAST.get(key, last), _ASKED_FOR.get(key, 0))}" if constants[key] in spoken else ""
+        rows.append((str(key), api.name, f"{first}-{last}", own))
     return _page(
         "The protocol: APIs and versions",
-        "The broker serves, and the client speaks, all versions of the tables in `spark_klog/protocol/tables/`; the "
-        "client asks the broker (ApiVersions) and takes the highest version that both have.",
+        "The broker serves all versions of the tables in `spark_klog/protocol/tables/`. The client asks the broker "
+        "(ApiVersions) and takes the highest version that both speak: it has no use for the last ones of some APIs.",
         _table(("key", "API", "versions served", "versions spoken"), rows),
         "## KIPs that the code names",
         _table(("KIP", "where"), _kips()),

@@ -13,7 +13,7 @@ avro/             Avro
 protobuf/         Protobuf
 protoc/           .proto texts to descriptors and back, for decoders and the registry
 json_schema/      JSON Schema; json_references.py says where a $ref leads
-registry/         a registry's client, and a registry to embed
+registry/         a registry's client; the registry itself is spark_klog/registry/
 
 The functions for DataFrames are Spark's room's, and imported from here:
 

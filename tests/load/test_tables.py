@@ -455,7 +455,7 @@ def test_what_a_table_does_not_do(cluster: EmbeddedCluster, topic: str, tmp_path
     servers, address = cluster.bootstrap_servers, f"delta:{tmp_path}"
     create_topic(servers, topic)
     produce(servers, topic, values(20))
-    with pytest.raises(ConfigError, match="Parquet, not json"):
+    with pytest.raises(ConfigError, match="files of --format parquet, not json"):
         run(servers, address, topic, settings=WriteSettings("json", "none"))
     run(servers, address, topic, start=TimeSpec(0))
     with pytest.raises(ConfigError, match="--from-run"):

@@ -99,6 +99,13 @@ def test_what_compresses_well_passes(codec: str) -> None:
     assert not check_produced(_batch(3000, codec, size=2000), kernels.load()).is_transactional
 
 
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_an_unknown_codec_is_refused(codec: int) -> None:
+    """No reader would get past the batch."""
+    with pytest.raises(DecodeError, match=f"unknown compression codec {codec}"):
+        check_produced(lying(_batch(3), attributes=codec), kernels.load())
+
+
 @settings(max_examples=60)
 @given(
     count=st.integers(1, 40),

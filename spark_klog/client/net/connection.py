@@ -63,7 +63,7 @@ _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 _BARE = -1
 #: The last versions used unless a caller asks for a later one: those need topic ids, which are not always known, or are
 #: for brokers, or for clients of version 2 of transactions.
-_LAST = {
+LAST = {
     PRODUCE.key: 12,
     FETCH.key: 12,
     OFFSET_COMMIT.key: OFFSETS_WITH_TOPIC_IDS - 1,
@@ -391,7 +391,7 @@ class Connection:
             since = f", it needs Kafka {SINCE[api.key]} or later" if api.key in SINCE else ""
             raise UnsupportedVersionError(f"broker {self.address} does not support {api.name}{since}")
         first, its_last = self._versions[api.key]
-        version = min(its_last, _LAST.get(api.key, api.versions.last) if last is None else last)
+        version = min(its_last, LAST.get(api.key, api.versions.last) if last is None else last)
         if version < max(first, api.versions.first):
             raise UnsupportedVersionError(
                 f"broker {self.address} supports {api.name} {first}-{its_last}, "

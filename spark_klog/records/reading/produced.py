@@ -17,7 +17,7 @@ from spark_klog.records import kernels
 from spark_klog.records.contract import NO_TIMESTAMP, Kernel
 from spark_klog.records.formats.batch import check_crc, iter_batches, magic_of, whole_batch_size
 from spark_klog.records.formats.batch_v2 import CONTROL_BIT, HEADER_SIZE, BatchHeader, body, read_batch_header
-from spark_klog.wire.codecs import GZIP, LZ4, MAX_DECOMPRESSED, NO_CODEC, SNAPPY
+from spark_klog.wire.codecs import GZIP, LZ4, MAX_DECOMPRESSED, NO_CODEC, SNAPPY, codec_by_id
 from spark_klog.wire.lz4_frames import has_linked_blocks
 from spark_klog.wire.primitives import Buffer
 
@@ -57,6 +57,7 @@ def check_produced(data: Buffer, kernel: Kernel, *, is_one: bool = False, limit:
     - a control batch: only brokers write them;
     - a count, last offset delta and size that do not agree, or uncompressed records that do not match the count or
       whose offset deltas are not 0, 1, 2 and so on;
+    - a codec that is unknown, which would end each reader's way through the log;
     - a negative timestamp other than -1 (none);
     - an lz4 frame with linked blocks: Java clients can't read it, Apache Kafka rejects it;
     - more than one batch, if `is_one` (Produce 3 and later).
@@ -92,6 +93,7 @@ def _check_batch(header: BatchHeader, batch: memoryview, kernel: Kernel, limit: 
         raise DecodeError("a control batch, which only brokers write")
     if header.count < 1 or header.count != header.last_offset_delta + 1:
         raise DecodeError(f"a batch of {header.count} records has last offset delta {header.last_offset_delta}")
+    codec_by_id(header.codec_id)
     payload = len(batch) - HEADER_SIZE
     if header.count > min(limit, payload * _MOST_EXPANDED.get(header.codec_id, limit)) // _SMALLEST_RECORD:
         raise DecodeError(f"a batch of {header.count} records has {payload} bytes, which can't hold them")

@@ -1,6 +1,7 @@
 """The plan of a column of JSON: what its values are, whether they may be null, and how they are written.
 
-Three ways lead to a plan: a JSON Schema (schema.py), and an Arrow type, be it the one of a DDL text (from_arrow.py).
+Ways to a plan: a JSON Schema (schema.py), and an Arrow type (from_arrow.py), which a load has of a DDL text and
+`klog produce` of a schema of another format.
 docs/explanation/json-schema.md has the table of types.
 """
 
