@@ -40,7 +40,7 @@ _PARTITIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_MEMBERS, _PARTITIONS, st.randoms(use_true_random=False))
 def test_properties(members: dict[str, Registration], partitions: dict[str, list[int]], rng: random.Random) -> None:
     threads = threads_by_topic(members, list(partitions))

@@ -79,6 +79,7 @@ def _delete_topic(cluster: EmbeddedCluster, topic: str) -> None:
     wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic is deleted")
 
 
+@pytest.mark.test_all("long")  # tests/load has runs, test_killed_at_any_moment the command
 def test_each_run_goes_on_where_the_last_one_stopped(
     zookeeper_cluster: EmbeddedCluster, truth: Truth, make_load: Callable[..., Load], topic: str
 ) -> None:

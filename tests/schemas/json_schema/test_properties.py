@@ -158,7 +158,7 @@ def _without_arrow(schema: JsonSchema) -> JsonDecoder:
 
 
 @given(_SCHEMAS, st.data())
-@settings(deadline=None, max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=75, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_valid_rows(schema: dict[str, Any], data: st.DataObject) -> None:
     _check_valid_rows(schema, data)
 
@@ -249,7 +249,7 @@ _JUNK = st.recursive(
 
 
 @given(st.dictionaries(_KEYWORDS, _JUNK, max_size=6), _ANY)
-@settings(deadline=None, max_examples=400, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=200, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_schema_breaks_more_than_itself(schema: dict[str, Any], value: Any) -> None:
     try:
         parsed = parse_schema(json.dumps(schema), {"b.json": '{"$id": "https://x/y", "z": {"type": "string"}}'})

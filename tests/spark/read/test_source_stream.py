@@ -37,6 +37,7 @@ def all_of(topic: str, partitions: int, count: int) -> list[tuple[str, int, int]
     return [(topic, partition, offset) for partition in range(partitions) for offset in range(count)]
 
 
+@pytest.mark.test_all("long")  # write/test_sink.py has a run with limits, exactly_once/ restarts
 @needs_admission_control
 def test_available_now_with_a_limit_and_restarts(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     create_topic(servers, topic, 4)
