@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,23 @@ def test_the_newest_are_kept() -> None:
     for place, name in enumerate("abca"):
         cache.keep(name, place)
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == (3, None, 2)
+
+
+def test_threads_share_the_newest() -> None:
+    newest: Newest[int, int] = Newest(20)
+
+    def fill(first: int) -> None:
+        for number in range(first, first + 30_000):
+            newest[number % 5_000] = number
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(fill, range(0, 4_000, 1_000)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(newest) <= 24
 
 
 def test_pauses_double_up_to_a_bound() -> None:

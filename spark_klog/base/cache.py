@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 _K = TypeVar("_K")
@@ -14,7 +14,7 @@ class Newest(dict[_K, _V]):
     """A dictionary that keeps the values of the `capacity` keys that were set last; the oldest is first.
 
     `newest[key] = value` makes a key the newest and removes the oldest ones; the other methods are those of `dict`.
-    Threads that set keys need a lock.
+    Threads may share it: there may be one more for each of them that sets a key.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -25,7 +25,8 @@ class Newest(dict[_K, _V]):
         self.pop(key, None)
         super().__setitem__(key, value)
         while len(self) > self._capacity:
-            del self[next(iter(self))]
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+                del self[next(iter(self))]
 
 
 class Cache(Generic[_K, _V]):
@@ -33,7 +34,6 @@ class Cache(Generic[_K, _V]):
 
     def __init__(self, capacity: int, seconds: float | None = None) -> None:
         self._seconds = seconds
-        self._lock = threading.Lock()
         #: With the time of `time.monotonic` at which each was kept.
         self._kept: Newest[_K, tuple[float, _V]] = Newest(capacity)
 
@@ -44,9 +44,7 @@ class Cache(Generic[_K, _V]):
         return kept[1]
 
     def keep(self, key: _K, value: _V) -> None:
-        with self._lock:
-            self._kept[key] = time.monotonic(), value
+        self._kept[key] = time.monotonic(), value
 
     def clear(self) -> None:
-        with self._lock:
-            self._kept.clear()
+        self._kept.clear()

@@ -26,14 +26,11 @@ import pyarrow.parquet as pq
 from spark_klog.errors import LoadError
 from spark_klog.load.journal.history import read_identity, read_manifest
 from spark_klog.load.journal.model import (
-    ATTEMPTS,
     LOAD,
     FileEntry,
     Manifest,
     Progress,
     RangeResult,
-    attempt_of,
-    attempt_path,
     candidate_path,
     from_json,
     manifest_path,
@@ -228,12 +225,6 @@ class TableTarget(Target):
         """Remove what attempts have left: readers see the run by the table."""
         self.remove_orphans(manifest.run, [part.topic for part in manifest.partitions], has_leftovers=has_leftovers)
         self._remove_waiting(manifest.run)
-
-    def end_attempts(self, run: int, topics: Sequence[str]) -> None:
-        """As of `Target`. Their files go when the table has the run."""
-        for name in self.store.names(ATTEMPTS):
-            if (known := attempt_of(name)) is not None and known[0] == run:
-                self.store.write(attempt_path(*known), b"ended")
 
     def _knows_files(self, manifest: Manifest | None) -> bool:
         return manifest is not None and bool(manifest.partitions)  # else it was lost, or another call may have one

@@ -104,9 +104,18 @@ class Target(ABC):
     @abstractmethod
     def _show(self, manifest: Manifest, has_leftovers: bool) -> None: ...
 
-    @abstractmethod
     def end_attempts(self, run: int, topics: Sequence[str]) -> None:
-        """Let attempts of a run that begins anew write nothing more; remove their files where readers see them."""
+        """Let attempts of a run that begins anew write nothing more; remove their files where readers see them.
+
+        Their markers say so, and stay: a file that is under way now goes when the run is there.
+        """
+        for token in self._attempts(run):
+            self.store.write(attempt_path(run, token), b"ended")
+
+    def _attempts(self, run: int) -> set[str]:
+        """The tokens of a run's attempts that have a marker."""
+        known = filter(None, map(attempt_of, self.store.names(ATTEMPTS)))
+        return {token for number, token in known if number == run}
 
     def remove_orphans(
         self, last: int, topics: Iterable[str], *, is_last_time: bool = False, has_leftovers: bool = True
@@ -190,7 +199,9 @@ class FolderTarget(Target):
         self.remove_orphans(manifest.run + 1, topics, has_leftovers=has_leftovers)
 
     def end_attempts(self, run: int, topics: Sequence[str]) -> None:
-        self.remove_orphans(run, topics, is_last_time=True)
+        super().end_attempts(run, topics)
+        if tokens := self._attempts(run):
+            self._remove_unknown((), tokens, topics)
 
     def _files(self) -> Collection[str]:
         return read_summary(self.store).files

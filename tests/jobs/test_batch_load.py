@@ -156,6 +156,7 @@ def test_new_topics_and_partitions_with_offsets_in_files(
         ([*_GIVEN, "--table", "delta:t"], "either --output or --table"),
         (["--topics", "t", "--table", "t"], "write delta:URI or iceberg:"),
         (["--topics", "t", "--table", "delta:t", "--format", "json"], "--format parquet"),
+        (["--topics", "t", "--table", "delta:t", "--format", "delta"], "--format parquet, not delta"),
         ([*_GIVEN, "--checkpoint", "c"], "--checkpoint is for"),
         (["--topics", "t", "--output", "delta:/t"], "--output delta:/t is a table: write it as --table"),
         (["--topics", "t", "--table", "iceberg:lake.t"], "iceberg:lake.t must be iceberg:CATALOG.NAMESPACE.TABLE"),

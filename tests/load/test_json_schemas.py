@@ -17,6 +17,7 @@ from spark_klog.files.folder import LocalFolder
 from spark_klog.load.audit import status
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import VALUES, WriteSettings
+from spark_klog.load.target import FolderTarget
 from spark_klog.load.values import evolved_schema, parse_schema, schema_text
 from spark_klog.tables.changes import debezium_type
 from tests.load.support import Killed, die, failing, run
@@ -306,3 +307,39 @@ def test_other_settings_after_a_run_that_was_refused(cluster: EmbeddedCluster, t
     with pytest.raises(LoadError, match="with --event-time by, not"):
         run(servers, tmp_path, topic, settings=WriteSettings(**asked | {"layout": "day", "event_time": "at"}))
     assert status(str(tmp_path)).findings == []
+
+
+def test_an_upload_that_ends_after_its_run_began_anew(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a store where files have their final names at once: here a folder stands for it."""
+    create_topic(cluster.bootstrap_servers, topic)
+    _send(cluster.bootstrap_servers, topic, *({"id": n, "mail": "m"} for n in range(20)))
+    monkeypatch.setattr(LocalFolder, "shows_whole_files_only", True)
+    uploads: list[tuple[LocalFolder, bytes, str]] = []
+
+    def begin(folder: LocalFolder, source: Path, path: str) -> None:
+        uploads.append((folder, Path(source).read_bytes(), path))
+        raise Killed
+
+    def load(ddl: str) -> Any:
+        settings = WriteSettings(schema=_text(ddl))
+        return run(cluster.bootstrap_servers, tmp_path / "out", topic, settings=settings, evolution="latest")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFolder, "put", begin)
+        with pytest.raises(Killed):
+            load("id int")
+    end_attempts = FolderTarget.end_attempts
+
+    def ended_too_late(target: FolderTarget, *arguments: Any) -> None:
+        end_attempts(target, *arguments)
+        while uploads:
+            folder, data, path = uploads.pop()
+            folder.write(path, data)
+
+    monkeypatch.setattr(FolderTarget, "end_attempts", ended_too_late)
+    load("id int, mail string")
+    assert ds.dataset(tmp_path / "out" / topic).count_rows() == 20
+    load("id int, mail string")
+    assert not list(tmp_path.glob("out/_klog/attempts/*"))

@@ -12,7 +12,7 @@ from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.protobuf.decoder import ProtobufDecoder
 from spark_klog.schemas.protobuf.encoder import ProtobufEncoder
 
-from .avro.fastavro_rows import FastavroBuilders
+from .avro.fastavro_rows import FastavroBuilders, compile_with_plan
 from .avro.fastavro_writer import FastavroEncoder
 from .protobuf.google_rows import GoogleDecoder
 from .protobuf.google_writer import GoogleEncoder
@@ -24,6 +24,7 @@ def use_kernel(name: str, patch: pytest.MonkeyPatch) -> None:
     """Have the codecs made from now on, and those of Protobuf that are there, use one of `KERNELS`."""
     if name == "reference":
         patch.setattr(decoder, "_builders", FastavroBuilders)
+        patch.setattr(decoder, "compile_plan", compile_with_plan)
         patch.setattr(AvroEncoder, "_written", FastavroEncoder._written)
         patch.setattr(ProtobufDecoder, "decode", GoogleDecoder.decode)
         patch.setattr(ProtobufEncoder, "_written", GoogleEncoder._written)

@@ -200,9 +200,9 @@ class OffsetManager:
         for (topic, partition), committed in list(self._groups.get(group, {}).items()):
             yield topic, partition, committed
 
-    def is_pending(self, group: str, topic: str, partition: int) -> bool:
-        """Whether an open transaction has a pending offset there: readers may have to wait (KIP-447)."""
-        return any((topic, partition) in groups.get(group, {}) for groups in self._pending.values())
+    def pending(self, group: str) -> set[tuple[str, int]]:
+        """Where open transactions have pending offsets: readers may have to wait (KIP-447)."""
+        return {key for groups in self._pending.values() for key in groups.get(group, ())}
 
     @property
     def groups(self) -> list[str]:
@@ -255,13 +255,13 @@ class OffsetManager:
         An offset with an expiry time expires then; any other one if it was committed before `before_ms`. Keys for
         which a transaction has a pending offset are left out.
         """
-        offsets = self._groups.get(group, {})
+        offsets, pending = self._groups.get(group, {}), self.pending(group)
         return [
             key
             for key in keys
             if (offset := offsets.get(key)) is not None
             and (offset.timestamp < before_ms if offset.expires_ms == NO_EXPIRY else offset.expires_ms <= now_ms)
-            and not self.is_pending(group, *key)
+            and key not in pending
         ]
 
     def forget_all(self) -> None:

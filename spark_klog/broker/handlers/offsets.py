@@ -138,22 +138,26 @@ async def _group(
     is_strict: bool,
     member: tuple[str | None, int] = (None, _NO_MEMBER),
 ) -> Message:
-    def found_for(topic: str, partition: int) -> Message:
-        if is_strict and broker.offsets.is_pending(group, topic, partition):
-            return _entry(partition, None, ErrorCode.UNSTABLE_OFFSET_COMMIT)
-        return _entry(partition, broker.offsets.fetch(group, topic, partition), ErrorCode.NONE)
-
     by_id = request.version >= OFFSETS_WITH_TOPIC_IDS
     log = await broker.coordinator.log_of(group, for_reading=True)
     code = log if isinstance(log, ErrorCode) else broker.coordinator.may_fetch(group, *member)
     if code:
         return {"group_id": group, "topics": [], "error_code": code}
+    # of one moment, however long the answer takes: a commit is in all of it, and so is the group's deletion
+    committed = {(topic, partition): offset for topic, partition, offset in broker.offsets.all(group)}
+    pending = broker.offsets.pending(group) if is_strict else set()
+
+    def answer_for(key: tuple[str, int]) -> Message:
+        if key in pending:
+            return _entry(key[1], None, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        return _entry(key[1], committed.get(key), ErrorCode.NONE)
+
     if topics is None:
         answers: dict[str, list[Message]] = {}
-        for topic, partition, _ in broker.offsets.all(group):
+        for key in committed:
             await broker.turns.take()
-            if broker.authorizer.allows(request.session, SEE, topic):
-                answers.setdefault(topic, []).append(found_for(topic, partition))
+            if broker.authorizer.allows(request.session, SEE, key[0]):
+                answers.setdefault(key[0], []).append(answer_for(key))
         if by_id:  # offsets of a topic that was deleted have no id
             known = broker.registry.topics
             answer = [
@@ -180,7 +184,7 @@ async def _group(
                 await broker.turns.take()
                 if (name, index) not in answered:  # an offset's metadata may be long: return it once
                     answered.add((name, index))
-                    partitions.append(found_for(name, index))
+                    partitions.append(answer_for((name, index)))
             answer.append(_named(entry, partitions))
     return {"group_id": group, "topics": answer, "error_code": ErrorCode.NONE}
 

@@ -224,10 +224,12 @@ class JobOptions:
                 raise click.UsageError(f"give only one of {' and '.join(given)}")
         if (self.zookeeper or self.offsets_path) and not self.group:
             raise click.UsageError("--zookeeper and --offsets-path need --group")
-        self._check_follow()
-        self.row_formats.check()
         if bool(self.output) == bool(self.table):
             raise click.UsageError("give either --output or --table")
+        if self.table and self.format not in CODECS:
+            raise click.UsageError(f"--table has files of --format parquet, not {self.format}")
+        self._check_follow()
+        self.row_formats.check()
         if self.output and is_table(self.output):
             raise click.UsageError(f"--output {without_user(self.output)} is a table: write it as --table")
         if self.key and (given := [name for name in _OF_FILES if name in self.given]):

@@ -41,7 +41,6 @@ _NO_COLUMN = Column(-1, Kind.NOTHING, pa.null())
 class Program:
     """How one writer's schema is read into the columns of one reader's schema."""
 
-    plan: Plan
     #: Whether records are bytes without their length; see `AvroDecoder.program`.
     is_raw: bool
     code: array[int]
@@ -76,7 +75,7 @@ def compile_plan(plan: Plan, column: Column, *, is_raw: bool = False) -> Program
     compiler = _Compiler(is_raw=is_raw)
     compiler.read(plan, column, "", 0)
     compiler.emit(Op.END)
-    return Program(plan, is_raw, array("i", compiler.code), bytes(compiler.constants), compiler.starts, compiler.paths)
+    return Program(is_raw, array("i", compiler.code), bytes(compiler.constants), compiler.starts, compiler.paths)
 
 
 @dataclass

@@ -159,7 +159,7 @@ def parse_schema(schema: str | bytes | Mapping[str, Any] | list[Any], references
     for text in references:
         parser.parse(text)
     parsed = parser.parse(schema)
-    if _Types().count(parsed, "", 0) > MAX_TYPES:
+    if _Types().count(parsed, "", 0)[0] > MAX_TYPES:
         raise SchemaError(f"the schema has more than {MAX_TYPES} types, each counted as often as it is named")
     return parsed
 
@@ -168,19 +168,22 @@ class _Types:
     """Counts the types of a schema as if each were written where it is named; `SchemaError` of what has no column."""
 
     def __init__(self) -> None:
-        #: By node; None while it is being counted.
-        self._counts: dict[int, int | None] = {}
+        #: By node, with the levels below it; None while it is being counted.
+        self._counts: dict[int, tuple[int, int] | None] = {}
 
-    def count(self, schema: AvroSchema, path: str, depth: int) -> int:
+    def count(self, schema: AvroSchema, path: str, depth: int) -> tuple[int, int]:
+        """The types of a schema at a depth, and the levels below it."""
         if id(schema) in self._counts:
             known = self._counts[id(schema)]
             if known is None:
                 raise SchemaError(
                     f"{_at(path)}: record {schema.name} contains itself; recursive schemas have no Arrow or Spark type"
                 )
+            if depth + known[1] > MAX_DEPTH:
+                raise _too_deep(path)
             return known
         if depth > MAX_DEPTH:
-            raise SchemaError(f"{_at(path)}: the schema is nested more than {MAX_DEPTH} levels deep")
+            raise _too_deep(path)
         if schema.kind == "union" and not schema.branches:
             raise SchemaError(f"{_at(path)}: a union without branches has no values")
         self._counts[id(schema)] = None
@@ -188,9 +191,14 @@ class _Types:
         below += [(branch, path) for branch in schema.branches]
         if schema.items is not None:
             below.append((schema.items, path + ("[]" if schema.kind == "array" else "{}")))
-        count = 1 + sum(self.count(node, where, depth + 1) for node, where in below)
-        self._counts[id(schema)] = count
-        return count
+        counts = [self.count(node, where, depth + 1) for node, where in below]
+        counted = 1 + sum(count for count, _ in counts), max((1 + levels for _, levels in counts), default=0)
+        self._counts[id(schema)] = counted
+        return counted
+
+
+def _too_deep(path: str) -> SchemaError:
+    return SchemaError(f"{_at(path)}: the schema is nested more than {MAX_DEPTH} levels deep")
 
 
 def _loaded(text: str | bytes) -> Any:

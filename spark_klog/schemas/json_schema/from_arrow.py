@@ -35,7 +35,9 @@ _DIALECT: Final = "http://json-schema.org/draft-07/schema#"
 #: Forms of strings, by what tells their types; of the others `column_of` has more to say.
 _STRINGS: Final[tuple[tuple[Callable[[pa.DataType], bool], Form | None], ...]] = (
     (pa.types.is_string, None),
+    (pa.types.is_large_string, None),
     (pa.types.is_binary, "binary"),
+    (pa.types.is_large_binary, "binary"),
     (pa.types.is_fixed_size_binary, "binary"),
     (pa.types.is_date32, "date"),
     (pa.types.is_time, "time"),

@@ -12,9 +12,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Context, Decimal
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
+
+import pyarrow as pa
 
 from spark_klog.schemas.json_schema.columns import UNIT_DIGITS, Column, Form, Property
 
@@ -23,7 +25,7 @@ Convert = Callable[[Any], Any]
 _Pairs = tuple[tuple[str, Any], ...]
 #: Longer integers are of no type; Python is slow to read them, and may refuse to.
 _LONGEST_INTEGER: Final = 400
-_BEYOND_INT64: Final = 10**19
+_BEYOND_INT64: Final = 1 << 64
 #: Forms of which numbers with a point or an exponent are not to be rounded.
 _EXACT: Final = ("json", "decimal", "integer", "days", "milliseconds")
 _LARGEST_FLOAT32: Final = 3.4028235677973366e38
@@ -327,17 +329,24 @@ def _binary(column: Column) -> Convert:
 
     def convert(value: Any) -> bytes:
         if as_shown and isinstance(value, str):
-            return _whole_text(value).encode()
+            return _of_size(column, _whole_text(value).encode())
         if as_shown and isinstance(value, dict | tuple) and list(dict(value)) == ["base64"]:
             value = dict(value)["base64"]
         elif as_shown or not isinstance(value, str):
             raise _wrong(column, value)
         try:
-            return base64.b64decode(value, validate=True)
+            data = base64.b64decode(value, validate=True)
         except (TypeError, ValueError):
             raise Misfit("is not base64", value) from None
+        return _of_size(column, data)
 
     return convert
+
+
+def _of_size(column: Column, data: bytes) -> bytes:
+    if pa.types.is_fixed_size_binary(column.type) and len(data) != column.type.byte_width:
+        raise Misfit(f"has {len(data)} bytes, not {column.type.byte_width}")
+    return data
 
 
 def _date(column: Column) -> Convert:
@@ -371,7 +380,12 @@ def _time(column: Column) -> Convert:
         except (ValueError, OverflowError) as error:
             raise Misfit(f"is no time: {error}", value) from None
         micros = (time - _EPOCH) // _MICROSECOND
-        return micros * 1000 + int((match[7] or "")[6:9].ljust(3, "0")) if digits > 6 else micros // 10 ** (6 - digits)
+        if digits <= 6:
+            return int(micros // 10 ** (6 - digits))
+        nanos = micros * 1000 + int((match[7] or "")[6:9].ljust(3, "0"))
+        if not -(1 << 63) < nanos < 1 << 63:
+            raise Misfit("is a time that nanoseconds can't hold", value)
+        return nanos
 
     return convert
 
@@ -396,7 +410,8 @@ def _duration(column: Column) -> Convert:
 
     def convert(value: Any) -> int:
         match = _SECONDS.fullmatch(value) if isinstance(value, str) else None
-        units = int(Decimal(match[1]).scaleb(digits)) if match else 1 << 63
+        # exact, so that what is left of a unit is cut
+        units = int(Decimal(match[1]).scaleb(digits, Context(prec=len(match[1])))) if match else 1 << 63
         if abs(units) >= 1 << 63:
             raise _wrong(column, value)
         return units

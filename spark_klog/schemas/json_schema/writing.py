@@ -59,6 +59,8 @@ def _plan_plain(column: Column, kind: pa.DataType, path: str) -> Plan:
         return _checked(
             fits, column, kind, Plan(form, path, column.nullable, cast, column.symbols, column.kind == "object")
         )
+    if form == "null":
+        raise _unfit(column, kind, path)
     if form == "boolean":
         return _checked(types.is_boolean(kind), column, kind, Plan(form, path, column.nullable))
     if form == "integer":

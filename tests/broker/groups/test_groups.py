@@ -161,11 +161,11 @@ def test_offsets_of_a_transaction_count_from_its_end_on(log: PartitionLog, commi
     offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     commit_offsets(offsets, log, "g", {PLACE: (1, -1, "")})
     commit_offsets(offsets, log, "g", {PLACE: (2, -1, "")}, producer=(7, 0))
-    assert (offsets.is_pending("g", *PLACE), _offset(offsets)) == (True, 1)
+    assert (offsets.pending("g"), _offset(offsets)) == ({PLACE}, 1)
     loaded = _loaded(log)
-    assert (loaded.is_pending("g", *PLACE), _offset(loaded)) == (True, 1)
+    assert (loaded.pending("g"), _offset(loaded)) == ({PLACE}, 1)
     offsets.complete(0, 7, committed=commits)
-    assert (offsets.is_pending("g", *PLACE), _offset(offsets)) == (False, 2 if commits else 1)
+    assert (offsets.pending("g"), _offset(offsets)) == (set(), 2 if commits else 1)
 
 
 @pytest.mark.parametrize("commits", [False, True])
@@ -182,7 +182,7 @@ def test_a_transaction_ends_in_each_partition_by_itself(tmp_path: Path, commits:
             loaded.load(each)
         assert _offset(loaded) == (1 if commits else None)
         assert loaded.fetch("other", *PLACE) is None
-        assert loaded.is_pending("other", *PLACE)
+        assert loaded.pending("other") == {PLACE}
         loaded.complete(1, 7, committed=True)
         found = loaded.fetch("other", *PLACE)
         assert found is not None

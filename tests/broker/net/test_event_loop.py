@@ -24,6 +24,7 @@ from spark_klog.broker.broker import Broker
 from spark_klog.broker.groups import coordinator
 from spark_klog.broker.groups.group import Join
 from spark_klog.broker.handlers import list_offsets
+from spark_klog.broker.handlers.offsets import offset_fetch
 from spark_klog.broker.housekeeping import _dirtiest, clean_logs, keep_house
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.net.server import Server
@@ -708,6 +709,40 @@ def test_answers_about_offsets_are_made_in_steps(
             loading.cancel()
 
     asyncio.run(run())
+
+
+def test_fetched_offsets_are_those_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits, and the removal of all, come while the answer is made in steps."""
+    monkeypatch.setattr(event_loop, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(event_loop, "_REST_SECONDS", inf)
+    count, answers = 50, 0
+
+    async def run() -> None:
+        nonlocal answers
+        async with running(tmp_path) as broker:
+            await broker.coordinator.load()
+            assert await broker.coordinator.code("g") is ErrorCode.NONE
+            log = broker.coordinator.local_log("g")
+            assert log is not None
+            for topics in (None, [{"name": "t", "partition_indexes": [*range(count)]}]):
+                for change in range(1, 30):
+                    commit_offsets(broker.offsets, log, "g", {("t", n): (change, -1, "") for n in range(count)})
+                    message = {"group_id": "g", "topics": topics, "require_stable": False}
+                    fetching = asyncio.ensure_future(offset_fetch(broker, client_request(7), message))
+                    for _ in range(change):
+                        await asyncio.sleep(0)
+                    if change % 2:
+                        commit_offsets(broker.offsets, log, "g", {("t", n): (100, -1, "") for n in range(count)})
+                    else:
+                        broker.offsets.remove(log, "g", [("t", n) for n in range(count)])
+                    answer = await fetching
+                    entries = [each for topic in answer["topics"] for each in topic["partitions"]]
+                    offsets = {each["committed_offset"] for each in entries}
+                    assert (len(entries), offsets in ({change}, {100}, {-1})) == (count, True) or not entries
+                    answers += offsets == {change}
+
+    asyncio.run(run())
+    assert answers > 10
 
 
 def _behind_header(frame: bytes) -> Reader:

@@ -24,7 +24,7 @@ from spark_klog.columns.room import BASE_ROOM, ROOM_OF_A_BYTE
 from spark_klog.schemas.arrow_columns import Column, Kind
 from spark_klog.schemas.avro.columns import column_unit
 from spark_klog.schemas.avro.opcodes import MAX_EMPTY_ITEMS, Reason
-from spark_klog.schemas.avro.program import Program, item_room
+from spark_klog.schemas.avro.program import Program, compile_plan, item_room
 from spark_klog.schemas.avro.resolution import (
     IntoBranch,
     Mismatch,
@@ -152,6 +152,13 @@ def _packed(flags: bytearray) -> bytes:
     for index, flag in enumerate(flags):
         bits[index >> 3] |= flag << (index & 7)
     return bytes(bits)
+
+
+def compile_with_plan(plan: Plan, column: Column, *, is_raw: bool = False) -> Program:
+    """As of `program.py`; the program knows its plan, by which the reference reads."""
+    program = compile_plan(plan, column, is_raw=is_raw)
+    program.plan = plan  # type: ignore[attr-defined]
+    return program
 
 
 def _writer(plan: Plan) -> AvroSchema:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
+import weakref
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ from spark_klog.errors import SchemaError
 from spark_klog.registry.formats import InvalidSchema
 from spark_klog.registry.formats.avro import AvroSchema as Registered
 from spark_klog.schemas.avro.columns import columns_of
+from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.from_arrow import schema_of
 from spark_klog.schemas.avro.resolution import resolve
 from spark_klog.schemas.avro.schema import NO_DEFAULT, parse_schema
@@ -309,3 +312,28 @@ def test_types_of_logical_types(logical: str) -> None:
 def test_types(schema: Any, spark: pa.DataType, arrow: pa.DataType) -> None:
     assert columns_of(parse_schema(schema)).type == spark
     assert columns_of(parse_schema(schema), "arrow").type == arrow
+
+
+def test_the_depth_of_named_types_does_not_depend_on_their_order() -> None:
+    def nested(name: str, levels: int, inner: Any) -> Any:
+        for level in range(levels):
+            inner = record(("f", inner), name=f"{name}{level}")
+        return inner
+
+    deep = nested("Deep", 40, "int")
+    uses = [("flat", deep), ("deep", nested("Outer", 40, "Deep39"))]
+    others = [("deep", nested("Outer", 40, deep)), ("flat", "Deep39")]
+    for fields in (uses, others):
+        with pytest.raises(SchemaError, match="more than 64 levels"):
+            parse_schema(record(*fields))
+
+
+def test_a_program_keeps_no_schema() -> None:
+    """A process keeps programs for long."""
+    writer = parse_schema(record(("a", "int"), ("b", ["null", record(("c", "string"), name="B")])))
+    decoder = AvroDecoder(parse_schema(record(("a", "long"))))
+    program, kept = decoder.program(writer), weakref.ref(writer)
+    del writer
+    gc.collect()
+    assert kept() is None
+    assert program.code

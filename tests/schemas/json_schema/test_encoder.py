@@ -109,6 +109,8 @@ def test_fields_by_name() -> None:
     ):
         with pytest.raises(SchemaError, match=words):
             encode(schema, pa.array([row]))
+    with pytest.raises(SchemaError, match="must be null, which timestamp"):
+        encode({"type": "null"}, pa.array([5], pa.timestamp("us", "UTC")))
 
 
 def test_numbers_times_and_enums() -> None:

@@ -187,3 +187,27 @@ def test_what_a_json_schema_says_of_nulls() -> None:
 )
 def test_types_that_only_rows_have(kind: pa.DataType, text: str, value: Any) -> None:
     assert _read(pa.struct([("x", kind)]), f'{{"x": {text}}}'.encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value", "reason"),
+    [
+        (pa.binary(2), '"YWJj"', None, "has 3 bytes, not 2"),
+        (pa.binary(3), '"YWJj"', b"abc", ""),
+        (pa.timestamp("ns"), '"9999-01-01"', None, "is a time that nanoseconds can't hold"),
+        (pa.timestamp("ns"), '"1677-09-22"', -9223286400000000000, ""),
+        (pa.uint64(), "18446744073709551615.0", 2**64 - 1, ""),
+        (pa.uint64(), "18446744073709551616.0", None, "must be an integer"),
+        (pa.duration("us"), '"1.9999999999999999999999999999999s"', 1_999_999, ""),
+        (pa.duration("us"), '"-1.9999999999999999999999999999999s"', -1_999_999, ""),
+        (pa.large_string(), '"a"', "a", ""),
+    ],
+    ids=str,
+)
+def test_a_value_at_the_bound_of_its_type(kind: pa.DataType, text: str, value: Any, reason: str) -> None:
+    """A bad value is a bad row, beside others that are not."""
+    column = column_of(pa.struct([("id", kind)]), DDL)
+    rows = [f'{{"id": {text}}}'.encode(), b'{"id": null}']
+    decoded = JsonDecoder(column).decode(pa.array(rows, pa.binary()), [None])
+    assert [(row.row, reason in row.reason) for row in decoded.bad] == ([(0, True)] if reason else [])
+    assert decoded.values.flatten()[0].equals(pa.array([value, None], kind))
