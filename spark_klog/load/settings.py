@@ -91,6 +91,7 @@ class WriteSettings:
             raise ConfigError(
                 f"compression {self.compression!r} of format {self.format} must be {any_of(CODECS[self.format])}"
             )
+        self._check_level()
         if self.layout not in LAYOUTS:
             raise ConfigError(f"partition-by {self.layout!r} must be {any_of(LAYOUTS)}")
         unknown = [name for name in self.dictionary if name not in FULL.names]
@@ -153,6 +154,20 @@ class WriteSettings:
         for name, kind in types.items():
             columns = columns.set(columns.get_field_index(name), pa.field(name, kind))
         return columns
+
+    def _check_level(self) -> None:
+        """`ConfigError` unless the codec takes the level: a plan would keep it, and no run would get past it."""
+        if self.compression_level is None:
+            return
+        try:
+            first = pa.Codec.minimum_compression_level(self.compression)
+            last = pa.Codec.maximum_compression_level(self.compression)
+        except ValueError:  # snappy, none
+            raise ConfigError(f"compression {self.compression} has no compression-level: leave it out") from None
+        if not first <= self.compression_level <= last:
+            raise ConfigError(
+                f"compression-level {self.compression_level} of {self.compression} must be {first} to {last}"
+            )
 
     def _check_order(self) -> None:
         if not self.sort_by:

@@ -32,7 +32,7 @@ _KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "4"))
 
 @pytest.fixture
 def broker(server_dir: Path) -> Iterator[KlogBroker]:
-    settings = ["--set", "log.segment.bytes=100000", "--set", "log.index.interval.bytes=500"]
+    settings = ["--set", "internal.segment.bytes=100000", "--set", "log.index.interval.bytes=500"]
     with KlogBroker(server_dir, *settings) as running:
         yield running
 

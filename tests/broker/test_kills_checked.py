@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 @pytest.fixture
 def broker(server_dir: Path) -> Iterator[KlogBroker]:
-    settings = ("log.segment.bytes=200000", "log.index.interval.bytes=500")
+    settings = ("internal.segment.bytes=200000", "log.index.interval.bytes=500")
     with KlogBroker(server_dir, *(word for setting in settings for word in ("--set", setting))) as running:
         admin = AdminClient({"bootstrap.servers": running.bootstrap_servers, "log_level": 0})
         admin.create_topics([NewTopic("t", PARTITIONS, 1)])["t"].result(20)

@@ -301,7 +301,7 @@ def test_an_append_whose_flush_can_not_begin(
 
 def test_a_roll_without_a_free_descriptor(server_dir: Path) -> None:
     """The partition takes records again once descriptors are free: nothing has failed to reach the disk."""
-    broker = start(server_dir, **{"log.segment.bytes": 1000})
+    broker = start(server_dir, **{"internal.segment.bytes": 1000})
     try:
         batch = bytes(make_batch([(None, bytes(600))], [1]))
         with RawClient(broker.port) as client:

@@ -48,7 +48,7 @@ def read_all_before(broker: KlogBroker) -> None:
 
 
 def test_under_load_nothing_acknowledged_is_lost_and_the_next_start_is_clean(server_dir: Path) -> None:
-    broker = KlogBroker(server_dir, "--set", "num.partitions=2", "--set", "log.segment.bytes=200000")
+    broker = KlogBroker(server_dir, "--set", "num.partitions=2", "--set", "internal.segment.bytes=200000")
     broker.start()
     kcat("-P", "-b", broker.bootstrap_servers, "-t", "t", "-p", "0", stdin=b"0\n")
     acknowledged: set[int] = set()

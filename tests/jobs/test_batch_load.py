@@ -173,6 +173,9 @@ def test_new_topics_and_partitions_with_offsets_in_files(
         ([*_GIVEN, "--envelope", "debezium"], "as is an envelope: give --table"),
         ([*_GIVEN, "--value-format", "json", "--schema", "a complex"], "unknown type 'complex'"),
         ([*_GIVEN, "--event-time", ""], "it is empty: give a value"),
+        ([*_GIVEN, "--compression", "snappy", "--compression-level", "3"], "snappy has no compression-level"),
+        ([*_GIVEN, "--format", "json", "--compression-level", "3"], "none has no compression-level"),
+        ([*_GIVEN, "--compression-level", "99"], "compression-level 99 of zstd must be -131072 to 22"),
         ([*_GIVEN, "--partition-by", "day", "--time-zone", "Mars"], "time zone 'Mars' does not exist"),
         (
             [*_GIVEN, *_SPARKS, "--upsert-key", "key", "--envelope", "debezium", "--table-columns", "values"],

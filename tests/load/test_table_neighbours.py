@@ -215,7 +215,11 @@ def test_a_topic_that_loses_records_and_is_made_anew(cluster: EmbeddedCluster, t
 @_KINDS
 def test_a_topic_that_is_compacted_between_runs(topic: str, lake: Lake, server_dir: Path) -> None:
     """A table of changes has the source's rows, although the log has no longer all changes."""
-    cleaner = {"log.cleaner.backoff.ms": "50", "log.cleaner.min.cleanable.ratio": "0.01", "log.segment.bytes": "4096"}
+    cleaner = {
+        "log.cleaner.backoff.ms": "50",
+        "log.cleaner.min.cleanable.ratio": "0.01",
+        "internal.segment.bytes": "4096",
+    }
     with EmbeddedCluster(data_dir=server_dir / "cluster", settings=cleaner) as cluster:
         source = ChangeSource(cluster.bootstrap_servers, topic, 40)
         set_topic(source.servers, topic, "cleanup.policy", "compact")

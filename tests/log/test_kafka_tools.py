@@ -52,7 +52,7 @@ def _produce(servers: str, topic: str, count: int, codec: str) -> list[tuple[int
 
 @pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.test_all("codec")), "lz4"])
 def test_dump_log_segments_finds_nothing_wrong(make_cluster: Callable[..., EmbeddedCluster], codec: str) -> None:
-    cluster = make_cluster(settings={"log.segment.bytes": "12000", "log.index.interval.bytes": "500"})
+    cluster = make_cluster(settings={"internal.segment.bytes": "12000", "log.index.interval.bytes": "500"})
     expected = _produce(cluster.bootstrap_servers, "dumped", 500, codec)
     cluster.stop()
     folder = cluster.data_dir / "broker-0" / "dumped-0"

@@ -22,7 +22,13 @@ from spark_klog.base.names import TRANSACTION_VERSION, TRANSACTIONS_2
 from spark_klog.base.settings import BOOLEAN, SECRET_NAME, advice, items, number, setting, settings_of, value_of, words
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
-from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, TOPIC_SETTINGS, WORDING
+from spark_klog.broker.settings.log_settings import (
+    BROKER_LOG_SETTINGS,
+    INTERNAL_SEGMENT_BYTES,
+    TOPIC_SETTINGS,
+    WORDING,
+    topic_settings,
+)
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig
 from spark_klog.trees.tree import SESSION_SECONDS
@@ -196,7 +202,7 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
         elif name in BROKER_SETTINGS:
             row = BROKER_SETTINGS[name]
             result[row.name] = value_of(row.metadata["kind"], name, value, "setting {}={} must be {}")
-        elif name not in BROKER_LOG_SETTINGS:
+        elif name not in BROKER_LOG_SETTINGS and name != INTERNAL_SEGMENT_BYTES:
             known = {*BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *known_elsewhere}
             raise ConfigError(f"unknown setting {name!r}; {advice(name, known, _WITHOUT_USE)}")
     of_logs = {
@@ -204,6 +210,8 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
         for name, (attribute, kind) in BROKER_LOG_SETTINGS.items()  # in their order: the last unit wins
         if name in settings
     }
+    if INTERNAL_SEGMENT_BYTES in settings:
+        of_logs |= topic_settings({INTERNAL_SEGMENT_BYTES: settings[INTERNAL_SEGMENT_BYTES]})
     return result | {"log": LogConfig(**of_logs), "security": security_settings(of_security)}
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from spark_klog.base.settings import advice, settings_of, value_of
+from spark_klog.base.settings import INT32_MAX, advice, settings_of, value_of
 from spark_klog.broker.metadata.internal_topics import with_internal_settings
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig, log_number
@@ -14,6 +14,11 @@ from spark_klog.log.config import LogConfig, log_number
 _log = logging.getLogger(__name__)
 _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 TOPIC_SETTINGS = settings_of(LogConfig)
+_SEGMENT_BYTES = "segment.bytes"
+#: Sets the same, of a topic or of all, with no minimum, and is not described: for tests, as in Kafka 4.1.
+INTERNAL_SEGMENT_BYTES = f"internal.{_SEGMENT_BYTES}"
+#: The least that a user may set, as in Kafka 4 (KIP-1030): each segment has several files.
+_LEAST_SEGMENT_BYTES = 1 << 20
 #: (field of `LogConfig`, kind) by the broker's name. If a value is set in several units, the last one in this order
 #: wins: the smallest, as in Kafka.
 BROKER_LOG_SETTINGS = {
@@ -21,6 +26,7 @@ BROKER_LOG_SETTINGS = {
     "log.retention.hours": ("retention_ms", log_number("long", -1, factor=_HOUR_MS)),
     "log.retention.minutes": ("retention_ms", log_number("long", -1, factor=_MINUTE_MS)),
     **{row.metadata["broker"]: (row.name, row.metadata["kind"]) for row in TOPIC_SETTINGS.values()},
+    f"log.{_SEGMENT_BYTES}": ("segment_bytes", log_number("int", _LEAST_SEGMENT_BYTES, INT32_MAX)),
 }
 #: Topic settings of Kafka that have no effect without replication: the value to show, and the broker's name.
 _WITHOUT_EFFECT = {
@@ -36,18 +42,13 @@ _WITHOUT_EFFECT = {
 #: Settings without effect that reject other values, since users would expect those to have an effect.
 _FIXED = ("message.downconversion.enable", "preallocate")
 WORDING = "setting {}={}: must be {}"
-_SEGMENT_BYTES = "segment.bytes"
-#: Sets the same, with no minimum, and is not described: for tests, as in Kafka 4.1.
-_INTERNAL_SEGMENT_BYTES = f"internal.{_SEGMENT_BYTES}"
-#: The least segment.bytes that a client may set, as in Kafka 4 (KIP-1030): each segment has several files.
-_LEAST_SEGMENT_BYTES = 1 << 20
 
 
 def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
     """`LogConfig` arguments from a topic's settings; `ConfigError` for an unknown name or a bad value."""
     result = {}
     for given, text in settings.items():
-        name = _SEGMENT_BYTES if given == _INTERNAL_SEGMENT_BYTES else given
+        name = _SEGMENT_BYTES if given == INTERNAL_SEGMENT_BYTES else given
         if name in _WITHOUT_EFFECT:
             if name in _FIXED and text != _WITHOUT_EFFECT[name][0]:
                 raise ConfigError(f"setting {name}={text}: only {_WITHOUT_EFFECT[name][0]} is supported")

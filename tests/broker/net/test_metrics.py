@@ -53,7 +53,7 @@ def value(samples: Mapping[tuple[str, frozenset[tuple[str, str]]], float], name:
 
 @pytest.fixture
 def broker(server_dir: Path) -> Iterator[Measured]:
-    with Measured(server_dir, "--set", "num.partitions=2", "--set", "log.segment.bytes=5000") as running:
+    with Measured(server_dir, "--set", "num.partitions=2", "--set", "internal.segment.bytes=5000") as running:
         yield running
 
 

@@ -182,6 +182,10 @@ def test_options_win_over_settings_and_these_over_the_file(tmp_path: Path) -> No
             "group.consumer.session.timeout.ms=3000 must be greater than group.consumer.heartbeat.interval.ms=5000",
         ),
         ("config.providers=file", "setting config.providers=file: values are not looked up by providers"),
+        (
+            "log.dir=/a\nlog.segment.bytes=1048575",
+            "setting log.segment.bytes=1048575: must be from 1048576 to 2147483647",
+        ),
         ("metrics.listen=9100\nlog.dir=/a", "setting metrics.listen: '9100' is not HOST:PORT"),
     ],
 )
@@ -189,6 +193,10 @@ def test_what_is_refused(line: str, told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         broker_config(parse_properties(line.encode(), "server.properties"), {})
     assert str(refused.value).startswith(told)
+
+
+def test_tests_may_have_segments_of_any_size() -> None:
+    assert broker_settings({"internal.segment.bytes": "10"})["log"].segment_bytes == 10
 
 
 def test_a_refusal_is_a_line(tmp_path: Path) -> None:

@@ -167,7 +167,11 @@ def test_the_form_of_our_records(make_cluster: Callable[..., EmbeddedCluster]) -
 
 def test_a_late_write_is_undone_before_compaction(make_cluster: Callable[..., EmbeddedCluster]) -> None:
     """Of another registry, or of a producer that was given up: with the key of a schema, or its id."""
-    cleaner = {"log.cleaner.backoff.ms": "50", "log.cleaner.min.cleanable.ratio": "0.01", "log.segment.bytes": "1024"}
+    cleaner = {
+        "log.cleaner.backoff.ms": "50",
+        "log.cleaner.min.cleanable.ratio": "0.01",
+        "internal.segment.bytes": "1024",
+    }
     cluster = make_cluster(settings=cleaner, schema_registry=True)
     url = cluster.schema_registry_url
     assert url is not None

@@ -50,7 +50,7 @@ NOW = 1_700_000_000_000
 pytestmark = pytest.mark.usefixtures("one_attempt")
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 #: Small segments, and no retention: the records are years old.
-SMALL = {"log.segment.bytes": "12000", "log.index.interval.bytes": "500", "log.retention.ms": "-1"}
+SMALL = {"internal.segment.bytes": "12000", "log.index.interval.bytes": "500", "log.retention.ms": "-1"}
 GOLDEN = Path(__file__).parents[2] / "data"
 
 
@@ -487,7 +487,7 @@ def test_a_directory_of_kafka_07(tmp_path: Path) -> None:
 def kafka(module_server_dir: Path) -> Iterator[Kafka]:
     """Apache Kafka with small segments."""
     overrides = {
-        "log.segment.bytes": 16384,
+        "internal.segment.bytes": 16384,
         "log.index.interval.bytes": 500,
         "log.cleaner.backoff.ms": 200,
         "log.cleaner.min.cleanable.ratio": 0.01,
