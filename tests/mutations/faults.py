@@ -237,8 +237,8 @@ FAULTS = (
     Fault(
         "broker-offsets-of-hidden-topics",
         "spark_klog/broker/handlers/offsets.py",
-        "            if broker.authorizer.allows(request.session, SEE, topic):\n                answers.setdefault",
-        "            if topic:\n                answers.setdefault",
+        "            if broker.authorizer.allows(request.session, SEE, key[0]):\n                answers.setdefault",
+        "            if key[0]:\n                answers.setdefault",
         (
             "tests/broker/security/test_refused_users.py",
             "tests/broker/security/test_security_rules.py",

@@ -46,7 +46,8 @@ def _by_fastavro(writer: Any, reader: Any, data: bytes) -> Any:
 def _decoded(kernel: str, writer: Any, reader: Any, data: pa.Array) -> Decoded:
     with of_kernel(kernel):
         decoder = AvroDecoder(parse_schema(reader))
-    result = decoder.decode(data, [decoder.program(parse_schema(writer))])
+        program = decoder.program(parse_schema(writer))
+    result = decoder.decode(data, [program])
     assert result.values.type == decoder.type
     result.values.validate(full=True)
     return result

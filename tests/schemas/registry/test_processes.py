@@ -95,9 +95,9 @@ def test_processes_that_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_FIRST", (1, 0.02, *processes._FIRST[2:]))
     run = Processes()
     try:
-        total = sum(range(2_000_000))
+        total = sum(range(20_000_000))  # longer than the first lane's 20 ms on any machine
         for lane in (run._first, run._second):
-            assert run(sum, range(2_000_000), deadline=_soon()) == total
+            assert run(sum, range(20_000_000), deadline=_soon()) == total
             with ThreadPoolExecutor(1) as pool:
                 _killed(run._second)  # idle
                 at_work = pool.submit(run, time.sleep, 0.3, deadline=_soon())
