@@ -109,13 +109,16 @@ class Target(ABC):
 
         Their markers say so, and stay: a file that is under way now goes when the run is there.
         """
-        for token in self._attempts(run):
-            self.store.write(attempt_path(run, token), b"ended")
-
-    def _attempts(self, run: int) -> set[str]:
-        """The tokens of a run's attempts that have a marker."""
         known = filter(None, map(attempt_of, self.store.names(ATTEMPTS)))
-        return {token for number, token in known if number == run}
+        tokens = {token for number, token in known if number == run}
+        for token in tokens:
+            self.store.write(attempt_path(run, token), b"ended")
+        if tokens:
+            self._remove_ended(tokens, topics)
+
+    def _remove_ended(self, tokens: Collection[str], topics: Sequence[str]) -> None:
+        """Remove the files of attempts that have ended, if readers see them: those of a table are not among its own."""
+        return
 
     def remove_orphans(
         self, last: int, topics: Iterable[str], *, is_last_time: bool = False, has_leftovers: bool = True
@@ -198,10 +201,8 @@ class FolderTarget(Target):
         topics = {part.topic for part in manifest.partitions}
         self.remove_orphans(manifest.run + 1, topics, has_leftovers=has_leftovers)
 
-    def end_attempts(self, run: int, topics: Sequence[str]) -> None:
-        super().end_attempts(run, topics)
-        if tokens := self._attempts(run):
-            self._remove_unknown((), tokens, topics)
+    def _remove_ended(self, tokens: Collection[str], topics: Sequence[str]) -> None:
+        self._remove_unknown((), tokens, topics)
 
     def _files(self) -> Collection[str]:
         return read_summary(self.store).files
