@@ -37,6 +37,7 @@ from spark_klog.registry.state import (
     within,
 )
 from spark_klog.registry.work import decoded
+from spark_klog.schemas.registry.schemas import LEVELS
 
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 #: What a client may ask for; any other gets the first.
@@ -480,7 +481,7 @@ def _put_config(asked: Asked) -> Any:
     fields = asked.fields()
     level = fields.get("compatibility")
     if level is not None:
-        if not isinstance(level, str) or level.upper() not in errors.LEVELS:
+        if not isinstance(level, str) or level.upper() not in LEVELS:
             raise errors.invalid_level()
         fields["compatibility"] = level.upper()
     for name, wanted in _CONFIG_TYPES.items():

@@ -6,18 +6,14 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from spark_klog.base.names import Format
-from spark_klog.registry.formats import InvalidSchema, ParsedSchema, parse
-from spark_klog.registry.formats.contract import READER, WRITER
-from spark_klog.schemas.registry.schemas import NO_REFERENCES, TYPES, References
+from spark_klog.registry.formats import InvalidSchema, parse
+from spark_klog.registry.formats.contract import reasons_of
+from spark_klog.schemas.avro.schema import NO_DEFAULT, AvroSchema
+from spark_klog.schemas.registry.schemas import LEVELS, NO_REFERENCES, TYPES, References
 
-#: As Confluent's registry calls them; those that end in _TRANSITIVE are about all versions before.
-LEVELS: Final = (
-    *("BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE"),
-    "NONE",
-)
 _DESCRIPTION = re.compile(
     r"""\{errorType:['"]\w+['"], description:['"](.*?)['"](?:, additionalInfo:.*)?\}""", re.DOTALL
 )
@@ -80,17 +76,14 @@ def fields_of(format: Format, text: str, references: References = NO_REFERENCES)
     """The fields of a schema by path: `customer.name`, `lines[].price`, `tags{}`; "" is a schema that has none."""
     if format == "protobuf":
         return dict(_protobuf(text, references))
+    if format == "avro":
+        from spark_klog.registry.formats import avro
+
+        root = avro.AvroSchema(text, references).root
+        return dict(islice(_avro(root, "", ()), _MOST_FIELDS)) or {"": FieldText(_avro_type(root))}
     try:
         value = json.loads(text)
-        if format == "avro":
-            names: dict[str, Any] = {}
-            for reference in references.values():
-                _collect(json.loads(reference), "", names)
-            _collect(value, "", names)
-            found = dict(islice(_avro(value, "", "", names, ()), _MOST_FIELDS))
-            return found or {"": FieldText(_avro_type(value, "", names))}
-        if format == "json-schema":
-            return dict(islice(_json_schema(value, value, "", ()), _MOST_FIELDS))
+        return dict(islice(_json_schema(value, value, "", ()), _MOST_FIELDS))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidSchema(f"the schema is malformed: {error!r}") from None
 
@@ -107,8 +100,8 @@ def incompatibilities(
     earlier = [parse(kind, text, known) for text, known in old]
     # by level without its transitive form
     reasons = {
-        "BACKWARD": [_reasons(parsed, one, "new", "old") for one in earlier],
-        "FORWARD": [_reasons(one, parsed, "old", "new") for one in earlier],
+        "BACKWARD": [reasons_of(parsed, version, "new", "old") for version in earlier],
+        "FORWARD": [reasons_of(version, parsed, "old", "new") for version in earlier],
     }
     reasons["FULL"] = [[*first, *second] for first, second in zip(reasons["BACKWARD"], reasons["FORWARD"], strict=True)]
     made: dict[str, list[str]] = {}
@@ -124,10 +117,6 @@ def in_words(reason: str) -> str:
     return found[1] if found else reason
 
 
-def _reasons(reader: ParsedSchema, writer: ParsedSchema, reader_name: str, writer_name: str) -> list[str]:
-    return [text.replace(READER, reader_name).replace(WRITER, writer_name) for text in reader.unreadable(writer)]
-
-
 def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
@@ -135,91 +124,37 @@ def _below(path: str, name: str) -> str:
 # --- Avro
 
 
-def _full_name(name: str, namespace: str) -> str:
-    return name if "." in name or not namespace else f"{namespace}.{name}"
+def _avro(schema: AvroSchema, path: str, above: tuple[str, ...]) -> Iterator[tuple[str, FieldText]]:
+    """The fields below a type; `above` are the records that it is in."""
+    if schema.name in above:
+        return
+    for field in schema.fields:
+        below = _below(path, field.name)
+        default = "" if field.default is NO_DEFAULT else f" = {json.dumps(field.default)}"
+        aliases = tuple(_below(path, alias) for alias in field.aliases)
+        yield below, FieldText(_avro_type(field.schema) + default, aliases)
+        yield from _avro(field.schema, below, (*above, schema.name))
+    for branch in schema.branches:
+        yield from _avro(branch, path, above)
+    if schema.items is not None:
+        yield from _avro(schema.items, path + ("[]" if schema.kind == "array" else "{}"), above)
 
 
-def _declared(node: Any, namespace: str) -> str:
-    return _full_name(node["name"], node.get("namespace", namespace))
-
-
-def _collect(node: Any, namespace: str, names: dict[str, Any]) -> None:
-    """Add the named types of a schema."""
-    if isinstance(node, list):
-        for branch in node:
-            _collect(branch, namespace, names)
-    elif isinstance(node, dict):
-        kind = node["type"]
-        if kind in ("record", "error", "enum", "fixed"):
-            name = _declared(node, namespace)
-            names[name] = node
-            for field in node.get("fields", ()):
-                _collect(field["type"], name.rpartition(".")[0], names)
-        else:
-            _collect(node.get("items", node.get("values")), namespace, names)
-            if isinstance(kind, dict | list):
-                _collect(kind, namespace, names)
-
-
-def _resolved(node: Any, namespace: str, names: dict[str, Any]) -> Any:
-    """The definition of a type that is only named, and types in types without their shell."""
-    if isinstance(node, dict) and isinstance(node.get("type"), dict | list):
-        return node["type"]
-    if isinstance(node, str):
-        return names.get(_full_name(node, namespace), names.get(node, node))
-    return node
-
-
-def _avro(
-    node: Any, namespace: str, path: str, names: dict[str, Any], above: tuple[str, ...]
-) -> Iterator[tuple[str, FieldText]]:
-    """The fields below a type."""
-    node = _resolved(node, namespace, names)
-    if isinstance(node, list):
-        for branch in node:
-            yield from _avro(branch, namespace, path, names, above)
-    elif isinstance(node, dict) and node["type"] in ("record", "error"):
-        name = _declared(node, namespace)
-        if name in above:
-            return
-        inner = name.rpartition(".")[0]
-        for field in node["fields"]:
-            below = _below(path, field["name"])
-            text = _avro_type(field["type"], inner, names)
-            if "default" in field:
-                text += f" = {json.dumps(field['default'])}"
-            yield below, FieldText(text, tuple(_below(path, one) for one in field.get("aliases", ())))
-            yield from _avro(field["type"], inner, below, names, (*above, name))
-    elif isinstance(node, dict) and node["type"] == "array":
-        yield from _avro(node["items"], namespace, f"{path}[]", names, above)
-    elif isinstance(node, dict) and node["type"] == "map":
-        yield from _avro(node["values"], namespace, path + "{}", names, above)
-
-
-def _avro_type(node: Any, namespace: str, names: dict[str, Any]) -> str:
-    """A type in words, without the fields of records."""
-    if isinstance(node, list):
-        return " | ".join(_avro_type(branch, namespace, names) for branch in node) or "an empty union"
-    node = _resolved(node, namespace, names)
-    if isinstance(node, list):
-        return _avro_type(node, namespace, names)
-    if isinstance(node, str):
-        return node
-    kind = node["type"]
-    if kind == "array":
-        return f"array<{_avro_type(node['items'], namespace, names)}>"
-    if kind == "map":
-        return f"map<{_avro_type(node['values'], namespace, names)}>"
-    logical = node.get("logicalType")
+def _avro_type(schema: AvroSchema) -> str:
+    """A type in words, without the fields of records. A logical type is what the text has, known or not."""
+    if schema.kind == "union":
+        return " | ".join(map(_avro_type, schema.branches)) or "an empty union"
+    if schema.items is not None:
+        return f"{schema.kind}<{_avro_type(schema.items)}>"
+    text = f"{schema.kind} {schema.name}" if schema.name else schema.kind
+    if schema.kind == "enum":
+        return f"{text} ({', '.join(schema.symbols)})"
+    if schema.kind == "fixed":
+        text += f" ({schema.size} bytes)"
+    logical = schema.props.get("logicalType")
     if logical == "decimal":
-        logical = f"decimal({node.get('precision')}, {node.get('scale', 0)})"
-    if kind == "enum":
-        return f"enum {_declared(node, namespace)} ({', '.join(node['symbols'])})"
-    if kind == "fixed":
-        kind = f"fixed {_declared(node, namespace)} ({node['size']} bytes)"
-    elif kind in ("record", "error"):
-        kind = f"record {_declared(node, namespace)}"
-    return f"{kind} {logical}" if logical else str(kind)
+        logical = f"decimal({schema.props.get('precision')}, {schema.props.get('scale', 0)})"
+    return f"{text} {logical}" if logical else text
 
 
 # --- JSON Schema

@@ -6,15 +6,6 @@ from http import HTTPStatus
 
 from spark_klog.wire.listening import RequestRefused
 
-LEVELS = (
-    "NONE",
-    "BACKWARD",
-    "BACKWARD_TRANSITIVE",
-    "FORWARD",
-    "FORWARD_TRANSITIVE",
-    "FULL",
-    "FULL_TRANSITIVE",
-)
 #: The code of `invalid_schema`.
 INVALID_SCHEMA = 42201
 MODES = ("READWRITE", "READONLY", "READONLY_OVERRIDE", "IMPORT", "FORWARD")

@@ -18,7 +18,7 @@ from spark_klog.errors import MissingPackage, SchemaTimedOut
 from spark_klog.registry import errors
 from spark_klog.registry.errors import RegistryRefusal
 from spark_klog.registry.formats import AVRO, JSON, PROTOBUF, InvalidSchema, ParsedSchema, parse
-from spark_klog.registry.formats.contract import READER, WRITER
+from spark_klog.registry.formats.contract import reasons_of
 
 _T = TypeVar("_T")
 #: Values in a body, with those in values. A schema is one of them.
@@ -123,16 +123,12 @@ def unreadable(direction: str, new: Source, earlier: Source) -> list[str]:
     messages = []
     try:
         if direction in ("FORWARD", "FULL"):
-            messages += [_worded(text, "old", "new") for text in before.unreadable(after)]
+            messages += reasons_of(before, after, "old", "new")
         if direction in ("BACKWARD", "FULL"):
-            messages += [_worded(text, "new", "old") for text in after.unreadable(before)]
+            messages += reasons_of(after, before, "new", "old")
     except RecursionError:
         messages.append("Unexpected exception during compatibility check: the schemas are nested too deeply")
     return messages
-
-
-def _worded(text: str, reader: str, writer: str) -> str:
-    return text.replace(READER, reader).replace(WRITER, writer)
 
 
 def _parsed(source: Source, *, is_new: bool = False) -> ParsedSchema:

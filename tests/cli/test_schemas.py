@@ -246,6 +246,27 @@ def test_changes_of_a_recursive_json_schema() -> None:
     ]
 
 
+def test_changes_of_avro_types() -> None:
+    state = {"type": "enum", "name": "State", "symbols": ["A"]}
+    money = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+    old = [{"name": "state", "type": state}, {"name": "next", "type": ["null", "R"]}, {"name": "hash", "type": "a.H"}]
+    new = [
+        {"name": "state", "type": state | {"symbols": ["A", "B"]}, "default": "A"},
+        {"name": "next", "type": ["null", "R"]},
+        {"name": "sums", "type": {"type": "map", "values": ["null", money]}},
+    ]
+    references = {"a.H": json.dumps({"type": "fixed", "name": "a.H", "size": 16})}
+    texts = [json.dumps({"type": "record", "name": "s.R", "fields": fields}) for fields in (old, new)]
+    assert changes("avro", *texts, references) == [
+        Change("changed", "state", "enum s.State (A)", 'enum s.State (A, B) = "A"'),
+        Change("added", "sums", None, "map<null | bytes decimal(9, 2)>"),
+        Change("removed", "hash", "fixed a.H (16 bytes)", None),
+    ]
+    assert changes("avro", '"int"', '["null", "int"]') == [Change("changed", "", "int", "null | int")]
+    with pytest.raises(ValueError, match="neither an Avro type nor a name"):
+        changes("avro", texts[0], '"int"')
+
+
 def test_changes_of_messages() -> None:
     text = 'syntax = "proto3"; message M {{ {} }}'
     old = text.format("int32 a = 1; repeated string b = 2; enum E { Z = 0; }")

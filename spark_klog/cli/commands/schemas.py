@@ -18,6 +18,7 @@ from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import escaped, print_lines, say
 from spark_klog.cli.schema_registry import ChosenRegistry, registry_options
 from spark_klog.errors import ConfigError, MissingPackage, RegistryError, SchemaError
+from spark_klog.schemas.registry.schemas import LEVELS
 
 if TYPE_CHECKING:
     from spark_klog.schemas.registry.client import RegistryClient
@@ -27,11 +28,6 @@ _DEFAULT_URL = "http://127.0.0.1:8081"
 #: A person waits.
 _DEADLINE_MS = "15000"
 _ENDINGS = {".avsc": "avro", ".proto": "protobuf", ".json": "json-schema"}
-#: As `registry.differences.LEVELS`.
-_LEVELS = (
-    *("BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE"),
-    "NONE",
-)
 
 
 def _registry_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -393,7 +389,7 @@ Examples:
 """
 )
 @click.argument("subject", required=False)
-@click.option("--compatibility", "level", type=click.Choice(_LEVELS, case_sensitive=False), help="Set the level.")
+@click.option("--compatibility", "level", type=click.Choice(LEVELS, case_sensitive=False), help="Set the level.")
 @click.option("--reset", is_flag=True, help="Take back what was set.")
 @_registry_options
 def config(subject: str | None, level: str | None, reset: bool, registry: RegistryClient, as_json: bool) -> None:

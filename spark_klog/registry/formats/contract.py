@@ -54,6 +54,11 @@ MOST_DIFFERENCES: Final = 100
 _MOST_LETTERS: Final = 4000
 
 
+def reasons_of(reader: ParsedSchema, writer: ParsedSchema, reader_name: str, writer_name: str) -> list[str]:
+    """`ParsedSchema.unreadable`, with what the caller calls the two."""
+    return [text.replace(READER, reader_name).replace(WRITER, writer_name) for text in reader.unreadable(writer)]
+
+
 def limited(texts: Iterable[str]) -> list[str]:
     """The first hundred of texts, and the first page of each: schemas of a few KB may differ in a million places."""
     return [

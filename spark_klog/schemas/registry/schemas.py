@@ -14,6 +14,11 @@ References = Mapping[str, str]
 NO_REFERENCES: Final[References] = {}
 #: What formats are called in the REST API; Avro is left out there.
 TYPES: Final[dict[Format, str]] = {"avro": "AVRO", "protobuf": "PROTOBUF", "json-schema": "JSON"}
+#: Levels of compatibility; those that end in _TRANSITIVE are about all versions before.
+LEVELS: Final = (
+    *("BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE"),
+    "NONE",
+)
 _FORMATS: Final[dict[str, Format]] = {name: kind for kind, name in TYPES.items()}
 
 
