@@ -183,10 +183,15 @@ class WriteSettings:
                 )
 
     def _check_parquet(self) -> None:
-        """`ConfigError` if Parquet can't hold the columns, such as records without fields."""
+        """`ConfigError` if Parquet can't hold the columns, such as records without fields, or Spark can't read them."""
         import pyarrow.parquet as pq
 
         for topic in {one.topic for one in self.rows}:
+            if alike := _alike(pa.struct(list(self.columns(topic)))):
+                raise ConfigError(
+                    f"the rows of topic {topic} have fields that differ by case only, {' and '.join(alike)}: Spark "
+                    "can't read such Parquet; --format arrow and json can hold them"
+                )
             try:
                 pq.ParquetWriter(pa.BufferOutputStream(), self.columns(topic)).close()
             except pa.ArrowException as error:
@@ -198,3 +203,13 @@ class WriteSettings:
     def extension(self) -> str:
         suffix = _SUFFIXES.get(self.compression, "") if self.format == JSON_LINES else ""
         return EXTENSIONS[self.format] + suffix
+
+
+def _alike(kind: pa.DataType) -> tuple[str, ...]:
+    """The first two fields of a level whose names differ by case only."""
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    names: dict[str, str] = {}
+    for field in fields:
+        if (other := names.setdefault(field.name.lower(), field.name)) != field.name:
+            return other, field.name
+    return next(filter(None, (_alike(field.type) for field in fields)), ())

@@ -39,11 +39,18 @@ _TYPES = {
     "double": pa.float64(),
     "string": pa.string(),
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ltz": pa.timestamp("us", tz="UTC"),
     "date": pa.date32(),
 }
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([A-Za-z0-9_]+)|([<>(),:]))")
 _DEEPEST = 32
 _MOST_DIGITS = 38
+#: What Spark's DDL may have after a field's type, and why a load has no use for it.
+_LEFT_OUT = {
+    "NOT": "leave NOT NULL out, as a value may lack any field",
+    "COMMENT": "leave the comment out, as files do not keep it",
+    "DEFAULT": "leave the default out, as a field that is missing is null",
+}
 
 
 def check_zone(name: str) -> None:
@@ -132,20 +139,18 @@ def read_schema(text: str) -> pa.DataType:
         is_file = path.is_file()
     except (OSError, ValueError):  # a schema may be longer than a file's name
         is_file = False
-    if is_file:
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--schema {text} can't be read: {error}") from None
-    elif text.strip() and not any(mark in text.strip() for mark in " \t\n:`"):
-        raise ConfigError(f"--schema {text} is neither a file nor DDL: write 'user_id bigint, at timestamp'")
-    return parse_schema(text)
+    try:
+        return parse_schema(path.read_text("utf-8") if is_file else text)
+    except ConfigError as error:
+        raise ConfigError(f"--schema {f'file {text}' if is_file else 'is neither a file nor DDL'}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--schema {text} can't be read: {error}") from None
 
 
 def parse_schema(text: str) -> pa.DataType:
     """Parse a schema to a struct type; `ConfigError`."""
     parser = _Parser(text)
-    fields = parser.fields("", 0)
+    fields = parser.all_fields()
     parser.expect_end()
     return pa.struct(fields)
 
@@ -212,52 +217,65 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
 
-    def _fail(self, what: str) -> ConfigError:
-        return ConfigError(
-            f"schema {self._text.strip()[:200]!r}: {what} at character {self._at + 1}; write Spark's DDL, as "
-            "'user_id bigint, at timestamp, tags array<string>'"
-        )
+    def _fail(
+        self, what: str, advice: str = "write Spark's DDL, as 'user_id bigint, at timestamp, tags array<string>'"
+    ) -> ConfigError:
+        return ConfigError(f"schema {self._text.strip()[:200]!r}: {what} at character {self._at + 1}; {advice}")
+
+    def _unexpected(self, otherwise: str = "unexpected text") -> ConfigError:
+        word = self._peek().upper()
+        return self._fail(f"unexpected {word}", _LEFT_OUT[word]) if word in _LEFT_OUT else self._fail(otherwise)
 
     def _peek(self) -> str:
-        found = _TOKEN.match(self._text, self._at)
-        return found[0].strip() if found else ""
+        match = _TOKEN.match(self._text, self._at)
+        return match[0].strip() if match else ""
 
     def _next(self) -> str:
-        found = _TOKEN.match(self._text, self._at)
-        if found is None:
+        token = self._peek()
+        if not token:
             raise self._fail("a name or a type is missing")
-        self._at = found.end()
-        return found[0].strip()
+        self._at = self._text.index(token, self._at) + len(token)
+        return token
 
     def _expect(self, token: str) -> None:
         if self._peek() != token:
-            raise self._fail(f"{token!r} is missing")
+            raise self._unexpected(f"{token!r} is missing")
         self._next()
 
     def expect_end(self) -> None:
         if self._text[self._at :].strip():
-            raise self._fail("unexpected text")
+            raise self._unexpected()
+
+    def all_fields(self) -> list[pa.Field]:
+        """The fields of the schema, which may stand in a struct<...> around all of them."""
+        if not re.match(r"\s*struct\s*<", self._text, re.IGNORECASE):
+            return self.fields("", 0)
+        return list(self._type(0))
 
     def fields(self, end: str, depth: int) -> list[pa.Field]:
         """Fields up to the token `end`, which is left."""
-        found: dict[str, pa.Field] = {}
+        fields: dict[str, pa.Field] = {}  # by the name in lower case
         while True:
             name = self._next()
             if name.startswith("`"):
                 name = name[1:-1].replace("``", "`")
             elif not re.fullmatch(r"\w+", name):
                 raise self._fail(f"{name!r} is not a name")
-            if name in found:
-                raise self._fail(f"field {name} is there twice")
+            if (other := fields.get(name.lower())) is not None:
+                if other.name == name:
+                    raise self._fail(f"field {name} is there twice")
+                raise self._fail(
+                    f"{other.name} and {name} differ by case only", "leave one of them out, as Spark can't read both"
+                )
             if self._peek() == ":":
                 self._next()
-            found[name] = pa.field(name, self._type(depth + 1))
+            fields[name.lower()] = pa.field(name, self._type(depth + 1))
             if self._peek() != ",":
                 break
             self._next()
         if self._peek() != end:
-            raise self._fail("unexpected text")
-        return list(found.values())
+            raise self._unexpected()
+        return list(fields.values())
 
     def _type(self, depth: int) -> pa.DataType:
         if depth > _DEEPEST:
@@ -273,7 +291,7 @@ class _Parser:
             fields = self.fields(">", depth)
             self._expect(">")
             return pa.struct(fields)
-        if name in ("decimal", "numeric"):
+        if name in ("decimal", "dec", "numeric"):
             return self._decimal()
         if name not in _TYPES:
             raise self._fail(f"unknown type {name!r}; the types are {', '.join(_TYPES)}, decimal, array, struct")

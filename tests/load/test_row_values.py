@@ -202,6 +202,10 @@ def test_event_time_and_plain_records(cluster: EmbeddedCluster, registry: str, t
     empty = {"type": "record", "name": "Empty", "fields": []}
     with pytest.raises(ConfigError, match="format parquet can't hold"):
         run(servers, tmp_path / "c", topic, formats=(_avro(None, text=json.dumps(empty)),))
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": name, "type": "int"} for name in ("id", "ID")]}
+    alike = {"type": "record", "name": "Alike", "fields": [{"name": "in", "type": {"type": "array", "items": inner}}]}
+    with pytest.raises(ConfigError, match="have fields that differ by case only, id and ID"):
+        run(servers, tmp_path / "c", topic, formats=(_avro(None, text=json.dumps(alike)),))
 
 
 def test_what_does_not_decode(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:

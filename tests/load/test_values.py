@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -245,6 +246,14 @@ def test_numbers_that_json_does_not_have_are_bad_beside_any_other(number: str) -
         ("tags array<string", "'>' is missing"),
         ("price decimal(50,2)", r"decimal\(50,2\) can't be"),
         ("a " + "array<" * 40, "more than 32 levels"),
+        ("id int, at date, ID int", "id and ID differ by case only at character .*; leave one of them out"),
+        ("place struct<lat: double, Lat: double>", "lat and Lat differ by case only"),
+        ("id bigint NOT NULL, name string", "unexpected NOT at character .*; leave NOT NULL out"),
+        ("place struct<lat: double not null>", "unexpected NOT .* leave NOT NULL out"),
+        ("id bigint COMMENT 'the key'", "unexpected COMMENT .* leave the comment out"),
+        ("tags array<string comment 'x'>", "unexpected COMMENT .* leave the comment out"),
+        ("id bigint DEFAULT 7", "unexpected DEFAULT .* leave the default out"),
+        ("struct<id: bigint>, name string", "unexpected text at character"),
     ],
 )
 def test_schemas_that_are_none(text: str, words: str) -> None:
@@ -258,8 +267,17 @@ def test_schemas(tmp_path: Path) -> None:
     kind = read_schema(_DDL + ", `odd ``name` int")
     assert parse_schema(schema_text(kind)) == kind
     assert read_schema(str(file))[0] == pa.field("id", pa.int64())
-    with pytest.raises(ConfigError, match=r"--schema nofile\.ddl is neither a file nor DDL"):
-        read_schema("nofile.ddl")
+    assert parse_schema("STRUCT<id: bigint, price: dec(9,2), at timestamp_ltz>") == parse_schema(
+        "id bigint, price decimal(9,2), at timestamp"
+    )
+    for missing in ("nofile.ddl", "no file.ddl", r"c:\no\file.ddl", "/no/file: here", ""):
+        with pytest.raises(
+            ConfigError, match=rf"--schema is neither a file nor DDL: schema {re.escape(repr(missing))}"
+        ):
+            read_schema(missing)
+    file.write_text("id number")
+    with pytest.raises(ConfigError, match=r"--schema file .*schema\.ddl: schema 'id number': unknown type"):
+        read_schema(str(file))
     file.write_text("näme int", "latin-1")
     with pytest.raises(ConfigError, match=r"schema\.ddl can't be read: 'utf-8' codec"):
         read_schema(str(file))
