@@ -81,7 +81,7 @@ class FetchInFlight:
         request = {
             "max_wait_ms": max_wait_ms,
             "min_bytes": 1,
-            "max_bytes": max(config.fetch_max_bytes, *(asked.max_bytes for asked in wanted.values())),
+            "max_bytes": max(config.fetch_max_bytes, *[asked.max_bytes for asked in wanted.values()]),
             "isolation_level": config.isolation_level if isolation_level is None else isolation_level,
             "topics": topics_to_fetch(self._wanted),
         }
