@@ -28,7 +28,6 @@ from spark_klog.registry.state import (
     GLOBAL_CONTEXT,
     MAX_NUMBER,
     Definition,
-    Reference,
     State,
     Version,
     guid_of,
@@ -37,7 +36,7 @@ from spark_klog.registry.state import (
     within,
 )
 from spark_klog.registry.work import decoded
-from spark_klog.schemas.registry.schemas import LEVELS
+from spark_klog.schemas.registry.schemas import LEVELS, Reference
 
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 #: What a client may ask for; any other gets the first.
@@ -335,7 +334,7 @@ def _schema(asked: Asked, version: Version) -> dict[str, Any]:
         made["schema"] = asked.registry.formatted(version, form, asked.deadline)
     if asked.text("referenceFormat") == "qualified" and definition.references:
         made["references"] = [
-            reference._replace(subject=within(version.subject, reference.subject)).json()
+            reference._replace(subject=within(version.subject, reference.subject))._asdict()
             for reference in definition.references
         ]
     made["ts"] = version.timestamp
@@ -373,10 +372,6 @@ def _list_schemas(asked: Asked) -> Any:
         if size > _MOST_BYTES:
             raise errors.schema_too_large(f"{len(rows):,} schemas have more than {_MOST_BYTES >> 20} MiB: {advice}")
     return b"[%s]" % b",".join(rows)
-
-
-def _types(_: Asked) -> Any:
-    return list(TYPES)
 
 
 def _get_id(asked: Asked) -> Any:
@@ -538,18 +533,10 @@ def _get_cluster(asked: Asked) -> Any:
     return {"scope": {"path": [], "clusters": clusters}}
 
 
-def _get_release(_: Asked) -> Any:
-    return {"version": VERSION}
-
-
-def _root(_: Asked) -> Any:
-    return {}
-
-
 _Page = Callable[[Asked], Any]
 #: Pages by path (* is a name) and method.
 _PAGES: Final[dict[tuple[str, ...], dict[str, _Page]]] = {
-    (): {"GET": _root, "POST": _root},
+    (): dict.fromkeys(("GET", "POST"), lambda _: {}),
     ("subjects",): {"GET": _list_subjects},
     ("subjects", "*"): {"POST": _look_up, "DELETE": _delete_subject},
     ("subjects", "*", "metadata"): {"GET": _latest_with_metadata},
@@ -558,7 +545,7 @@ _PAGES: Final[dict[tuple[str, ...], dict[str, _Page]]] = {
     ("subjects", "*", "versions", "*", "schema"): {"GET": _get_version_text},
     ("subjects", "*", "versions", "*", "referencedby"): {"GET": _referenced_by},
     ("schemas",): {"GET": _list_schemas},
-    ("schemas", "types"): {"GET": _types},
+    ("schemas", "types"): {"GET": lambda _: list(TYPES)},
     ("schemas", "ids", "*"): {"GET": _get_id},
     ("schemas", "ids", "*", "schema"): {"GET": _get_id_text},
     ("schemas", "ids", "*", "subjects"): {"GET": _subjects_of_id},
@@ -574,7 +561,7 @@ _PAGES: Final[dict[tuple[str, ...], dict[str, _Page]]] = {
     ("contexts",): {"GET": _list_contexts},
     ("contexts", "*"): {"DELETE": _delete_context},
     ("v1", "metadata", "id"): {"GET": _get_cluster},
-    ("v1", "metadata", "version"): {"GET": _get_release},
+    ("v1", "metadata", "version"): {"GET": lambda _: {"version": VERSION}},
 }
 
 

@@ -369,7 +369,7 @@ class Registry:
             known_id = state.id_of(context, canonical)
             if known_id is None and (known_id := state.id_of(context, definition)) is not None:
                 canonical = definition  # as another registry has stored it under another subject
-            has_context = state.has_context(context)
+            has_context = context in state.contexts()
             next_id = state.next_id(context)
             holders = state.of_id(context, id) if id >= 0 else []
         next_version = max((known.version for known in versions), default=0) + 1
@@ -382,7 +382,7 @@ class Registry:
         if max(chosen, number) > MAX_NUMBER:
             raise errors.not_permitted(f"The ids of context {context} or versions of {subject} are used up")
         value = schema_value(subject, number, chosen, canonical, False)
-        records = [] if has_context else [_context_record(context)]
+        records = [] if has_context else [Record(Key(CONTEXT, context), {"tenant": "default", "context": context})]
         # a deleted version that comes back is forgotten, once the new one is there
         records += [Record(Key(SCHEMA, subject, number), value), *self._replaced(versions, chosen, number)]
         self._log.append(records, deadline)
@@ -460,12 +460,7 @@ class Registry:
         """Delete a version, which stays readable by its id; with `permanent`, after that, for good. Its number."""
         with self._change() as deadline:
             with self._log.lock:
-                state = self._log.state
-                version = _numbered(state, subject, number, deleted=True)
-                if version is None:
-                    if not state.versions(subject, deleted=True):
-                        raise errors.subject_not_found(subject)
-                    raise errors.version_not_found(number)
+                state, version = self._log.state, self.version(subject, number, deleted=True)
                 number = version.version
                 if version.is_deleted and not permanent:
                     raise errors.version_soft_deleted(subject, number)
@@ -634,10 +629,6 @@ def _hashed(definition: Definition) -> Definition:
 
 def _context_of(subject: str) -> str:
     return qualified(split(subject)[0], "")
-
-
-def _context_record(context: str) -> Record:
-    return Record(Key(CONTEXT, context), {"tenant": "default", "context": context})
 
 
 def _settings_gone(state: State, subject: str) -> list[Record]:

@@ -32,6 +32,7 @@ from spark_klog.registry.records import (
     decode_key,
     decode_value,
 )
+from spark_klog.schemas.registry.schemas import Reference
 
 _log = logging.getLogger(__name__)
 DEFAULT_CONTEXT: Final = "."
@@ -43,17 +44,6 @@ DEFAULT_MODE: Final = "READWRITE"
 IMPORTING: Final = frozenset(("IMPORT", "FORWARD"))
 MAX_NUMBER: Final = (1 << 31) - 1
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
-
-
-class Reference(NamedTuple):
-    """A schema that another one uses under a name: Avro's full name, or the path of an import."""
-
-    name: str
-    subject: str
-    version: int
-
-    def json(self) -> dict[str, Any]:
-        return self._asdict()
 
 
 class Definition(NamedTuple):
@@ -90,7 +80,7 @@ class Definition(NamedTuple):
     def json(self) -> dict[str, Any]:
         made: dict[str, Any] = {"schemaType": self.schema_type}
         if self.references:
-            made["references"] = [reference.json() for reference in self.references]
+            made["references"] = [reference._asdict() for reference in self.references]
         if self.metadata is not None:
             made["metadata"] = self.metadata
         if self.rule_set is not None:
@@ -339,9 +329,6 @@ class State:
 
     def contexts(self) -> list[str]:
         return sorted(name for name, context in self._contexts.items() if context.is_listed)
-
-    def has_context(self, context: str) -> bool:
-        return context in self._contexts and self._contexts[context].is_listed
 
     def of_id(self, context: str, id: int) -> list[Version]:
         """Versions that have the id, soft-deleted ones too."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -156,31 +156,31 @@ class _Default:
             return isinstance(value, int | float) and not isinstance(value, bool)
         if kind in ("string", "bytes", "enum", "fixed"):
             return isinstance(value, str)
-        if kind == "array":
-            assert schema.items is not None
-            items = schema.items
-            return isinstance(value, list) and all(self.is_of(item, items) for item in value)
-        if kind == "map":
-            assert schema.items is not None
-            values = schema.items
-            return isinstance(value, dict) and all(self.is_of(item, values) for item in value.values())
+        if (items := schema.items) is not None:
+            values = value.values() if isinstance(value, dict) else value
+            return isinstance(value, list if kind == "array" else dict) and all(
+                self.is_of(each, items) for each in values
+            )
         return isinstance(value, dict) and all(
             self.is_of(value[item.name], item.schema) if item.name in value else item.default is not NO_DEFAULT
             for item in schema.fields
         )
 
 
+def _unnamed(schema: Node, props: dict[str, Any], below: Callable[[Node], Any]) -> Any:
+    """The JSON value of a type without a name."""
+    if schema.kind == "union":
+        return list(map(below, schema.branches))
+    if schema.items is not None:
+        return {"type": schema.kind, "items" if schema.kind == "array" else "values": below(schema.items)} | props
+    return {"type": schema.kind} | props if props else schema.kind
+
+
 def _java(schema: Node, namespace: str, seen: set[str]) -> Any:
     """The JSON value whose text is that of Java's `Schema.toString`, in a place whose namespace is `namespace`."""
     kind = schema.kind
-    if kind == "union":
-        return [_java(branch, namespace, seen) for branch in schema.branches]
-    if kind in ("array", "map"):
-        assert schema.items is not None
-        key = "items" if kind == "array" else "values"
-        return {"type": kind, key: _java(schema.items, namespace, seen)} | schema.props
-    if kind in PRIMITIVES:
-        return {"type": kind} | schema.props if schema.props else kind
+    if not schema.name:
+        return _unnamed(schema, schema.props, lambda node: _java(node, namespace, seen))
     if schema.name in seen:
         return schema.short_name if schema.namespace == namespace else schema.name
     seen.add(schema.name)
@@ -222,14 +222,8 @@ def _java_field(item: AvroField, namespace: str, seen: set[str]) -> dict[str, An
 def _normal(schema: Node, seen: set[str]) -> Any:
     """The JSON value of the normalized text: full names, sorted properties and aliases, one order of attributes."""
     kind = schema.kind
-    if kind == "union":
-        return [_normal(branch, seen) for branch in schema.branches]
-    if kind in ("array", "map"):
-        assert schema.items is not None
-        key = "items" if kind == "array" else "values"
-        return {"type": kind, key: _normal(schema.items, seen)} | _normal_props(schema.props)
-    if kind in PRIMITIVES:
-        return {"type": kind} | _normal_props(schema.props) if schema.props else kind
+    if not schema.name:
+        return _unnamed(schema, _normal_props(schema.props), lambda node: _normal(node, seen))
     if schema.name in seen:
         return schema.name
     seen.add(schema.name)

@@ -18,7 +18,7 @@ from decimal import Decimal, InvalidOperation
 from math import ceil
 from typing import Any, Final
 
-from spark_klog.registry.formats.contract import MOST_DIFFERENCES, TooComplex
+from spark_klog.registry.formats.contract import MOST_DIFFERENCES, READER, WRITER, TooComplex
 
 #: Changes after which a reader with the new schema still accepts all that the old one does.
 _NAMES: Final = """
@@ -121,15 +121,18 @@ class Change:
     def is_compatible(self) -> bool:
         return self.kind in _COMPATIBLE
 
-    def text(self, reader: str, writer: str) -> str:
-        return f'{{errorType:"{self.kind}", description:"{self._described(reader, writer)}\'}}'
+    def text(self) -> str:
+        return f'{{errorType:"{self.kind}", description:"{self._described()}\'}}'
 
-    def _described(self, new: str, old: str) -> str:
-        kind, place, the_old = self.kind, f"'{self.path}'", f"the {old} schema"
+    def _described(self) -> str:
+        kind, place, new, old = self.kind, f"'{self.path}'", READER, WRITER
         if kind in ("PATTERN_CHANGED", "MULTIPLE_OF_CHANGED", "DEPENDENCY_ARRAY_CHANGED"):
             return f"The value at path {place} is different between the {new} and {old} schema"
-        if kind.endswith(("_NARROWED",)) and kind != "TYPE_NARROWED":
-            return f"An array or combined type at path {place} has fewer elements in the {new} schema than {the_old}"
+        if kind.endswith("_NARROWED") and kind != "TYPE_NARROWED":
+            return (
+                f"An array or combined type at path {place} has fewer elements in the {new} schema than the {old} "
+                "schema"
+            )
         if kind.endswith("_EXTENDED"):
             return (
                 f"An array or combined type at path {place} has more elements in the {new} schema than the {old} schema"
@@ -188,6 +191,8 @@ def differences(old: Node, new: Node) -> list[Change]:
 
 #: A change's kind, then the parts of its path.
 _Changes = list[tuple[str, ...]]
+#: How two values of a keyword differ.
+_Compared = Callable[[Any, Any], str]
 
 
 def _is_compatible(changes: Iterable[tuple[str, ...]]) -> bool:
@@ -253,22 +258,21 @@ class _Comparison:
         ):
             if any(old.keywords.get(name) != new.keywords.get(name) for name in names):
                 made.append((kind,))
-        if old.kind == "string":
-            return made + self._strings(old, new)
-        if old.kind == "number":
-            return made + self._numbers(old, new)
-        if old.kind in ("enum", "const"):
-            return made + _values(old, new)
-        if old.kind == "combined":
-            return made + self._combined(old, new)
-        if old.kind == "not":
-            narrowed = _is_compatible(self.compare(new.negated, old.negated))
-            return [*made, ("NOT_TYPE_NARROWED" if narrowed else "NOT_TYPE_EXTENDED", "not")]
-        if old.kind == "object":
-            return made + self._objects(old, new)
-        if old.kind == "array":
-            return made + self._arrays(old, new)
-        return made
+        of_kind: dict[str, Callable[[Node, Node], _Changes]] = {
+            "string": _strings,
+            "number": _numbers,
+            "enum": _values,
+            "const": _values,
+            "combined": self._combined,
+            "not": self._negated,
+            "object": self._objects,
+            "array": self._arrays,
+        }
+        return made + of_kind[old.kind](old, new) if old.kind in of_kind else made
+
+    def _negated(self, old: Node, new: Node) -> _Changes:
+        narrowed = _is_compatible(self.compare(new.negated, old.negated))
+        return [("NOT_TYPE_NARROWED" if narrowed else "NOT_TYPE_EXTENDED", "not")]
 
     def _combined_with_plain(self, old: Node, new: Node) -> _Changes | None:
         """The changes between a combined schema and one that is not, if one of its parts will do."""
@@ -316,24 +320,6 @@ class _Comparison:
             made.append(("COMBINED_TYPE_SUBSCHEMAS_CHANGED",))
         return made
 
-    def _strings(self, old: Node, new: Node) -> _Changes:
-        made = _limits(old, new, _KEYWORDS_OF_STRINGS)
-        before, after = old.keywords.get("pattern"), new.keywords.get("pattern")
-        if before != after:
-            change = "ADDED" if before is None else "REMOVED" if after is None else "CHANGED"
-            made.append((f"PATTERN_{change}", "pattern"))
-        return made
-
-    def _numbers(self, old: Node, new: Node) -> _Changes:
-        made = _limits(old, new, _KEYWORDS_OF_NUMBERS)
-        before, after = _decimal(old.keywords.get("multipleOf")), _decimal(new.keywords.get("multipleOf"))
-        if before != after:
-            made.append((f"MULTIPLE_OF_{_multiples(before, after)}", "multipleOf"))
-        was_integer, is_integer = (node.keywords.get("type") == "integer" for node in (old, new))
-        if was_integer != is_integer:
-            made.append(("TYPE_EXTENDED" if was_integer else "TYPE_NARROWED",))
-        return made
-
     # --- objects
 
     def _objects(self, old: Node, new: Node) -> _Changes:
@@ -367,9 +353,7 @@ class _Comparison:
         if _is_open(new):
             return [(f"{what}_REMOVED_FROM_OPEN_CONTENT_MODEL",)]
         if admitted is not None:
-            changes = self.compare(before, admitted)
-            covered = "IS" if _is_compatible(changes) else "NOT"
-            return [*changes, (f"{what}_REMOVED_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL",)]
+            return self._covered(f"{what}_REMOVED", before, admitted)
         if before.kind == "false":
             return [(f"{what}_WITH_FALSE_REMOVED_FROM_CLOSED_CONTENT_MODEL",)]
         return [(f"{what}_REMOVED_FROM_CLOSED_CONTENT_MODEL",)]
@@ -382,37 +366,33 @@ class _Comparison:
         return _admitted_item(node)
 
     def _property_added(self, old: Node, new: Node, name: str, after: Node) -> _Changes:
-        has_default = "default" in after.keywords
-        if _is_open(old):
-            if after.kind == "empty":
-                return [("PROPERTY_WITH_EMPTY_SCHEMA_ADDED_TO_OPEN_CONTENT_MODEL",)]
-            kind = "OPTIONAL_PROPERTY" if name not in new.required else "REQUIRED_PROPERTY"
-            kind += "_WITH_DEFAULT" if name in new.required and has_default else ""
-            return [(f"{kind}_ADDED_TO_OPEN_CONTENT_MODEL",)]
-        made: _Changes = []
-        admitted = self._admitted(old, name)
-        if admitted is not None:
-            made += self.compare(admitted, after)
-            covered = "IS" if _is_compatible(made) else "NOT"
-            made.append((f"PROPERTY_ADDED_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL",))
-        kind = "OPTIONAL_PROPERTY" if name not in new.required else "REQUIRED_PROPERTY"
-        kind += "_WITH_DEFAULT" if name in new.required and has_default else ""
-        return [*made, (f"{kind}_ADDED_TO_UNOPEN_CONTENT_MODEL",)]
+        is_open = _is_open(old)
+        if is_open and after.kind == "empty":
+            return [("PROPERTY_WITH_EMPTY_SCHEMA_ADDED_TO_OPEN_CONTENT_MODEL",)]
+        kind = "OPTIONAL_PROPERTY"
+        if name in new.required:
+            kind = f"REQUIRED_PROPERTY{'_WITH_DEFAULT' * ('default' in after.keywords)}"
+        admitted = None if is_open else self._admitted(old, name)
+        made = [] if admitted is None else self._covered("PROPERTY_ADDED", admitted, after)
+        return [*made, (f"{kind}_ADDED_TO_{'OPEN' if is_open else 'UNOPEN'}_CONTENT_MODEL",)]
+
+    def _covered(self, kind: str, old: Node, new: Node) -> _Changes:
+        """A property or item that one of the schemas names, and the other admits by a schema for such ones."""
+        changes = self.compare(old, new)
+        covered = "IS" if _is_compatible(changes) else "NOT"
+        return [*changes, (f"{kind}_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL",)]
 
     def _dependencies(self, old: Node, new: Node) -> _Changes:
         made: _Changes = []
         for name in dict.fromkeys((*old.required_with, *new.required_with)):
-            before, after = old.required_with.get(name), new.required_with.get(name)
-            if before != after:
-                kind = "REMOVED" if after is None else "ADDED" if before is None else _compared_sets(before, after)
-                made.append((f"DEPENDENCY_ARRAY_{kind}", "dependencies", name))
+            sets = old.required_with.get(name), new.required_with.get(name)
+            made += _changed("DEPENDENCY_ARRAY", ("dependencies", name), *sets, _compared_sets)
         for name in dict.fromkeys((*old.dependent, *new.dependent)):
-            if name not in new.dependent:
-                made.append(("DEPENDENCY_SCHEMA_REMOVED", "dependencies", name))
-            elif name not in old.dependent:
-                made.append(("DEPENDENCY_SCHEMA_ADDED", "dependencies", name))
+            before, after = old.dependent.get(name), new.dependent.get(name)
+            if before is not None and after is not None:
+                made += _below(f"dependencies\0{name}", self.compare(before, after))
             else:
-                made += _below(f"dependencies\0{name}", self.compare(old.dependent[name], new.dependent[name]))
+                made += _changed("DEPENDENCY_SCHEMA", ("dependencies", name), before, after)
         return made
 
     def _more(self, old: Node, new: Node, what: str) -> _Changes:
@@ -462,9 +442,7 @@ class _Comparison:
         admitted = _admitted_item(old)
         if admitted is None:
             return [("ITEM_ADDED_TO_CLOSED_CONTENT_MODEL",)]
-        changes = self.compare(admitted, after)
-        covered = "IS" if _is_compatible(changes) else "NOT"
-        return [*changes, (f"ITEM_ADDED_{covered}_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL",)]
+        return self._covered("ITEM_ADDED", admitted, after)
 
 
 def _is_open(node: Node) -> bool:
@@ -483,21 +461,42 @@ def _admitted_item(node: Node) -> Node | None:
     return None
 
 
+def _strings(old: Node, new: Node) -> _Changes:
+    patterns = old.keywords.get("pattern"), new.keywords.get("pattern")
+    return _limits(old, new, _KEYWORDS_OF_STRINGS) + _changed("PATTERN", ("pattern",), *patterns)
+
+
+def _numbers(old: Node, new: Node) -> _Changes:
+    multiples = _decimal(old.keywords.get("multipleOf")), _decimal(new.keywords.get("multipleOf"))
+    made = _limits(old, new, _KEYWORDS_OF_NUMBERS)
+    made += _changed("MULTIPLE_OF", ("multipleOf",), *multiples, _compared_multiples)
+    was_integer, is_integer = (node.keywords.get("type") == "integer" for node in (old, new))
+    if was_integer != is_integer:
+        made.append(("TYPE_EXTENDED" if was_integer else "TYPE_NARROWED",))
+    return made
+
+
+def _changed(
+    kind: str,
+    place: tuple[str, ...],
+    before: Any,
+    after: Any,
+    compared: Callable[[Any, Any], str] = lambda *_: "CHANGED",
+) -> _Changes:
+    """The change of a keyword, None where a schema does not have it."""
+    if before == after:
+        return []
+    change = "ADDED" if before is None else "REMOVED" if after is None else compared(before, after)
+    return [(f"{kind}_{change}", *place)]
+
+
 def _limits(old: Node, new: Node, names: Iterable[str]) -> _Changes:
     """Changes of keywords that are limits."""
     made: _Changes = []
     for name in names:
-        before, after = _decimal(old.keywords.get(name)), _decimal(new.keywords.get(name))
-        if before == after:
-            continue
-        if before is None:
-            change = "ADDED"
-        elif after is None:
-            change = "REMOVED"
-        else:
-            change = "INCREASED" if before < after else "DECREASED"
+        limits = _decimal(old.keywords.get(name)), _decimal(new.keywords.get(name))
         keyword = _CAPITAL.sub(r"_\1", name).upper()
-        made.append((f"{keyword}_{change}", name))
+        made += _changed(keyword, (name,), *limits, lambda low, high: "INCREASED" if low < high else "DECREASED")
     return made
 
 
@@ -508,11 +507,7 @@ def _decimal(value: Any) -> Decimal | None:
     return Decimal(str(value))
 
 
-def _multiples(before: Decimal | None, after: Decimal | None) -> str:
-    if before is None:
-        return "ADDED"
-    if after is None:
-        return "REMOVED"
+def _compared_multiples(before: Decimal, after: Decimal) -> str:
     try:
         if before and after % before == 0:
             return "EXPANDED"

@@ -8,15 +8,13 @@ each, a list of types is an anyOf.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, Final
 
 from spark_klog.base.extras import require
 from spark_klog.registry.formats.contract import (
     JSON,
-    READER,
-    WRITER,
     InvalidSchema,
     ParsedSchema,
     TooComplex,
@@ -90,7 +88,7 @@ class JsonSchema:
             found = differences(writer.root, self.root)
         except TooComplex as error:
             return [f"Unexpected exception during compatibility check: {error}"]
-        return limited(change.text(READER, WRITER) for change in found if not change.is_compatible)
+        return limited(change.text() for change in found if not change.is_compatible)
 
 
 def _written(value: Any, *, is_sorted: bool) -> str:
@@ -204,23 +202,16 @@ class _Loader:
             yield Node("conditional", value, subschemas=branches)
         types = value.get("type")
         if isinstance(types, list):
-            yield Node(
-                "combined",
-                value,
-                criterion="anyOf",
-                subschemas=[self._of_type(kind, value, document, base, depth) for kind in types],
-            )
+            subschemas = [self._of_type(kind, value, document, load) for kind in types]
+            yield Node("combined", value, criterion="anyOf", subschemas=subschemas)
         elif isinstance(types, str):
-            yield self._of_type(types, value, document, base, depth)
+            yield self._of_type(types, value, document, load)
         else:
             for kind, keywords in _SNIFFED:
                 if not keywords.isdisjoint(value):
-                    yield self._of_type(kind, value, document, base, depth)
+                    yield self._of_type(kind, value, document, load)
 
-    def _of_type(self, kind: str, value: dict[str, Any], document: Any, base: str, depth: int) -> Node:
-        def load(below: Any) -> Node:
-            return self._load(below, document, base, depth + 1)
-
+    def _of_type(self, kind: str, value: dict[str, Any], document: Any, load: Callable[[Any], Node]) -> Node:
         def each(name: str) -> dict[str, Node]:
             return {key: load(below) for key, below in (value.get(name) or {}).items()}
 
@@ -246,7 +237,7 @@ class _Loader:
             made.unevaluated = load(value[more])
         return made
 
-    def _array(self, value: dict[str, Any], document: Any, load: Any) -> Node:
+    def _array(self, value: dict[str, Any], document: Any, load: Callable[[Any], Node]) -> Node:
         made = Node("array", value)
         dialect = document.get("$schema", "") if isinstance(document, dict) else ""
         is_modern = "prefixItems" in value or any(name in dialect for name in _MODERN)
@@ -254,17 +245,16 @@ class _Loader:
         if is_modern and "prefixItems" in value:
             made.first_items = [load(below) for below in value["prefixItems"]]
             _set_more(made, True if items is None else items, load)
-        elif isinstance(items, list):
+            return made
+        if isinstance(items, list):
             made.first_items = [load(below) for below in items]
-            _set_more(made, value.get("additionalItems", True), load)
-        else:
-            if items is not None:
-                made.items = load(items)
-            _set_more(made, value.get("additionalItems", True), load)
+        elif items is not None:
+            made.items = load(items)
+        _set_more(made, value.get("additionalItems", True), load)
         return made
 
 
-def _set_more(made: Node, more: Any, load: Any) -> None:
+def _set_more(made: Node, more: Any, load: Callable[[Any], Node]) -> None:
     """What an array or object says of items or properties that it does not name."""
     if more is False:
         made.permits_more = False

@@ -9,8 +9,6 @@ from typing import Any
 from spark_klog.errors import SchemaError
 from spark_klog.registry.formats.contract import (
     PROTOBUF,
-    READER,
-    WRITER,
     InvalidSchema,
     ParsedSchema,
     limited,
@@ -60,4 +58,4 @@ class ProtobufSchema:
     def unreadable(self, writer: ParsedSchema) -> list[str]:
         assert isinstance(writer, ProtobufSchema)
         found = differences(writer.files, self.files)
-        return limited(change.text(READER, WRITER) for change in found if not change.is_compatible)
+        return limited(change.text() for change in found if not change.is_compatible)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from spark_klog.registry.formats.contract import READER, WRITER
+
 _GROUP, _MESSAGE, _ENUM = 10, 11, 14
 _REQUIRED, _REPEATED = 2, 3
 #: Scalar types by what they are on the wire (FieldDescriptorProto.Type).
@@ -59,8 +61,8 @@ class Change:
     def is_compatible(self) -> bool:
         return self.kind not in _TEXTS
 
-    def text(self, reader: str, writer: str) -> str:
-        described = _TEXTS[self.kind].format(path=self.path, new=reader, old=writer)
+    def text(self) -> str:
+        described = _TEXTS[self.kind].format(path=self.path, new=READER, old=WRITER)
         return f'{{errorType:"{self.kind}", description:"{described}"}}'
 
 

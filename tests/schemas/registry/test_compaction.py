@@ -13,7 +13,8 @@ from hypothesis import given, settings, strategies as st
 from spark_klog.registry.errors import RegistryRefusal
 from spark_klog.registry.records import CONTEXT, SCHEMA, Key, Record, dumps
 from spark_klog.registry.registry import Registry
-from spark_klog.registry.state import Definition, Reference, State, schema_value, split
+from spark_klog.registry.state import Definition, State, schema_value, split
+from spark_klog.schemas.registry.schemas import Reference
 from tests.schemas.registry.memory_log import MemoryLog
 
 _SUBJECTS = ["a", "b", ":.x:a"]
@@ -39,7 +40,7 @@ def _act(log: MemoryLog, registry: Registry, action: tuple[Any, ...]) -> None:
     if name == "foreign":
         number, id, text = rest
         context, _ = split(subject)
-        there = [] if log.state.has_context(context) else [Record(Key(CONTEXT, context), {"context": context})]
+        there = [] if context in log.state.contexts() else [Record(Key(CONTEXT, context), {"context": context})]
         log.append([*there, _schema(subject, number, id, text)])
         registry.restore()
     elif name == "register":
