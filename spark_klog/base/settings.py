@@ -111,6 +111,16 @@ def items(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; `ConfigError` for a name that is there twice: Python's parser would take the last value."""
+    names: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in names:
+            raise ConfigError(f"has {name!r} twice in one object: remove one of them")
+        names[name] = value
+    return names
+
+
 def any_of(names: Sequence[str]) -> str:
     """The names as English: a, b or c."""
     return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]

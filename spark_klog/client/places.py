@@ -20,7 +20,7 @@ from typing import Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
-from spark_klog.base.settings import INT64_MAX
+from spark_klog.base.settings import INT64_MAX, distinct
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.errors import ConfigError, PartitionsMismatch
@@ -143,7 +143,9 @@ def warning_of_future(option: str, place: Spec | int, start: Offsets, end: Offse
 
 def _json(option: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=distinct)
+    except ConfigError as error:
+        raise ConfigError(f"{_named(option)}={text!r} {error}") from None
     except ValueError as error:
         raise ConfigError(f"{_named(option)}={text!r} is not JSON: {error}") from None
     if not isinstance(value, dict) or not value:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timezone, tzinfo
@@ -13,6 +12,7 @@ from typing import Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import distinct
 from spark_klog.client import places
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import TimeSpec, offsets_at
@@ -65,7 +65,7 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
     """Read offsets as `klog load offsets` prints them; `ConfigError` if the file holds anything else."""
     where = f"{option} {path}"
     try:
-        value = json.loads(path.read_text(), object_pairs_hook=_distinct)
+        value = json.loads(path.read_text(), object_pairs_hook=distinct)
     except ConfigError as error:
         raise ConfigError(f"{where} {error}") from None
     except OSError as error:
@@ -91,14 +91,6 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
     if not isinstance(cluster_id, str) or not isinstance(topic_ids, dict):
         raise ConfigError(f"{where}: cluster_id must be a text, topic_ids a text for each topic")
     return AtOffsets(where, offsets, cluster_id, topic_ids)
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; `ConfigError` for a name that is there twice: Python's parser would take the last value."""
-    for name, count in Counter(name for name, _ in pairs).items():
-        if count > 1:
-            raise ConfigError(f"has {name!r} twice in one object: remove one of them")
-    return dict(pairs)
 
 
 def offsets_of_run(store: Store, run: int | None) -> dict[TopicPartition, Progress]:

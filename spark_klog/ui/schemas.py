@@ -245,6 +245,7 @@ def _texts(
         return [(None, undecodable)] * len(values)
     except KlogError as error:
         return [(None, str(error))] * len(values)
+    is_base64 = schema.format.format == "json-schema"
     texts: list[tuple[str | None, str | None]] = []
     for row in range(len(values)):
         take = pa.array([row])
@@ -252,7 +253,7 @@ def _texts(
             if decoding.seconds > _DECODING_SECONDS:
                 raise ValueError("it is not decoded: those before it took too long")
             with decoding.measured():
-                texts.append((_json_text(decoder, values.take(take), headers.take(take)), None))
+                texts.append((_json_text(decoder, values.take(take), headers.take(take), is_base64), None))
         except (NotImplementedError, RecursionError):
             texts.append((None, undecodable))
         except (KlogError, ValueError, OverflowError) as error:
@@ -260,8 +261,8 @@ def _texts(
     return texts
 
 
-def _json_text(decoder: ColumnDecoder, values: pa.Array, headers: pa.Array) -> str:
-    """The JSON of one record; ValueError says why there is none."""
+def _json_text(decoder: ColumnDecoder, values: pa.Array, headers: pa.Array, is_base64: bool) -> str:
+    """The JSON of one record, bytes in base64 if `is_base64`; ValueError says why there is none."""
     if len(values[0].as_py()) > _MOST_BYTES:
         raise ValueError(f"larger than {_MOST_BYTES} bytes: it is not decoded")
     decoded, bad = decoder.decode(values, headers)
@@ -270,7 +271,7 @@ def _json_text(decoder: ColumnDecoder, values: pa.Array, headers: pa.Array) -> s
     if decoded.nbytes > _MOST_DECODED_BYTES or _count(decoded) > _MOST_VALUES:
         raise ValueError(f"it is not shown: decoded it is {decoded.nbytes:,} bytes, of {_count(decoded):,} values")
     try:
-        return str(json_texts(decoded)[0].as_py(), "utf-8")  # as klog consume -s
+        return str(json_texts(decoded, base64=is_base64)[0].as_py(), "utf-8")  # as klog consume -s
     except (ValueError, OverflowError, RecursionError, TypeError) as error:
         raise ValueError(f"it can't be shown: {error}") from None
 

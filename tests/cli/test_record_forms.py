@@ -147,6 +147,7 @@ def test_numbers_within_values_keep_their_digits() -> None:
     value = b'{"id":1234567890123456.7891,"n":[0.10,-1.50,12345678901234567890,1e5]}'
     record = parse_record(b'{"value": %s, "key": 1234567890123456.7891}' % value)
     assert record.value == value.replace(b"1e5", b"1E+5")
+    assert parse_record(b'{"value": [%s]}' % (b"1" * 5000)).value == b"[%s]" % (b"1" * 5000)
     assert record.key == b"1234567890123456.7891"
 
 
@@ -171,6 +172,8 @@ def test_json_of_other_programs() -> None:
         (b'{"value": {"base64": "?"}}', "is not base64"),
         (b'{"value": {"base64": 3}}', "is not base64"),
         (b'{"value": "\\ud800"}', "no form in UTF-8"),
+        (b'{"value": 1, "value": 2}', "it has 'value' twice in one object: remove one of them"),
+        (b'{"value": {"a": [{"b": 1, "b": 1}]}}', "it has 'b' twice in one object"),
     ],
 )
 def test_wrong_json(line: bytes, message: str) -> None:

@@ -259,6 +259,27 @@ def test_lines_that_do_not_fit(klog: Klog, confluent: Confluent, topic: str) -> 
     assert f"subject {topic}-none-value" in told
 
 
+def test_a_json_schema(klog: Klog, topic: str, tmp_path: Path) -> None:
+    """Bytes are base64 in the record, as it is shown, and as it is given; what does not fit is named."""
+    file = tmp_path / "schema.json"
+    properties = {"raw": {"type": "string", "contentEncoding": "base64"}, "id": {"type": "integer"}}
+    file.write_text(json.dumps({"type": "object", "properties": properties, "required": ["id"]}))
+    chosen = ("-s", "value=json-schema", "--value-schema", str(file))
+    line = b'{"raw": "aGVsbG8=", "id": 1}'
+    klog("produce", topic, *chosen, stdin=b"\n".join([line, b'{"raw": {"base64": "aGVsbG8="}, "id": 1}']))
+    assert klog("consume", topic, *chosen)[0].splitlines() == [line] * 2
+    bare = Klog(klog._servers, "")("consume", topic, "-f", "%s\\n")[0].splitlines()
+    assert [json.loads(record[5:]) for record in bare] == [json.loads(line)] * 2
+    for wrong, error in (
+        (b'{"id": 1, "raw": "hello"}', 'field raw is not base64: "hello"'),
+        (b'{"raw": "", "raw": "", "id": 1}', "it has 'raw' twice in one object: remove one of them"),
+        (b'{"id": %s}' % (b"1" * 5000), "field id must be an integer of 64 bits, not a number: 11111"),
+        (b'{"raw": ""}', "field id is required, but missing: add it"),
+    ):
+        told = klog("produce", topic, *chosen, stdin=wrong, code=1)[1]
+        assert told.startswith(f"klog: record 1: value: {error}"), told
+
+
 def test_without_a_registry(klog: Klog, topic: str, tmp_path: Path) -> None:
     file = tmp_path / "order.avsc"
     file.write_text(json.dumps(_ORDER))

@@ -145,6 +145,7 @@ EXACTLY_ONE = "set exactly one of the options assign, subscribe and subscribePat
         ({"subscribePattern": "("}, "option subscribePattern='(' is not a regular expression"),
         ({"subscribePattern": " "}, "option subscribePattern is empty"),
         ({"assign": "t"}, "option assign='t' is not JSON"),
+        ({"assign": '{"t":[0],"t":[1]}'}, """option assign='{"t":[0],"t":[1]}' has 't' twice in one object"""),
         ({"assign": "[]"}, "option assign='[]' must be a JSON object with one entry per topic"),
         ({"assign": "{}"}, "option assign='{}' must be a JSON object with one entry per topic"),
         ({"assign": '{"t":[]}'}, "option assign: topic t must have a list of partitions"),

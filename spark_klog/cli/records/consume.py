@@ -22,7 +22,7 @@ from spark_klog.base.names import OF_REGISTRY, TopicPartition, topic_pattern
 from spark_klog.cli.clusters import ChosenCluster, cluster_options, partitions_of
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
-from spark_klog.cli.records.form import RecordForm, json_text, record_lines
+from spark_klog.cli.records.form import RecordForm, json_text, record_lines, whole_number
 from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
 from spark_klog.cli.records.serdes import Serdes, SerdesOptions, serdes_options
 from spark_klog.client import Admin, Consumer, RebalanceListener
@@ -606,7 +606,7 @@ def _is_ordered(value: Any) -> bool:
 def _exact_json(text: str | bytes) -> Any:
     """Parse JSON, fractions as `Decimal`: floats have 17 digits at most. `ValueError`."""
     try:
-        return json.loads(text, parse_float=Decimal)
+        return json.loads(text, parse_float=Decimal, parse_int=whole_number)
     except (ArithmeticError, RecursionError) as error:
         raise ValueError from error
 

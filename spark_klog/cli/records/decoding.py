@@ -196,7 +196,7 @@ class _SchemaColumn:
 
     def _texts(self, decoder: ColumnDecoder, values: Any, headers: Any) -> tuple[pa.Array, list[BadRow]]:
         decoded = decoder.decode(values, headers)
-        texts = json_texts(decoded.values, self._ascii)
+        texts = json_texts(decoded.values, self._ascii, base64=self._form.format == "json-schema")
         # a null of the schema's own is JSON's null; without a record there is no text
         return pc.if_else(values.is_null(), _NULL, texts), decoded.bad
 

@@ -12,6 +12,7 @@ from spark_klog.cli.records.json_rows import RowReader
 from spark_klog.errors import ConfigError, EncodeError, SchemaError
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.schemas.column_writing import ColumnEncoder, WriteAdvice, WriteFormat
+from spark_klog.schemas.json_schema.columns import JSON_SCHEMA_ROWS, ROWS
 
 #: Encoders that are kept, of shapes that values have.
 _MOST_SHAPES = 64
@@ -44,7 +45,7 @@ class ColumnValues:
         kind = form.reader().type
         is_latest = form.text is None and form.schema_id is None
         self._writer = WriteFormat(form, topic, uses_latest=is_latest, advice=_ADVICE).writer(kind)
-        self._reader = RowReader(kind)
+        self._reader = RowReader(kind, JSON_SCHEMA_ROWS if form.format == "json-schema" else ROWS)
         self._encoders: Newest[pa.DataType, ColumnEncoder] = Newest(_MOST_SHAPES)
 
     def encode(self, values: Sequence[Any]) -> list[bytes | None]:

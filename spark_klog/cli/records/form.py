@@ -27,6 +27,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from spark_klog.base.settings import distinct
 from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.errors import ConfigError
 from spark_klog.records.contract import json_value
@@ -41,7 +42,8 @@ _KNOWN = frozenset(
     ["topic", "partition", "offset", "timestamp", "key", "value", "headers", "key_schema_id", "value_schema_id"]
 )
 
-_EXACT = json.JSONDecoder(parse_float=Decimal)
+#: Digits that Python reads as an int.
+_MOST_DIGITS = 4_000
 #: Begins a number in a string, while the text around it is written; no text of a user's has it.
 _MARK = uuid4().hex
 _MARKED = re.compile(f'"{_MARK}([^"]*)"')
@@ -158,10 +160,20 @@ class JsonRecord(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
 
 
+def whole_number(text: str) -> int | Decimal:
+    """An integer of JSON: Python may refuse to read one with more digits."""
+    return int(text) if len(text) <= _MOST_DIGITS else Decimal(text)
+
+
+_EXACT = json.JSONDecoder(parse_float=Decimal, parse_int=whole_number, object_pairs_hook=distinct)
+
+
 def parse_json(text: bytes) -> Any:
-    """Parse JSON; `ConfigError` says what is wrong. Numbers with a point are `Decimal`."""
+    """Parse JSON; `ConfigError` says what is wrong. Numbers with a point, and long ones, are `Decimal`."""
     try:
         return _EXACT.decode(text.decode())
+    except ConfigError as error:
+        raise ConfigError(f"it {error}") from None
     except (ValueError, ArithmeticError, RecursionError) as error:
         raise ConfigError(f"it is not JSON: {error}") from None
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_klog.errors import ConfigError
-from spark_klog.schemas.json_schema.columns import ROWS
+from spark_klog.schemas.json_schema.columns import ROWS, Dialect
 from spark_klog.schemas.json_schema.from_arrow import column_of
 from spark_klog.schemas.json_schema.row_values import Misfit, NestedTooDeeply, RowParser
 
@@ -69,10 +69,10 @@ def _shape_of_all(values: list[Any], kind: pa.DataType, path: str) -> pa.DataTyp
 
 
 class RowReader:
-    """Makes rows of JSON values, for a column of a type."""
+    """Makes rows of JSON values of a dialect, for a column of a type."""
 
-    def __init__(self, kind: pa.DataType) -> None:
-        self._kind = kind
+    def __init__(self, kind: pa.DataType, dialect: Dialect = ROWS) -> None:
+        self._kind, self._dialect = kind, dialect
         self._key_of = _key_of(kind) or (lambda value: None)
         #: Shapes and their parsers, by what values have.
         self._shapes: dict[Any, tuple[pa.DataType, RowParser]] = {}
@@ -85,7 +85,7 @@ class RowReader:
             shape = shape_of(value, self._kind)
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
-            known = self._shapes[key] = shape, RowParser(column_of(shape, ROWS))
+            known = self._shapes[key] = shape, RowParser(column_of(shape, self._dialect))
         shape, parser = known
         try:
             return parser.convert(value), shape

@@ -8,7 +8,7 @@ docs/explanation/json-schema.md has the table of types.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -69,8 +69,10 @@ class Dialect:
     digits_in_strings: bool = False
     #: Whether a date may end in Z, as Debezium writes it with `time.precision.mode=isostring`.
     utc_dates: bool = False
-    #: Whether "NaN", "Infinity" and "-Infinity" are numbers, and bytes are text or {"base64": ...}, as they are shown.
+    #: Whether "NaN", "Infinity" and "-Infinity" are numbers, and {"base64": ...} is bytes, as they are shown.
     as_shown: bool = False
+    #: Whether a text stands for the bytes that it has in UTF-8; else it is their base64.
+    utf8_bytes: bool = False
     #: What a user is told in addition who gives a null that may not be.
     null_advice: str = ""
 
@@ -81,8 +83,11 @@ DDL: Final = Dialect(digits_in_strings=True, utc_dates=True)
 ROWS: Final = Dialect(
     digits_in_strings=True,
     as_shown=True,
+    utf8_bytes=True,
     null_advice="; if the schema has a default, leave it out, of all records of a list",
 )
+#: The same by a JSON Schema, whose bytes are base64.
+JSON_SCHEMA_ROWS: Final = replace(ROWS, utf8_bytes=False)
 
 
 class _NoDefault:
@@ -180,8 +185,10 @@ class Column:
 
     def __str__(self) -> str:
         """What errors call the values: `an array`, `a string`."""
-        if self.dialect.as_shown and self.form in _CALLED_AS_SHOWN:
-            return _CALLED_AS_SHOWN[self.form]
+        if self.form == "number" and self.dialect.as_shown:
+            return 'a number, "NaN", "Infinity" or "-Infinity"'
+        if self.form == "binary" and self.dialect.utf8_bytes:
+            return 'text, or {"base64": "..."}'
         if self.form in _CALLED:
             return _CALLED[self.form]
         if self.form == "integer":
@@ -218,10 +225,6 @@ _CALLED: Final[dict[Form, str]] = {
     "milliseconds": "a number of milliseconds",
     "time": "a time such as 23:59:59.123456",
     "duration": "a duration such as 1.5s",
-}
-_CALLED_AS_SHOWN: Final[dict[Form, str]] = {
-    "number": 'a number, "NaN", "Infinity" or "-Infinity"',
-    "binary": 'text, or {"base64": "..."}',
 }
 #: Of a schema that says nothing.
 ANY: Final = Column("any", nullable=True)

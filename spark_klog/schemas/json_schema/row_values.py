@@ -325,14 +325,14 @@ def _whole_text(text: str) -> str:
 
 
 def _binary(column: Column) -> Convert:
-    as_shown = column.dialect.as_shown
+    dialect = column.dialect
 
     def convert(value: Any) -> bytes:
-        if as_shown and isinstance(value, str):
+        if dialect.utf8_bytes and isinstance(value, str):
             return _of_size(column, _whole_text(value).encode())
-        if as_shown and isinstance(value, dict | tuple) and list(dict(value)) == ["base64"]:
+        if dialect.as_shown and isinstance(value, dict | tuple) and list(dict(value)) == ["base64"]:
             value = dict(value)["base64"]
-        elif as_shown or not isinstance(value, str):
+        elif not isinstance(value, str):
             raise _wrong(column, value)
         try:
             data = base64.b64decode(value, validate=True)

@@ -6,7 +6,7 @@ struct                       an object with all fields           decimal        
 list                         a list                              duration         "1.500000s", as in Protobuf's JSON
 map                          an object                           date, time       "2026-11-21", "10:00:00.000000"
 bytes                        text if they are UTF-8,             timestamp        "2026-11-21T10:00:00.123456Z", without
-                             else {"base64": "..."}                               the Z if it is a local one; a number
+                             else {"base64": "..."};                              the Z if it is a local one; a number
 NaN, infinity                "NaN", "Infinity", "-Infinity"                       beyond the years of Arrow's calendar
 
 `texts_array` and `literal` make them of Python's objects: `pyarrow.array` and `pyarrow.scalar` import pandas, if it is
@@ -46,6 +46,8 @@ class Style:
     is_shown: bool = False
     #: Whether other characters are escaped, for terminals.
     ascii: bool = False
+    #: Whether bytes are shown in base64 always, as a JSON Schema has them.
+    base64: bool = False
 
 
 COMPACT: Final = Style()
@@ -100,9 +102,10 @@ _QUOTE = literal(b'"')
 _ZERO = pa.Array.from_buffers(pa.int32(), 1, [None, pa.py_buffer(bytes(4))])[0]
 
 
-def json_texts(column: pa.Array, ascii: bool = False) -> pa.Array:
-    """The JSON of each value as it is shown, large_binary without nulls."""
-    return plan_texts(_shown(column.type, Style(", ", ": ", is_shown=True, ascii=ascii)), column, column.null_count)
+def json_texts(column: pa.Array, ascii: bool = False, *, base64: bool = False) -> pa.Array:
+    """The JSON of each value as it is shown, large_binary without nulls; `ascii` and `base64` as of `Style`."""
+    style = Style(", ", ": ", is_shown=True, ascii=ascii, base64=base64)
+    return plan_texts(_shown(column.type, style), column, column.null_count)
 
 
 def _shown(kind: pa.DataType, style: Style) -> Plan:
@@ -136,6 +139,7 @@ def _shown(kind: pa.DataType, style: Style) -> Plan:
         (types.is_duration(kind), "duration"),
         (types.is_timestamp(kind), "timestamp" if getattr(kind, "tz", None) else "local-timestamp"),
         (types.is_string(kind) or types.is_large_string(kind), "string"),
+        (style.base64 and types.is_binary(kind), "binary"),
     )
     return plan(next((form for is_one, form in forms if is_one), None))
 

@@ -130,11 +130,11 @@ def _plan_struct(column: Column, kind: pa.DataType, path: str, is_item: bool) ->
             elif one.column.nullable and one.column != ANY:
                 members.append(Member(key, text="null"))
             else:
-                raise SchemaError(f"field {below} is required, but the column has no such field: add it")
+                raise SchemaError(f"field {below} is required, but missing: add it")
     extra = [name for name in fields if name not in written]
     if extra:
         below = f"{path}.{extra[0]}" if path else extra[0]
-        raise SchemaError(f"field {below} is no property of the schema: remove it from the column")
+        raise SchemaError(f"field {below} is no property of the schema: remove it")
     return Plan("struct", path, column.nullable, members=tuple(members))
 
 

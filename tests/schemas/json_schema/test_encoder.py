@@ -102,8 +102,8 @@ def test_fields_by_name() -> None:
     values = pa.array([{"NAME": "a", "id": 1}])
     assert encode(schema, values) == [b'{"id":1,"Name":"a","kind":"x","n":null}']
     for row, words in (
-        ({"Name": "a"}, "field id is required, but the column has no such field: add it"),
-        ({"id": 1, "other": 2}, "field other is no property of the schema: remove it from the column"),
+        ({"Name": "a"}, "field id is required, but missing: add it"),
+        ({"id": 1, "other": 2}, "field other is no property of the schema: remove it"),
         ({"id": "1"}, "field id must be an integer of 64 bits, which string can't be written as: cast it"),
         ({"id": 1, "Name": {"a": 1}}, "field Name must be a string, which struct<a: int64> can't be written as"),
     ):
