@@ -37,4 +37,4 @@ def plain_json(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, timedelta):
         seconds, fraction = divmod(abs(value // _MICROSECOND), 1_000_000)
         return f"{'-' if value < timedelta() else ''}{seconds}.{fraction:06}s"
-    return str(value) if isinstance(value, Decimal) else value
+    return f"{value:f}" if isinstance(value, Decimal) else value

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spark_klog.cli.records.form import parse_json
 from spark_klog.cli.records.json_rows import RowReader
+from spark_klog.columns.plain_json import plain_json
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.avro.codec import AvroCodec
 from spark_klog.schemas.json_schema.texts import json_texts
@@ -216,6 +217,27 @@ def test_random_avro_records_there_and_back(data: st.DataObject) -> None:
         row, shape = reader.read(parse_json(text))
         encoded += codec.encoder(parsed, shape).encode(pa.array([row], shape)).to_pylist()
     assert texts_of(pa.array(encoded, pa.binary())) == texts
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (pa.decimal128(20, 10), Decimal(0), "0.0000000000"),
+        (pa.decimal128(20, 10), Decimal("-1E-10"), "-0.0000000001"),
+        (pa.decimal128(38, 7), Decimal("1.5"), "1.5000000"),
+        (pa.decimal128(10, -2), Decimal(1200), "1200"),
+        (pa.duration("ns"), 1, '"0.000000001s"'),
+        (pa.duration("ns"), 0, '"0.000000000s"'),
+    ],
+    ids=str,
+)
+def test_all_digits_are_shown_without_an_exponent(kind: pa.DataType, value: Any, text: str) -> None:
+    column = pa.array([value, None], kind)
+    assert json_texts(column).to_pylist() == [text.encode(), b"null"]
+    if pa.types.is_decimal(kind):
+        assert plain_json(value.quantize(Decimal(1).scaleb(-kind.scale)), kind) == text
+    (read, _) = RowReader(kind).read(parse_json(text.encode()))
+    assert pa.array([read, None], kind).equals(column)
 
 
 def test_times_beyond_the_calendar() -> None:

@@ -161,8 +161,8 @@ class JsonRecord(NamedTuple):
 
 
 def whole_number(text: str) -> int | Decimal:
-    """An integer of JSON: Python may refuse to read one with more digits."""
-    return int(text) if len(text) <= _MOST_DIGITS else Decimal(text)
+    """An integer of JSON: Python may refuse to read one with more digits, and has no -0."""
+    return int(text) if len(text) <= _MOST_DIGITS and text != "-0" else Decimal(text)
 
 
 _EXACT = json.JSONDecoder(parse_float=Decimal, parse_int=whole_number, object_pairs_hook=distinct)

@@ -42,7 +42,7 @@ _TIME: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?([Zz]|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
 )
 _TIME_OF_DAY: Final = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.(\d+))?", re.ASCII)
-_SECONDS: Final = re.compile(r"(-?\d{1,19}(?:\.\d+)?(?:E-\d)?)s", re.ASCII)
+_SECONDS: Final = re.compile(r"(-?\d{1,19}(?:\.\d+)?)s", re.ASCII)
 _KEY: Final = re.compile(r"-?(?:0|[1-9]\d{0,19})", re.ASCII)
 _NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _EPOCH: Final = dt.datetime(1970, 1, 1)
@@ -65,7 +65,9 @@ class Misfit(ValueError):
         return f"field {where} {self.text}" if where else f"the value {self.text}"
 
 
-def _integer(text: str) -> float:
+def _integer(text: str) -> float | Decimal:
+    if text == "-0":
+        return Decimal(text)  # a double has it, as Arrow's parser reads it
     return int(text) if len(text) <= _LONGEST_INTEGER else math.copysign(math.inf, -1 if text[0] == "-" else 1)
 
 
@@ -87,14 +89,15 @@ def _refused(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-#: By whether they read fractions as Decimals, and whether there may be long integers. Objects are `_Pairs`.
+#: By whether they read fractions as Decimals, and whether all integers are ones that `int` reads. Objects are `_Pairs`.
 _PARSERS: Final = {
-    (decimals, is_long): json.JSONDecoder(
-        object_pairs_hook=tuple, parse_int=_integer if is_long else int, parse_float=_exact if decimals else float
+    (decimals, is_plain): json.JSONDecoder(
+        object_pairs_hook=tuple, parse_int=int if is_plain else _integer, parse_float=_exact if decimals else float
     )
     for decimals in (False, True)
-    for is_long in (False, True)
+    for is_plain in (False, True)
 }
+_MINUS_ZERO: Final = re.compile(rb"-0(?:[\s,\]}]|$)")
 _PLAIN: Final = json.JSONDecoder(parse_int=_integer)
 _STRICT: Final = json.JSONDecoder(parse_int=_integer, parse_constant=_refused)
 
@@ -128,7 +131,8 @@ class RowParser:
 
     def parse(self, row: bytes) -> Any:
         """ValueError says why a row is not of the column."""
-        return self._converted(_parsed(row, _PARSERS[self._decimals, len(row) > _LONGEST_INTEGER]))
+        is_plain = len(row) <= _LONGEST_INTEGER and _MINUS_ZERO.search(row) is None
+        return self._converted(_parsed(row, _PARSERS[self._decimals, is_plain]))
 
     def convert(self, value: Any) -> Any:
         """As `parse`, of a value of `json.loads` for a plan of an Arrow type; its fractions may be Decimals."""

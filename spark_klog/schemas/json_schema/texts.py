@@ -239,8 +239,10 @@ def _plain(plan: Plan, values: pa.Array) -> pa.Array:
     form, style = plan.form, plan.style
     if form == "null":
         return values.cast(pa.string())
-    if form == "boolean" or form == "integer" or form == "decimal":
+    if form == "boolean" or form == "integer":
         return values.cast(pa.string())
+    if form == "decimal":
+        return _digits(values)
     if form == "number":
         return _numbers(plan, values)
     if form == "string":
@@ -321,12 +323,20 @@ def _numbers(plan: Plan, values: pa.Array) -> pa.Array:
     return texts
 
 
+def _digits(values: pa.Array) -> pa.Array:
+    """Decimals with all digits of their scale; Arrow writes small ones with an exponent, 0E-10."""
+    texts = values.cast(pa.string())
+    if not pc.any(pc.match_substring(texts, "E")).as_py():
+        return texts
+    return pa.array([None if value is None else f"{value:f}" for value in values.to_pylist()], pa.string())
+
+
 def _seconds(values: pa.Array) -> pa.Array:
     """Durations as seconds with all digits of their unit."""
     numbers = values.cast(pa.int64()).cast(pa.decimal128(19))
     kind = pa.decimal128(19, UNIT_DIGITS[values.type.unit])
     shifted = pa.Array.from_buffers(kind, len(numbers), numbers.buffers(), numbers.null_count, numbers.offset)
-    return shifted.cast(pa.string())
+    return _digits(shifted)
 
 
 def _quoted(values: pa.Array, ascii: bool) -> pa.Array:
