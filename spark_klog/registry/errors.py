@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 
 from spark_klog.wire.listening import RequestRefused
@@ -28,44 +29,49 @@ def bare(status: HTTPStatus, detail: str = "") -> RegistryRefusal:
     return RegistryRefusal(status, detail or f"HTTP {status.value} {status.phrase}")
 
 
-def subject_not_found(subject: str) -> RegistryRefusal:
-    return RegistryRefusal(40401, f"Subject '{subject}' not found.")
+def _refusal(code: int, text: str = "{}") -> Callable[..., RegistryRefusal]:
+    """What makes the refusal with a code; its arguments take the places in the text."""
+    return lambda *values: RegistryRefusal(code, text.format(*values))
 
 
-def version_not_found(version: int) -> RegistryRefusal:
-    return RegistryRefusal(40402, f"Version {version} not found.")
+subject_not_found = _refusal(40401, "Subject '{}' not found.")
+version_not_found = _refusal(40402, "Version {} not found.")
+subject_soft_deleted = _refusal(40404, "Subject '{}' was soft deleted. Set permanent=true to delete permanently")
+subject_not_soft_deleted = _refusal(40405, "Subject '{}' was not deleted first before being permanently deleted")
+version_soft_deleted = _refusal(
+    40406, "Subject '{}' Version {} was soft deleted. Set permanent=true to delete permanently"
+)
+version_not_soft_deleted = _refusal(
+    40407, "Subject '{}' Version {} was not deleted first before being permanently deleted"
+)
+no_level_of_subject = _refusal(40408, "Subject '{}' does not have subject-level compatibility configured")
+no_mode_of_subject = _refusal(40409, "Subject '{}' does not have subject-level mode configured")
+invalid_schema = _refusal(INVALID_SCHEMA)
+invalid_version = _refusal(
+    42202,
+    "The specified version '{}' is not a valid version id. Allowed values are between [1, 2^31-1] and the string "
+    '"latest"',
+)
+invalid_level = _refusal(
+    42203,
+    "Invalid compatibility level. Valid values are none, backward, forward, full, backward_transitive, "
+    "forward_transitive, and full_transitive",
+)
+invalid_mode = _refusal(42204, f"Invalid mode. Valid values are {', '.join(MODES[:4])}")
+not_permitted = _refusal(42205)
+reference_exists = _refusal(
+    42206, "One or more references exist to the schema {{magic=1,keytype=SCHEMA,subject={},version={}}}."
+)
+invalid_subject = _refusal(42208, "The specified subject '{}' is not a valid subject.")
+schema_too_large = _refusal(42209)
+invalid_rule_set = _refusal(42210, "Invalid rule set: migrationRules, domainRules and encodingRules are lists of rules")
+context_not_empty = _refusal(42211, "The specified context '{}' is not empty.")
+store_failed = _refusal(50001)
+timed_out = _refusal(50002)
 
 
 def schema_not_found(what: int | str | None = None) -> RegistryRefusal:
     return RegistryRefusal(40403, "Schema not found" if what is None else f"Schema {what} not found")
-
-
-def subject_soft_deleted(subject: str) -> RegistryRefusal:
-    return RegistryRefusal(40404, f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently")
-
-
-def subject_not_soft_deleted(subject: str) -> RegistryRefusal:
-    return RegistryRefusal(40405, f"Subject '{subject}' was not deleted first before being permanently deleted")
-
-
-def version_soft_deleted(subject: str, version: int) -> RegistryRefusal:
-    return RegistryRefusal(
-        40406, f"Subject '{subject}' Version {version} was soft deleted. Set permanent=true to delete permanently"
-    )
-
-
-def version_not_soft_deleted(subject: str, version: int) -> RegistryRefusal:
-    return RegistryRefusal(
-        40407, f"Subject '{subject}' Version {version} was not deleted first before being permanently deleted"
-    )
-
-
-def no_level_of_subject(subject: str) -> RegistryRefusal:
-    return RegistryRefusal(40408, f"Subject '{subject}' does not have subject-level compatibility configured")
-
-
-def no_mode_of_subject(subject: str) -> RegistryRefusal:
-    return RegistryRefusal(40409, f"Subject '{subject}' does not have subject-level mode configured")
 
 
 def incompatible(subject: str, messages: list[str]) -> RegistryRefusal:
@@ -75,62 +81,3 @@ def incompatible(subject: str, messages: list[str]) -> RegistryRefusal:
         f'Schema being registered is incompatible with an earlier schema for subject "{subject}", details: '
         f"[{', '.join(messages)}]",
     )
-
-
-def invalid_schema(reason: str) -> RegistryRefusal:
-    return RegistryRefusal(INVALID_SCHEMA, reason)
-
-
-def invalid_version(version: str) -> RegistryRefusal:
-    return RegistryRefusal(
-        42202,
-        f"The specified version '{version}' is not a valid version id. Allowed values are between [1, 2^31-1] and the "
-        'string "latest"',
-    )
-
-
-def invalid_level() -> RegistryRefusal:
-    return RegistryRefusal(
-        42203,
-        "Invalid compatibility level. Valid values are none, backward, forward, full, backward_transitive, "
-        "forward_transitive, and full_transitive",
-    )
-
-
-def invalid_mode() -> RegistryRefusal:
-    return RegistryRefusal(42204, f"Invalid mode. Valid values are {', '.join(MODES[:4])}")
-
-
-def not_permitted(reason: str) -> RegistryRefusal:
-    return RegistryRefusal(42205, reason)
-
-
-def reference_exists(subject: str, version: int) -> RegistryRefusal:
-    return RegistryRefusal(
-        42206,
-        f"One or more references exist to the schema {{magic=1,keytype=SCHEMA,subject={subject},version={version}}}.",
-    )
-
-
-def invalid_subject(subject: str) -> RegistryRefusal:
-    return RegistryRefusal(42208, f"The specified subject '{subject}' is not a valid subject.")
-
-
-def schema_too_large(reason: str) -> RegistryRefusal:
-    return RegistryRefusal(42209, reason)
-
-
-def invalid_rule_set() -> RegistryRefusal:
-    return RegistryRefusal(42210, "Invalid rule set: migrationRules, domainRules and encodingRules are lists of rules")
-
-
-def context_not_empty(context: str) -> RegistryRefusal:
-    return RegistryRefusal(42211, f"The specified context '{context}' is not empty.")
-
-
-def store_failed(reason: str) -> RegistryRefusal:
-    return RegistryRefusal(50001, reason)
-
-
-def timed_out(reason: str) -> RegistryRefusal:
-    return RegistryRefusal(50002, reason)

@@ -5,7 +5,7 @@ Fields are those with the same number: names may change, and so may types that h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -117,28 +117,15 @@ class _Comparison:
         yield from self._types(old.message_type, new.message_type, old.enum_type, new.enum_type, ())
 
     def _types(self, olds: Any, news: Any, old_enums: Any, new_enums: Any, path: tuple[str, ...]) -> Iterator[Change]:
-        before = {message.name: (n, message) for n, message in enumerate(_declared(olds))}
-        after = {message.name: (n, message) for n, message in enumerate(_declared(news))}
-        for name in dict.fromkeys((*before, *after)):
-            place = (*path, name)
-            if name not in after:
-                yield _change("MESSAGE_REMOVED", place)
-            elif name not in before:
-                yield _change("MESSAGE_ADDED", place)
-            else:
-                yield from self._messages(before[name][1], after[name][1], place)
-                if before[name][0] != after[name][0]:
-                    yield _change("MESSAGE_MOVED", place)
-        enums_before = {enum.name: enum for enum in old_enums}
-        enums_after = {enum.name: enum for enum in new_enums}
-        for name in dict.fromkeys((*enums_before, *enums_after)):
-            place = (*path, name)
-            if name not in enums_after:
-                yield _change("ENUM_REMOVED", place)
-            elif name not in enums_before:
-                yield _change("ENUM_ADDED", place)
-            else:
-                yield from _enums(enums_before[name], enums_after[name], place)
+        placed = ({each.name: (n, each) for n, each in enumerate(_declared(messages))} for messages in (olds, news))
+        yield from _by_name("MESSAGE", *placed, path, self._placed)
+        enums = ({enum.name: enum for enum in each} for each in (old_enums, new_enums))
+        yield from _by_name("ENUM", *enums, path, _enums)
+
+    def _placed(self, old: tuple[int, Any], new: tuple[int, Any], path: tuple[str, ...]) -> Iterator[Change]:
+        yield from self._messages(old[1], new[1], path)
+        if old[0] != new[0]:
+            yield _change("MESSAGE_MOVED", path)
 
     def _messages(self, old: Any, new: Any, path: tuple[str, ...]) -> Iterator[Change]:
         if id(old) not in self._under_way:
@@ -169,19 +156,13 @@ class _Comparison:
             yield _change("ONEOF_REMOVED" if name in old_oneofs else "ONEOF_ADDED", (*path, name))
         for number in sorted(before.keys() | after.keys()):
             was, now = old_oneof.get(number), new_oneof.get(number)
-            if number not in after:
-                if was is None:
-                    is_required = before[number].label == _REQUIRED
-                    kind = "REQUIRED_FIELD_REMOVED" if is_required else "FIELD_REMOVED"
-                    yield _change(kind, (*path, str(number)))
-                elif was not in gone:
-                    yield _change("ONEOF_FIELD_REMOVED", (*path, was, str(number)))
-            elif number not in before:
-                if now is None:
-                    kind = "REQUIRED_FIELD_ADDED" if after[number].label == _REQUIRED else "FIELD_ADDED"
-                    yield _change(kind, (*path, str(number)))
-                else:
-                    yield _change("ONEOF_FIELD_ADDED", (*path, now, str(number)))
+            if number not in before or number not in after:
+                is_gone = number in before
+                field, oneof, change = (before[number], was, "REMOVED") if is_gone else (after[number], now, "ADDED")
+                if oneof is None:
+                    yield _change(f"{'REQUIRED_' * (field.label == _REQUIRED)}FIELD_{change}", (*path, str(number)))
+                elif not is_gone or oneof not in gone:
+                    yield _change(f"ONEOF_FIELD_{change}", (*path, oneof, str(number)))
             else:
                 if was is not None and now is None:
                     yield _change("ONEOF_FIELD_MOVED_TO_TOP_LEVEL", (*path, str(number)))
@@ -240,6 +221,21 @@ class _Comparison:
 
 def _change(kind: str, path: tuple[str, ...]) -> Change:
     return Change(kind, "#/" + "/".join(path))
+
+
+def _by_name(
+    kind: str,
+    olds: dict[str, Any],
+    news: dict[str, Any],
+    path: tuple[str, ...],
+    compare: Callable[[Any, Any, tuple[str, ...]], Iterator[Change]],
+) -> Iterator[Change]:
+    """The changes of types of a kind: those that only one side has, and of the others what `compare` says."""
+    for name in dict.fromkeys((*olds, *news)):
+        if name in olds and name in news:
+            yield from compare(olds[name], news[name], (*path, name))
+        else:
+            yield _change(f"{kind}_{'REMOVED' if name in olds else 'ADDED'}", (*path, name))
 
 
 def _declared(messages: Any) -> list[Any]:
