@@ -9,8 +9,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from spark_klog.base.names import Format
-from spark_klog.registry.formats import InvalidSchema, parse
-from spark_klog.registry.formats.contract import reasons_of
+from spark_klog.registry.formats import InvalidSchema, parse, reasons_of
 from spark_klog.schemas.avro.schema import NO_DEFAULT, AvroSchema
 from spark_klog.schemas.registry.schemas import LEVELS, NO_REFERENCES, TYPES, References
 

@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from spark_klog.errors import MissingPackage, SchemaTimedOut
 from spark_klog.registry import errors
 from spark_klog.registry.errors import RegistryRefusal
-from spark_klog.registry.formats import AVRO, JSON, PROTOBUF, InvalidSchema, ParsedSchema, parse
-from spark_klog.registry.formats.contract import reasons_of
+from spark_klog.registry.formats import AVRO, JSON, PROTOBUF, InvalidSchema, ParsedSchema, parse, reasons_of
 
 _T = TypeVar("_T")
 #: Values in a body, with those in values. A schema is one of them.

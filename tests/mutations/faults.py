@@ -307,16 +307,16 @@ FAULTS = (
     ),
     Fault(
         "spark-number-counts-twice",  # two drivers decide the same micro-batch
-        "spark_klog/spark/write/decisions/live_entries.py",
+        "spark_klog/spark/write/decisions/entries.py",
         "        if number <= self.last:",
         "        if number < self.last:",
         _DECISION_LOG_TESTS,
     ),
     Fault(
         "spark-decision-removed",  # by the tombstones that follow it
-        "spark_klog/spark/write/decisions/live_entries.py",
-        "            del self._keys[key]\n            self.obsolete",
-        "            self.obsolete",
+        "spark_klog/spark/write/decisions/entries.py",
+        "            del self._keys[key]\n            for old in",
+        "            for old in",
         _DECISION_LOG_TESTS,
     ),
     Fault(

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final
 
 from spark_klog.errors import SchemaError
-from spark_klog.registry.formats.contract import (
+from spark_klog.registry.formats import (
     AVRO,
     MOST_DIFFERENCES,
     READER,

@@ -18,7 +18,7 @@ from decimal import Decimal, InvalidOperation
 from math import ceil
 from typing import Any, Final
 
-from spark_klog.registry.formats.contract import MOST_DIFFERENCES, READER, WRITER, TooComplex
+from spark_klog.registry.formats import MOST_DIFFERENCES, READER, WRITER, TooComplex
 
 #: Changes after which a reader with the new schema still accepts all that the old one does.
 _NAMES: Final = """

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from spark_klog.base.extras import require
-from spark_klog.registry.formats.contract import (
+from spark_klog.registry.formats import (
     JSON,
     InvalidSchema,
     ParsedSchema,

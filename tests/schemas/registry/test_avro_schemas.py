@@ -13,8 +13,8 @@ import avro.schema
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
+from spark_klog.registry.formats import READER, WRITER, InvalidSchema
 from spark_klog.registry.formats.avro import AvroSchema
-from spark_klog.registry.formats.contract import READER, WRITER, InvalidSchema
 
 _PRIMITIVES = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
 

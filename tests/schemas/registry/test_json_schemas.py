@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from spark_klog.registry.formats.contract import InvalidSchema
+from spark_klog.registry.formats import InvalidSchema
 from spark_klog.registry.formats.json_differences import _SEARCH, differences
 from spark_klog.registry.formats.json_schema import JsonSchema
 

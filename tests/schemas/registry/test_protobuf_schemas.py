@@ -13,9 +13,8 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from spark_klog.registry import errors, state
 from spark_klog.registry.api import answer
 from spark_klog.registry.errors import RegistryRefusal
-from spark_klog.registry.formats.contract import InvalidSchema
-from spark_klog.registry.formats.protobuf import ProtobufSchema
-from spark_klog.registry.formats.protobuf_differences import differences
+from spark_klog.registry.formats import InvalidSchema
+from spark_klog.registry.formats.protobuf import ProtobufSchema, differences
 from spark_klog.registry.records import SCHEMA, Key, Record
 from spark_klog.registry.registry import Registry
 from spark_klog.registry.state import Definition, schema_value

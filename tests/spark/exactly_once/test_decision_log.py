@@ -24,8 +24,7 @@ from spark_klog.errors import ConfigError, DecodeError, KlogError, ProtocolError
 from spark_klog.protocol.schema import Api
 from spark_klog.spark.write.decisions import decision_log, decision_topic, log_states
 from spark_klog.spark.write.decisions.decision_log import DecisionLog
-from spark_klog.spark.write.decisions.entries import Identity, encode_entry
-from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
+from spark_klog.spark.write.decisions.entries import Identity, LiveEntries, encode_entry, record_key
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
 from tests.support.servers.kafka import NEWEST
 from tests.support.servers.shared_kafka import SharedKafkas

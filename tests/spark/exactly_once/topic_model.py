@@ -21,8 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from spark_klog.spark.write import exactly_once
-from spark_klog.spark.write.decisions.entries import Identity, encode_entry
-from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
+from spark_klog.spark.write.decisions.entries import Identity, LiveEntries, encode_entry, record_key
 from spark_klog.spark.write.exactly_once import Abort, Append, Commit, Decision, Entry, ListOpen, Log, ReadLog
 
 from .model import Design, Run, Search, Violation, World

@@ -1,6 +1,6 @@
 """The decision log of a query, or of a batch write that has a name, in a compacted topic of the target cluster.
 
-`live_entries` says which records count: the order of the partition decides. `append` writes the entry, acknowledged by
+`entries.py` says which records count: the order of the partition decides. `append` writes the entry, acknowledged by
 all replicas in sync, and reads back to it. Nothing relies on clocks, on the fencing of producers, or on a read that is
 up to date: a leader that was replaced and does not know it may answer reads with old data, but it can't acknowledge a
 record (without unclean elections). So a read that must not lag writes a record without an entry first, and reads up to
@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from spark_klog.base.cache import Newest
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.producer.producer import Producer
@@ -37,8 +38,7 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.security.config import Settings
 from spark_klog.spark.options import PREFIX
 from spark_klog.spark.write.decisions.decision_topic import prepare_topic, read_records, refused_access
-from spark_klog.spark.write.decisions.entries import Identity, encode_entry
-from spark_klog.spark.write.decisions.live_entries import LiveEntries, record_key
+from spark_klog.spark.write.decisions.entries import Identity, LiveEntries, encode_entry, record_key
 from spark_klog.spark.write.exactly_once import Decision, Entry, Log
 
 #: A record to write: key and value, None for a tombstone.
@@ -189,8 +189,8 @@ class _Session:
     _producer: Producer | None = None
     #: Topics that are there, and their ids, None from brokers before 2.8.
     _prepared: dict[str, UUID | None] = field(default_factory=dict)
-    #: By topic and the log's key; the one used last is last.
-    _logs: dict[tuple[str, str], LiveEntries] = field(default_factory=dict)
+    #: By topic and the log's key.
+    _logs: Newest[tuple[str, str], LiveEntries] = field(default_factory=lambda: Newest(_MOST_LOGS))
 
     def prepare(self, topic: str) -> None:
         if topic not in self._prepared:
@@ -198,15 +198,13 @@ class _Session:
             self._prepared[topic] = self.cluster.topic_ids.get(topic)
 
     def live(self, topic: str, key: str) -> LiveEntries:
-        live = self._logs.pop((topic, key), None) or LiveEntries(key)
-        self._logs[topic, key] = live
-        if len(self._logs) > _MOST_LOGS:
-            del self._logs[next(iter(self._logs))]
+        self._logs[topic, key] = live = self._logs.get((topic, key)) or LiveEntries(key)
         return live
 
     def forget(self, topic: str) -> None:
         """Forget what was read: the topic may be another one by now."""
-        self._logs = {log: live for log, live in self._logs.items() if log[0] != topic}
+        for log in [log for log in self._logs if log[0] == topic]:
+            del self._logs[log]
         self._prepared.pop(topic, None)
 
     def _check(self, topic: str) -> None:
@@ -299,18 +297,16 @@ class _Sessions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sessions: dict[tuple[tuple[str, str], ...], _Session] = {}
+        #: Whoever uses one still that is removed, connects again.
+        self._sessions: Newest[tuple[tuple[str, str], ...], _Session] = Newest(_MOST_SESSIONS)
 
     @contextmanager
     def of(self, settings: Mapping[str, str]) -> Iterator[_Session]:
         """The session of a cluster, for the block alone."""
         key = tuple(sorted(settings.items()))
         with self._lock:
-            session = self._sessions.pop(key, None) or _Session(Cluster(client_config(settings, PREFIX)))
+            session = self._sessions.get(key) or _Session(Cluster(client_config(settings, PREFIX)))
             self._sessions[key] = session
-            if len(self._sessions) > _MOST_SESSIONS:
-                # whoever uses it still, connects again
-                del self._sessions[next(iter(self._sessions))]
         with session.lock:
             if time.monotonic() - session.used_at > _IDLE_SECONDS:
                 session.renew()
@@ -322,7 +318,7 @@ class _Sessions:
     def forget(self) -> None:
         """Close the connections in a forked process: they belong to its parent."""
         self._lock = threading.Lock()  # in the parent another thread may hold the old one
-        sessions, self._sessions = self._sessions, {}
+        sessions, self._sessions = self._sessions, Newest(_MOST_SESSIONS)
         for session in sessions.values():
             session.cluster.close()
 
