@@ -32,10 +32,10 @@ from spark_klog.client.settings import of_bytes
 from spark_klog.columns.decode import MAX_MILLISECONDS
 from spark_klog.columns.schema import subset
 from spark_klog.errors import ConfigError, KlogError, LoadError
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import open_load
 from spark_klog.load.journal.listing import CommittedFile, files
-from spark_klog.load.journal.model import LETTERS, STAGED, is_of_values, place_of
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import JSON_LINES
 from spark_klog.load.tasks.writers import MOST_OPEN
@@ -129,7 +129,7 @@ def _parts(
     """Files of a partition are sorted by `files`; those of a topic that was created again come after the old ones."""
     groups: dict[tuple[str, int, int], dict[tuple[int, int], list[CommittedFile]]] = {}
     for file in wanted:
-        place = place_of(file.path.removesuffix(STAGED))
+        place = paths.place_of(file.path.removesuffix(paths.STAGED))
         incarnation = place[2] if place else 0
         each = groups.setdefault((file.topic, file.partition, incarnation), {})
         each.setdefault((file.first, file.last), []).append(file)
@@ -423,13 +423,15 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
     store, identity = open_load(output)
     letters = read_summary(store).letters
     of_values = {
-        place: name for name, place in letters.items() if is_of_values(name) and source in (None, name.split("+")[1])
+        place: name
+        for name, place in letters.items()
+        if paths.is_of_values(name) and source in (None, name.split("+")[1])
     }
     records = 0
     if of_values:
         name = hashlib.sha256(json.dumps([identity.load, topic, source]).encode()).hexdigest()[:32]
         records = _send_letters(store, of_values, client, topic, f"klog-replay-{name}")
-    batches = [name for name in store.names(LETTERS) if not is_of_values(name)]
+    batches = [name for name in store.names(paths.LETTERS) if not paths.is_of_values(name)]
     if source is not None:  # TOPIC-PARTITION-OFFSET-CRC.json: another topic's name may begin with this one's and a "-"
         of_source = re.compile(rf"{re.escape(source)}-\d+--?\d+-[0-9a-f]{{8}}\.json")
         batches = [name for name in batches if of_source.fullmatch(name)]
@@ -463,7 +465,7 @@ def _letters(store: Store, name: str, partitions: int) -> Iterator[list[dict[str
     """The records of a file of letters, those of a transaction at a time; `LoadError` for a damaged one."""
     rows: list[dict[str, Any]] = []
     size = 0
-    for number, line in enumerate(store.lines(f"{LETTERS}/{name}"), 1):
+    for number, line in enumerate(store.lines(paths.dead_letter(name)), 1):
         try:
             letter = json.loads(line)
             rows.append(
@@ -477,8 +479,8 @@ def _letters(store: Store, name: str, partitions: int) -> Iterator[list[dict[str
             )
         except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
             raise LoadError(
-                f"{store.address}/{LETTERS}/{name}, line {number}, is not a dead letter ({error!r}): restore it, or "
-                "remove it"
+                f"{store.address}/{paths.LETTERS}/{name}, line {number}, is not a dead letter ({error!r}): restore it, "
+                "or remove it"
             ) from None
         size += len(line)
         if len(rows) == _LETTERS or size >= _LETTER_BYTES:

@@ -17,10 +17,11 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import first_and_end
 from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import open_load, read_idle, read_plan
 from spark_klog.load.journal.listing import committed, is_below, stored_path, table_files
-from spark_klog.load.journal.model import PartitionAudit, run_name, topic_folder
+from spark_klog.load.journal.model import PartitionAudit
 from spark_klog.load.journal.store import Store
 from spark_klog.load.journal.summary import LOAD, Finding, Summary, nothing_of
 from spark_klog.load.run import Loaded
@@ -102,7 +103,7 @@ def loaded_json(loaded: Loaded, output: str) -> dict[str, Any]:
             | {"unexplained": item.unexplained, "lag": item.lag}
             for item in loaded.partitions
         ],
-        "runs": [run_name(number) for number in loaded.runs],
+        "runs": [paths.run_name(number) for number in loaded.runs],
         "files": loaded.files,
         "bad": loaded.bad,
         "dead_letters": loaded.dead_letters,
@@ -168,7 +169,7 @@ def status(output: str) -> Status:
         if totals[topic, partition]["incarnation"] == incarnation:
             totals[topic, partition]["holes"] = of_partition
     findings = _missing_files(store, identity.table_at(output), summary) + findings
-    unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
+    unfinished = paths.run_name(number + 1) if read_plan(store, number + 1) is not None else ""
     found = {topic: dict(sorted((+each).items())) for topic, each in sorted(summary.hours.items())}
     last_load = next((int(line["run"]) for line in reversed(summary.runs) if line["kind"] == LOAD), 0)
     idle = read_idle(store, last_load)
@@ -203,7 +204,7 @@ def _missing_files(store: Store, table: Table | None, summary: Summary) -> list[
     if table is None:  # a listing of each topic, where a load may have thousands of files
         listed = committed(summary)
         for topic in {file.topic for file in listed}:
-            sizes |= store.sizes_below(topic_folder(topic))
+            sizes |= store.sizes_below(paths.topic_folder(topic))
     else:
         listed = table_files(table, summary)
     missing = []

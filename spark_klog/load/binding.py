@@ -8,8 +8,9 @@ from typing import Any
 
 from spark_klog.errors import LoadError
 from spark_klog.load.commit import settings_of
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import Identity, last_committed, read_identity, read_plan
-from spark_klog.load.journal.model import FOLDER, Plan, plan_path
+from spark_klog.load.journal.model import Plan
 from spark_klog.load.journal.store import Store, open_store
 from spark_klog.load.rows import ANOTHER
 from spark_klog.load.settings import WriteSettings
@@ -80,7 +81,7 @@ def check_output(
 def _check_new(target: Target) -> None:
     """`LoadError` if the folder of a new load has files of others."""
     names = () if target.exists() else target.store.names("")
-    others = [name for name in names if name != FOLDER and not name.startswith((".", "_"))]
+    others = [name for name in names if name != paths.FOLDER and not name.startswith((".", "_"))]
     if others:
         raise LoadError(f"{target.address} belongs to another load, or to none (it has {others[0]}): use {ANOTHER}")
 
@@ -89,7 +90,7 @@ def _committed_plan(target: Target) -> Plan | None:
     """The plan of the last committed run, which binds the next ones; the journal may be a run behind its target."""
     number = last_committed(target.store)
     identity = read_identity(target.store)
-    if identity is not None and target.store.size(plan_path(number + 1)) is not None:
+    if identity is not None and target.store.size(paths.plan(number + 1)) is not None:
         number = max(number, target.last_run(identity.load))
     return read_plan(target.store, number) if number else None
 

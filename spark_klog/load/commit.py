@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.model import (
     Manifest,
     PartitionAudit,
@@ -17,10 +18,7 @@ from spark_klog.load.journal.model import (
     by_partition,
     now_text,
     offsets_json,
-    plan_path,
     progress_of,
-    staged_path,
-    task_path,
 )
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import WriteSettings
@@ -33,7 +31,7 @@ _LOST = {DELETED, RECREATED, RETENTION, TRUNCATED}
 
 def check_results(store: Store, run: int, task: int, ranges: Sequence[Range], results: Sequence[RangeResult]) -> None:
     """`LoadError` if a task's results do not fit its plan, or its files are not there: someone has edited them."""
-    where = f"{store.address}/{task_path(run, task)}"
+    where = f"{store.address}/{paths.task(run, task)}"
     if len(ranges) != len(results):
         raise LoadError(f"{where} has {len(results)} ranges, the plan {len(ranges)}: restore it, or delete it")
     for asked, found in zip(ranges, results, strict=True):
@@ -51,7 +49,7 @@ def check_results(store: Store, run: int, task: int, ranges: Sequence[Range], re
                 f"{where}: {found.topic}-{found.partition} {wrong}: restore it, or delete it to load the range again"
             )
         for item in found.files:
-            path = item.path if store.shows_whole_files_only else staged_path(run, item.path)
+            path = item.path if store.shows_whole_files_only else paths.staged(run, item.path)
             if store.size(path) != item.size:
                 raise LoadError(
                     f"{store.address}/{path} is missing or not as it was written: delete {where} to load it again"
@@ -156,4 +154,4 @@ def settings_of(store: Store, plan: Plan) -> WriteSettings:
     try:
         return WriteSettings.of(plan.settings)
     except (TypeError, ValueError, ConfigError) as error:
-        raise LoadError(f"{store.address}/{plan_path(plan.run)} can't be used ({error}): restore it") from None
+        raise LoadError(f"{store.address}/{paths.plan(plan.run)} can't be used ({error}): restore it") from None

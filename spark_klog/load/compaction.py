@@ -26,32 +26,9 @@ import pyarrow.compute as pc
 from spark_klog.base.names import TopicPartition
 from spark_klog.errors import LoadError
 from spark_klog.load.commit import assembled, settings_of
+from spark_klog.load.journal import history, paths
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import (
-    COMPACTED,
-    discard_run,
-    is_pointed_to,
-    open_load,
-    read_manifest,
-    read_plan,
-    settled_run,
-)
-from spark_klog.load.journal.model import (
-    FileEntry,
-    Manifest,
-    Plan,
-    Range,
-    RangeResult,
-    attempt_path,
-    file_path,
-    new_token,
-    now_text,
-    plan_path,
-    run_name,
-    staged_path,
-    staging_path,
-    task_path,
-)
+from spark_klog.load.journal.model import FileEntry, Manifest, Plan, Range, RangeResult, now_text
 from spark_klog.load.journal.store import Store, arrow_file, locked, to_json
 from spark_klog.load.journal.summary import Summary
 from spark_klog.load.rows import fitted
@@ -94,7 +71,7 @@ def compact(output: str, target_bytes: int = TARGET_BYTES) -> Compacted:
     Parquet files, a run is under way or was killed, or a file is damaged: then nothing is changed, except by the steps
     that are committed.
     """
-    store, identity = open_load(output)
+    store, identity = history.open_load(output)
     if identity.table:
         raise LoadError(f"{store.address} has the files of a table: name the table, delta:URI or iceberg:NAME")
     if identity.format != PARQUET:
@@ -113,19 +90,19 @@ def compact(output: str, target_bytes: int = TARGET_BYTES) -> Compacted:
 def _next_step(target: FolderTarget, target_bytes: int, after: Mapping[TopicPartition, int]) -> _Step | None:
     """What to compact next, of each partition the first ranges from `after` on; None if there is nothing."""
     store = target.store
-    number = settled_run(store)
-    manifest = read_manifest(store, number) if number else None
+    number = history.settled_run(store)
+    manifest = history.read_manifest(store, number) if number else None
     if manifest is None:
         return None
-    if read_plan(store, number + 1) is not None:
+    if history.read_plan(store, number + 1) is not None:
         raise LoadError(
-            f"{store.address}: run {run_name(number + 1)} failed or was killed: compact after the next run, which "
-            "finishes it"
+            f"{store.address}: run {paths.run_name(number + 1)} failed or was killed: compact after the next run, "
+            "which finishes it"
         )
-    if not is_pointed_to(store, number):
+    if not history.is_pointed_to(store, number):
         target.publish(manifest)
     if not store.shows_whole_files_only:
-        discard_run(store, number + 1)  # files of a compaction that was killed
+        history.discard_run(store, number + 1)  # files of a compaction that was killed
     summary = read_summary(store, with_ranges=True)
     settings = _settings(store, number)
     groups: dict[TopicPartition, list[list[RangeResult]]] = {}
@@ -148,9 +125,9 @@ def _next_step(target: FolderTarget, target_bytes: int, after: Mapping[TopicPart
 
 def _settings(store: Store, number: int) -> WriteSettings:
     """How the last run has written its files."""
-    plan = next((plan for run in range(number, 0, -1) if (plan := read_plan(store, run)) is not None), None)
+    plan = next((plan for run in range(number, 0, -1) if (plan := history.read_plan(store, run)) is not None), None)
     if plan is None:
-        raise LoadError(f"{store.address}/{plan_path(number)} is missing: restore it")
+        raise LoadError(f"{store.address}/{paths.plan(number)} is missing: restore it")
     return settings_of(store, plan)
 
 
@@ -219,12 +196,12 @@ class _Step:
 
     def run(self) -> Manifest:
         """Write the files and commit; if that fails, nothing is changed. `LoadError`."""
-        store, number, token = self._store, self._summary.run + 1, new_token()
-        marker = attempt_path(number + 1, token)
+        store, number, token = self._store, self._summary.run + 1, paths.new_token()
+        marker = paths.attempt(number + 1, token)
         if store.shows_whole_files_only:
             store.create(marker, b"")
         try:
-            with store.scratch(staging_path(number)) as folder:
+            with store.scratch(paths.staging(number)) as folder:
                 results = self._write_all(folder, number, token)
                 store.settle()
         except LoadError:
@@ -259,7 +236,7 @@ class _Step:
         files = []
         for layout, old in sorted(by_folder.items()):
             for scratched, entry in writer.merged(layout, old):
-                path = entry.path if self._store.shows_whole_files_only else staged_path(number, entry.path)
+                path = entry.path if self._store.shows_whole_files_only else paths.staged(number, entry.path)
                 self._paths.append(path)
                 self._store.put(scratched, path)
                 files.append(entry)
@@ -267,14 +244,14 @@ class _Step:
 
     def _commit(self, number: int, results: Mapping[TopicPartition, Sequence[RangeResult]]) -> Manifest:
         """Commit the step. After an error the files stay until another run is there: only the answer may be lost."""
-        store, last = self._store, read_manifest(self._store, number - 1)
+        store, last = self._store, history.read_manifest(self._store, number - 1)
         assert last is not None
         topics = sorted({topic for topic, _ in self.groups})
-        plan = Plan(number, self._started, topics, [], self._settings.to_json(), asked=COMPACTED)
-        if not store.create(plan_path(number), to_json(plan)):
-            raise LoadError(f"{store.address}: another run has begun run {run_name(number)}: nothing is changed")
+        plan = Plan(number, self._started, topics, [], self._settings.to_json(), asked=history.COMPACTED)
+        if not store.create(paths.plan(number), to_json(plan)):
+            raise LoadError(f"{store.address}: another run has begun run {paths.run_name(number)}: nothing is changed")
         ranges = [each for of_partition in results.values() for each in of_partition]
-        store.write(task_path(number, 0), to_json({"ranges": ranges}))
+        store.write(paths.task(number, 0), to_json({"ranges": ranges}))
         plan = replace(plan, replaces=[old for groups in self.groups.values() for group in groups for old in group])
         lines = {key: self._summary.totals[key] for key in results}
         log_end = {key: line["until"] + line["lag"] for key, line in lines.items()}
@@ -319,7 +296,7 @@ class _Merger:
         return OpenFile(self._scratch / name, self._columns, self._settings, None)
 
     def _complete(self, file: OpenFile, layout: str, first: int, last: int) -> tuple[Path, FileEntry]:
-        path = file_path(self._range, first, last, layout, self._token, self._settings.extension)
+        path = paths.file(self._range, first, last, layout, self._token, self._settings.extension)
         return file.path, file.complete(path, self._range, first, last)
 
     def _batches(self, entry: FileEntry) -> Iterator[pa.RecordBatch]:

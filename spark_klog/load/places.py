@@ -17,8 +17,9 @@ from spark_klog.client import places
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import is_compaction, last_committed, read_manifest
-from spark_klog.load.journal.model import Progress, run_name
+from spark_klog.load.journal.model import Progress
 from spark_klog.load.journal.store import Store
 
 _LARGEST = (1 << 63) - 1
@@ -104,7 +105,7 @@ def offsets_of_run(store: Store, run: int | None) -> dict[TopicPartition, Progre
         return manifest.progress() if manifest else {}
     if not 1 <= run <= last:
         known = f"the committed runs are 1 to {last}" if last else "there is none yet"
-        raise ConfigError(f"{store.address} has no run {run_name(run)}: {known}")
+        raise ConfigError(f"{store.address} has no run {paths.run_name(run)}: {known}")
     before = read_manifest(store, run - 1) if run > 1 else None
     offsets = before.progress() if before else {}
     for number in range(run, last + 1):
@@ -164,4 +165,5 @@ def offsets_text(cluster_id: str, run: int | None, progress: Mapping[TopicPartit
     for (topic, partition), place in sorted(progress.items()):
         offsets.setdefault(topic, {})[str(partition)] = place.offset
     ids = {topic: place.topic_id for (topic, _), place in sorted(progress.items()) if place.topic_id}
-    return {"cluster_id": cluster_id, "run": "" if run is None else run_name(run), "offsets": offsets, "topic_ids": ids}
+    name = "" if run is None else paths.run_name(run)
+    return {"cluster_id": cluster_id, "run": name, "offsets": offsets, "topic_ids": ids}

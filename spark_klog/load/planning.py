@@ -12,7 +12,8 @@ from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import first_and_end, high_watermarks
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
 from spark_klog.files.arrow import ArrowFolder
-from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path, new_token
+from spark_klog.load.journal import paths
+from spark_klog.load.journal.model import Progress, Range, RangeResult
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import LOSS_ADVICE
 from spark_klog.spark.options import SplitLimits
@@ -91,8 +92,8 @@ def check_names(store: Store, partitions: Iterable[TopicPartition], extension: s
     To be called before there is a plan: runs go on with a plan, and none could write these files.
     """
     for topic, partition in () if isinstance(store, ArrowFolder) else partitions:
-        path = file_path(Range(topic, partition, 0, 0), 0, 0, "", new_token(), extension)
-        name = path.rpartition("/")[2] + STAGED
+        path = paths.file(Range(topic, partition, 0, 0), 0, 0, "", paths.new_token(), extension)
+        name = path.rpartition("/")[2] + paths.STAGED
         if len(name) > _LONGEST_NAME:
             raise ConfigError(
                 f"topic {topic}: the names of its files would have {len(name)} bytes, and a disk takes "

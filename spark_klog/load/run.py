@@ -22,38 +22,18 @@ from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.binding import BINDING, check_output, check_schema, event_time_now, open_target
 from spark_klog.load.commit import check_results, make_manifest, settings_of
+from spark_klog.load.journal import history, paths
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import (
-    Identity,
-    claim_output,
-    complete_tasks,
-    discard_run,
-    is_pointed_to,
-    last_committed,
-    new_identity,
-    read_manifest,
-    read_plan,
-    settled_run,
-    task_results,
-)
+from spark_klog.load.journal.history import Identity
 from spark_klog.load.journal.model import (
-    IDLE,
-    LETTERS,
-    LOAD,
     Idle,
     Manifest,
     PartitionAudit,
     Plan,
     Progress,
     RangeResult,
-    is_of_values,
     now_text,
     offsets_json,
-    plan_path,
-    refused_path,
-    run_name,
-    staging_path,
-    task_path,
 )
 from spark_klog.load.journal.store import Store, locked, to_json
 from spark_klog.load.places import AtOffsets, AtRun, Place, resolve
@@ -224,7 +204,7 @@ def load(
             owner, is_new = None, identity is None
             if identity is None:
                 owner = target.owner()
-                identity = new_identity(cluster.cluster_id, settings, names, target.journal_name)
+                identity = history.new_identity(cluster.cluster_id, settings, names, target.journal_name)
                 identity = replace(identity, load=owner or identity.load)
             elif options.settings.schema:
                 takes_new = target.widens or options.evolution == "latest"
@@ -269,27 +249,27 @@ class _Run:
         self._committed: list[Manifest] = []
 
     def all(self, is_new: bool) -> Loaded:
-        number = settled_run(self._store)
+        number = history.settled_run(self._store)
         if not is_new:
             number = self._target.catch_up(self._load, number)
-        manifest = read_manifest(self._store, number) if number else None
+        manifest = history.read_manifest(self._store, number) if number else None
         if manifest is not None:
-            if not is_pointed_to(self._store, number):
+            if not history.is_pointed_to(self._store, number):
                 self._target.publish(manifest)
-            elif self._store.names(staging_path(number)):  # an attempt has gone on after the commit
-                self._store.remove(staging_path(number))
+            elif self._store.names(paths.staging(number)):  # an attempt has gone on after the commit
+                self._store.remove(paths.staging(number))
             self._target.remove_orphans(number, self._options.topics, is_last_time=True)
         progress = manifest.progress() if manifest else {}
-        killed = read_plan(self._store, number + 1)
+        killed = history.read_plan(self._store, number + 1)
         limits = self._options.limits
         asked = repr((self._options.start, self._options.until)) if self._options.start else ""
         if killed is not None:
             if killed.run != number + 1:
-                raise LoadError(f"{self._store.address}/{plan_path(number + 1)} is of run {killed.run}: restore it")
-            _log.info("finishing run %s, which failed or was killed", run_name(killed.run))
+                raise LoadError(f"{self._store.address}/{paths.plan(number + 1)} is of run {killed.run}: restore it")
+            _log.info("finishing run %s, which failed or was killed", paths.run_name(killed.run))
             killed = self._renewed(killed)
             progress = self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
-            number = last_committed(self._store)
+            number = history.last_committed(self._store)
             limits = limits.less(sum(item.until - item.start for each in self._loaded for item in each.partitions))
         is_done = killed is not None and killed.asked == asked != ""
         extent = self._extent(progress, limits, is_again=not is_done)
@@ -305,7 +285,7 @@ class _Run:
                 self._target.prepare(self._load, settings, self._options.topics, "plan")
             except LoadError:  # the target refuses the columns, before there is a plan
                 if is_new:
-                    self._store.remove(LOAD)
+                    self._store.remove(paths.LOAD)
                 raise
         if has_work:
             plan = self._plan(number + 1, extent, progress, asked, settings)
@@ -313,12 +293,12 @@ class _Run:
         summary = self._summary(extent, progress)
         if not self._committed:
             idle = Idle(number, now_text(), summary.partitions)
-            self._store.write(IDLE, to_json(idle))
+            self._store.write(paths.IDLE, to_json(idle))
         return summary
 
     def claim(self) -> None:
         """Make the target this load's; `LoadError` if another run was quicker that is not of the same load."""
-        claimed = claim_output(self._store, self._identity)
+        claimed = history.claim_output(self._store, self._identity)
         if not self._target.loads_again and claimed.load != self._load:
             raise self._begun_by_another(1)
 
@@ -345,7 +325,7 @@ class _Run:
 
     def _run_schemas(self, last: int, topics: Sequence[str]) -> tuple[RowSchema, ...]:
         """The schemas of the run after run `last`; errors as of `rows.run_schemas`."""
-        plan = read_plan(self._store, last) if last else None
+        plan = history.read_plan(self._store, last) if last else None
         before = () if plan is None else settings_of(self._store, plan).rows
         options, target = self._options, self._target
         return run_schemas(
@@ -366,19 +346,21 @@ class _Run:
         lost = [item._asdict() for item in extent.lost]
         replaces = [item for each in extent.again.values() for item in each]
         plan = Plan(number, now_text(), self._options.topics, tasks, settings.to_json(), lost, starts, replaces, asked)
-        if read_plan(self._store, number) is not None:  # in an object store, before this one removes that run's files
+        if (
+            history.read_plan(self._store, number) is not None
+        ):  # in an object store, before this one removes that run's files
             raise self._begun_by_another(number)
         # A run that could read nothing removes its folder: killed there, or with an attempt of a task that ends later,
         # it leaves results of ranges that this plan does not have.
         self._target.end_attempts(number, self._options.topics)
-        for task in complete_tasks(self._store, number):
-            self._store.remove(task_path(number, task))
-        if not self._store.create(plan_path(number), to_json(plan)):
+        for task in history.complete_tasks(self._store, number):
+            self._store.remove(paths.task(number, task))
+        if not self._store.create(paths.plan(number), to_json(plan)):
             raise self._begun_by_another(number)
         return plan
 
     def _begun_by_another(self, number: int) -> LoadError:
-        return LoadError(f"{self._store.address}: another run of this load has begun run {run_name(number)}")
+        return LoadError(f"{self._store.address}: another run of this load has begun run {paths.run_name(number)}")
 
     def _log_ends(self, plan: Plan) -> dict[TopicPartition, int]:
         keys = {(item.topic, item.partition) for ranges in plan.tasks for item in ranges}
@@ -403,22 +385,22 @@ class _Run:
             show_letters(self._store, manifest)
             again = ""
             if rows := settings_of(self._store, plan).rows:
-                self._store.write(refused_path(plan.run), b"")
+                self._store.write(paths.refused(plan.run), b"")
                 again = ", or with another schema and --schema-evolution latest"
                 if any(one.has_ids for one in rows):
                     again = f", or once the schema registry has what they need{again}"
             elif self._target.widens and settings_of(self._store, plan).schema:
                 again = ", or with a --schema that has room for them"
             raise LoadError(
-                f"run {run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "
-                f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{LETTERS}, then run "
-                f"again with a larger --max-bad to load the others{again}"
+                f"run {paths.run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "
+                f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{paths.LETTERS}, then "
+                f"run again with a larger --max-bad to load the others{again}"
             )
         if not plan.lost and not any(item.until > item.start for item in manifest.partitions):
             # Nothing could be read: the next run makes a plan of its own.
             self._loaded.append(manifest)
             self._target.end_attempts(plan.run, plan.topics)
-            discard_run(self._store, plan.run)
+            history.discard_run(self._store, plan.run)
             return dict(before)
         has_failed = any(item.error for item in manifest.partitions)
         is_cut = sum(len(item.files) for item in found) > len(manifest.files)
@@ -445,7 +427,9 @@ class _Run:
                 if renewed is plan:
                     raise
                 plan = renewed
-        raise LoadError(f"run {run_name(plan.run)}: its records have more than {_MOST_VERSIONS} versions of a schema")
+        raise LoadError(
+            f"run {paths.run_name(plan.run)}: its records have more than {_MOST_VERSIONS} versions of a schema"
+        )
 
     def _run_tasks(self, plan: Plan) -> dict[int, list[RangeResult]]:
         """Run the tasks that are not complete; returns the results of all. `LoadError` if one of them has ended."""
@@ -461,7 +445,7 @@ class _Run:
         results = self._results(plan)
         missing = sorted(todo.keys() - results.keys())
         if missing:
-            raise LoadError(f"run {run_name(plan.run)}: no file of offsets of tasks {missing[:5]}: run again")
+            raise LoadError(f"run {paths.run_name(plan.run)}: no file of offsets of tasks {missing[:5]}: run again")
         return results
 
     def _renewed(self, plan: Plan) -> Plan:
@@ -475,7 +459,7 @@ class _Run:
         of `_run_schemas` and `Target.prepare`, before any change.
         """
         store, options = self._store, self._options
-        is_refused = store.size(refused_path(plan.run)) is not None
+        is_refused = store.size(paths.refused(plan.run)) is not None
         new = old = settings_of(self._store, plan)
         if is_refused and options.evolution == "latest" and options.formats:
             rows = self._run_schemas(plan.run - 1, plan.topics)
@@ -495,34 +479,34 @@ class _Run:
         for number, results in self._results(plan).items():
             if runs_all_again or any(item.bad_values for item in results):
                 # the letters first: killed in between, the next call still knows their names
-                for name in (name for item in results for name in item.dead_letters if is_of_values(name)):
-                    store.remove(f"{LETTERS}/{name}")
-                store.remove(task_path(plan.run, number))
+                for name in (name for item in results for name in item.dead_letters if paths.is_of_values(name)):
+                    store.remove(paths.dead_letter(name))
+                store.remove(paths.task(plan.run, number))
         if new != old:
             plan = replace(plan, settings=new.to_json())
-            store.write(plan_path(plan.run), to_json(plan))
+            store.write(paths.plan(plan.run), to_json(plan))
             # an attempt that goes on, by the old schema, can't write to its files any more
             self._target.end_attempts(plan.run, plan.topics)
             if not store.shows_whole_files_only:
-                store.remove(staging_path(plan.run))
-        store.remove(refused_path(plan.run))
+                store.remove(paths.staging(plan.run))
+        store.remove(paths.refused(plan.run))
         return plan
 
     def _results(self, plan: Plan, columns: pa.Schema | None = None) -> dict[int, list[RangeResult]]:
         """The results of the tasks that are complete, checked, also whether their files have the target's `columns`."""
         found = {}
-        complete = set(complete_tasks(self._store, plan.run))
+        complete = set(history.complete_tasks(self._store, plan.run))
         for number, ranges in enumerate(plan.tasks):
-            results = task_results(self._store, plan.run, number) if number in complete else None
+            results = history.task_results(self._store, plan.run, number) if number in complete else None
             if results is not None and not self._target.keeps(results, columns):
-                self._store.remove(task_path(plan.run, number))
+                self._store.remove(paths.task(plan.run, number))
             elif results is not None:
                 check_results(self._store, plan.run, number, ranges, results)
                 found[number] = results
         return found
 
     def _done(self, plan: Plan) -> int:
-        numbers = complete_tasks(self._store, plan.run)
+        numbers = history.complete_tasks(self._store, plan.run)
         return sum(item.end - item.start for number in numbers for item in plan.tasks[number])
 
     def _job(self, plan: Plan, columns: pa.Schema | None) -> Job:
@@ -663,7 +647,7 @@ def _ranges_of_runs(
         if asked[topic, partition] < first:
             raise LoadError(
                 f"{store.address}: {topic}-{partition}: offsets before {first} can't be loaded again, as the files "
-                f"offsets-TASK.json of run {run_name(run)} or of earlier ones are gone: begin at a later run, or use "
-                f"{ANOTHER}"
+                f"offsets-TASK.json of run {paths.run_name(run)} or of earlier ones are gone: begin at a later run, or "
+                f"use {ANOTHER}"
             )
     return {key: summary.known_ranges((*key, now.incarnation)) for key, now in wanted.items()}

@@ -24,21 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_klog.errors import LoadError
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import read_identity, read_manifest
-from spark_klog.load.journal.model import (
-    LOAD,
-    FileEntry,
-    Manifest,
-    Progress,
-    RangeResult,
-    candidate_path,
-    from_json,
-    manifest_path,
-    new_token,
-    offsets_json,
-    run_name,
-    run_path,
-)
+from spark_klog.load.journal.model import FileEntry, Manifest, Progress, RangeResult, from_json, offsets_json
 from spark_klog.load.journal.store import arrow_file, open_store, read_json, to_json
 from spark_klog.load.rows import has_place
 from spark_klog.load.settings import WriteSettings
@@ -101,7 +89,7 @@ class TableTarget(Target):
         if at < number:
             raise LoadError(
                 f"{self.address} has {f'run {at}' if at else 'no run'} of this load last, and its journal "
-                f"({self.store.address}/{manifest_path(number)}) run {number}: the table was made anew or restored; "
+                f"({self.store.address}/{paths.manifest(number)}) run {number}: the table was made anew or restored; "
                 "use another table, or remove the journal of a table that is to be loaded from the start"
             )
         if last is None or at == number:
@@ -112,8 +100,8 @@ class TableTarget(Target):
             _log.warning("%s: the journal is without runs %s to %s", self.address, number + 1, at - 1)
             identity = read_identity(self.store)
             assert identity is not None
-            self.store.write(LOAD, to_json(replace(identity, first=at)))
-        self.store.create(manifest_path(at), to_json(manifest))
+            self.store.write(paths.LOAD, to_json(replace(identity, first=at)))
+        self.store.create(paths.manifest(at), to_json(manifest))
         if at > number + 1:
             point_to(self.store, manifest)
         return at
@@ -121,10 +109,10 @@ class TableTarget(Target):
     def _candidate(self, run: Run) -> Manifest | None:
         """The manifest that a run was to have; without a token, which the table may have forgotten, the only one."""
         tokens = [
-            match[1] for name in self.store.names(run_path(run.number, "")) if (match := _CANDIDATE.fullmatch(name))
+            match[1] for name in self.store.names(paths.in_run(run.number, "")) if (match := _CANDIDATE.fullmatch(name))
         ]
         token = run.token or (tokens[0] if len(tokens) == 1 else "")
-        path = candidate_path(run.number, token)
+        path = paths.candidate(run.number, token)
         value = read_json(self.store, path) if token in tokens else None
         return None if value is None else from_json(Manifest, value, f"{self.store.address}/{path}")
 
@@ -133,7 +121,7 @@ class TableTarget(Target):
         if not run.token:
             raise LoadError(
                 f"{self.address} has run {run.number}, of which neither the table's history nor its journal has "
-                f"the offsets: restore {self.store.address}/{manifest_path(run.number)}, or use another table"
+                f"the offsets: restore {self.store.address}/{paths.manifest(run.number)}, or use another table"
             )
         known = before.progress() if before else {}
         progress: dict[TopicPartition, Progress] = dict(known)
@@ -145,7 +133,9 @@ class TableTarget(Target):
                 is_new = bool(was.topic_id and topic_id and was.topic_id != topic_id)
                 again = max(was.incarnation + is_new, run.incarnations.get(topic, 0))
                 progress[key] = Progress(offset, again, topic_id or was.topic_id)
-        _log.warning("%s: the journal has run %s by the table's offsets alone", self.address, run_name(run.number))
+        _log.warning(
+            "%s: the journal has run %s by the table's offsets alone", self.address, paths.run_name(run.number)
+        )
         return Manifest(run.number, "", "", [], {}, [], [], [], offsets_json(progress))
 
     # ----- a run
@@ -179,11 +169,11 @@ class TableTarget(Target):
 
         The files of a run with `changes` are merged into the table, and are not its own.
         """
-        token = new_token()
+        token = paths.new_token()
         entries = manifest.files
         if changes is not None:
             manifest = replace(manifest, files=[])
-        self.store.write(candidate_path(manifest.run, token), to_json(manifest))
+        self.store.write(paths.candidate(manifest.run, token), to_json(manifest))
         offsets = {topic: {key: at.offset for key, at in each.items()} for topic, each in manifest.offsets.items()}
         ids = {topic: at.topic_id for topic, each in manifest.offsets.items() for at in each.values() if at.topic_id}
         again = {topic: max(at.incarnation for at in each.values()) for topic, each in manifest.offsets.items()}
@@ -192,11 +182,11 @@ class TableTarget(Target):
         if changes is None:
             self._table.append(self._data_files(entries), run)
         else:
-            paths = [entry.path for entry in entries]
-            files = change_files(self._table.location, paths, changes.key) if paths else None
+            written = [entry.path for entry in entries]
+            files = change_files(self._table.location, written, changes.key) if written else None
             self._table.upsert(files, run)
         # Another call may have seen the table's commit, and have made the same of it.
-        self.store.create(manifest_path(manifest.run), to_json(manifest))
+        self.store.create(paths.manifest(manifest.run), to_json(manifest))
         return manifest
 
     def _data_files(self, entries: Sequence[FileEntry]) -> list[DataFile]:
@@ -217,9 +207,9 @@ class TableTarget(Target):
 
     def publish(self, manifest: Manifest, *, has_leftovers: bool = True) -> None:
         super().publish(manifest, has_leftovers=has_leftovers)
-        for name in self.store.names(run_path(manifest.run, "")):
+        for name in self.store.names(paths.in_run(manifest.run, "")):
             if _CANDIDATE.fullmatch(name):
-                self.store.remove(run_path(manifest.run, name))
+                self.store.remove(paths.in_run(manifest.run, name))
 
     def _show(self, manifest: Manifest, has_leftovers: bool) -> None:
         """Remove what attempts have left: readers see the run by the table."""

@@ -13,25 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 import pyarrow as pa
 
 from spark_klog.errors import LoadError
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary, write_checkpoint
 from spark_klog.load.journal.history import read_manifest
-from spark_klog.load.journal.model import (
-    ATTEMPTS,
-    LATEST,
-    LETTERS,
-    Manifest,
-    RangeResult,
-    attempt_of,
-    attempt_path,
-    changes_path,
-    is_of_values,
-    manifest_path,
-    run_name,
-    staged_path,
-    staging_path,
-    token_of,
-    topic_folder,
-)
+from spark_klog.load.journal.model import Manifest, RangeResult
 from spark_klog.load.journal.store import Store, to_json
 from spark_klog.load.settings import WriteSettings
 from spark_klog.tables.changes import ChangeFormat
@@ -109,10 +94,10 @@ class Target(ABC):
 
         Their markers say so, and stay: a file that is under way now goes when the run is there.
         """
-        known = filter(None, map(attempt_of, self.store.names(ATTEMPTS)))
+        known = filter(None, map(paths.attempt_of, self.store.names(paths.ATTEMPTS)))
         tokens = {token for number, token in known if number == run}
         for token in tokens:
-            self.store.write(attempt_path(run, token), b"ended")
+            self.store.write(paths.attempt(run, token), b"ended")
         if tokens:
             self._remove_ended(tokens, topics)
 
@@ -130,8 +115,8 @@ class Target(ABC):
         `has_leftovers` is whether attempts that count may have written such files, too.
         """
         tokens: dict[int, set[str]] = defaultdict(set)
-        for name in self.store.names(ATTEMPTS) if self.store.shows_whole_files_only else ():
-            run, token = attempt_of(name) or (last + 1, "")
+        for name in self.store.names(paths.ATTEMPTS) if self.store.shows_whole_files_only else ():
+            run, token = paths.attempt_of(name) or (last + 1, "")
             if run <= last:
                 tokens[run].add(token)
         for run, of_run in tokens.items():
@@ -139,14 +124,16 @@ class Target(ABC):
             known: set[str] = set()
             others = set(topics)
             if manifest is not None:
-                known = {file.path for file in manifest.files} | {f"{LETTERS}/{name}" for name in manifest.dead_letters}
+                known = {file.path for file in manifest.files} | {
+                    paths.dead_letter(name) for name in manifest.dead_letters
+                }
                 others |= {part.topic for part in manifest.partitions}
-            counted = set(map(token_of, known))
+            counted = set(map(paths.token_of, known))
             is_known = self._knows_files(manifest)
             if is_known and (has_leftovers or of_run - counted):
                 self._remove_unknown(known, of_run, others)
             for token in of_run if is_last_time or not is_known else of_run & counted:
-                self.store.remove(attempt_path(run, token))
+                self.store.remove(paths.attempt(run, token))
 
     def _knows_files(self, manifest: Manifest | None) -> bool:
         """Whether a run has the files of its manifest and no others; None is that of a run that is not committed."""
@@ -154,12 +141,12 @@ class Target(ABC):
 
     def _remove_unknown(self, known: Collection[str], tokens: Collection[str], topics: Collection[str]) -> None:
         """Remove the files and dead letters of these attempts that neither the run nor the target has."""
-        paths = [f"{LETTERS}/{name}" for name in self.store.names(LETTERS)]
-        paths += [path for topic in topics for path in self.store.paths_below(topic_folder(topic))]
-        unknown = [path for path in paths if token_of(path) in tokens and path not in known]
-        there = self._files() if unknown else ()
+        there = [paths.dead_letter(name) for name in self.store.names(paths.LETTERS)]
+        there += [path for topic in topics for path in self.store.paths_below(paths.topic_folder(topic))]
+        unknown = [path for path in there if paths.token_of(path) in tokens and path not in known]
+        files = self._files() if unknown else ()
         for path in unknown:
-            if path not in there:
+            if path not in files:
                 self._remove(path)
 
     @abstractmethod
@@ -173,10 +160,10 @@ class Target(ABC):
     def _remove_waiting(self, run: int) -> None:
         """Remove what waited for the commit of a run."""
         try:
-            self.store.remove(changes_path(run, ""))
-            self.store.remove(staging_path(run))
+            self.store.remove(paths.changes(run, ""))
+            self.store.remove(paths.staging(run))
         except LoadError as error:  # an attempt that Spark is about to stop writes there
-            _log.warning("files of run %s that are of no use are left: %s", run_name(run), error)
+            _log.warning("files of run %s that are of no use are left: %s", paths.run_name(run), error)
 
 
 class FolderTarget(Target):
@@ -193,7 +180,7 @@ class FolderTarget(Target):
         self._remove_replaced(manifest)
         if not self.store.shows_whole_files_only:
             for file in manifest.files:
-                self.store.move(staged_path(manifest.run, file.path), file.path)
+                self.store.move(paths.staged(manifest.run, file.path), file.path)
             show_letters(self.store, manifest)
             self._remove_waiting(manifest.run)
             return
@@ -215,29 +202,33 @@ class FolderTarget(Target):
                 if file.path not in known:
                     self.store.remove(file.path)
             for name in result.dead_letters:
-                if is_of_values(name) and name not in known:  # two ranges may have one corrupt batch
-                    self.store.remove(f"{LETTERS}/{name}")
+                if paths.is_of_values(name) and name not in known:  # two ranges may have one corrupt batch
+                    self.store.remove(paths.dead_letter(name))
 
 
 def write_manifest(store: Store, manifest: Manifest) -> None:
     """Commit the run. `LoadError` if another run has committed it meanwhile."""
-    if not store.create(manifest_path(manifest.run), to_json(manifest)):
+    if not store.create(paths.manifest(manifest.run), to_json(manifest)):
         raise LoadError(
-            f"{store.address}: another run of this load has committed run {run_name(manifest.run)}; its records are "
-            "there once. Run again for what has come since"
+            f"{store.address}: another run of this load has committed run {paths.run_name(manifest.run)}; its records "
+            "are there once. Run again for what has come since"
         )
 
 
 def show_letters(store: Store, manifest: Manifest) -> None:
     """Show the dead letters of a run whose tasks are complete."""
     for name in manifest.dead_letters if not store.shows_whole_files_only else ():
-        path = f"{LETTERS}/{name}"
-        store.move(staged_path(manifest.run, path), path)
+        path = paths.dead_letter(name)
+        store.move(paths.staged(manifest.run, path), path)
 
 
 def point_to(store: Store, manifest: Manifest) -> None:
     """The last step: `latest.json` names the run."""
-    pointer = {"run": run_name(manifest.run), "manifest": manifest_path(manifest.run), "finished": manifest.finished}
-    store.write(LATEST, to_json(pointer))
+    pointer = {
+        "run": paths.run_name(manifest.run),
+        "manifest": paths.manifest(manifest.run),
+        "finished": manifest.finished,
+    }
+    store.write(paths.LATEST, to_json(pointer))
     write_checkpoint(store)
-    _log.debug("committed run %s of %s", run_name(manifest.run), store.address)
+    _log.debug("committed run %s of %s", paths.run_name(manifest.run), store.address)

@@ -25,10 +25,10 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import first_and_end
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import open_load, read_plan
 from spark_klog.load.journal.listing import CommittedFile, committed, is_below, stored_path, table_files
-from spark_klog.load.journal.model import LETTERS, STAGED, is_of_values, place_of
 from spark_klog.load.journal.store import Store, arrow_file
 from spark_klog.load.journal.summary import Finding, Incarnation, joined
 from spark_klog.load.settings import PARQUET, VALUES
@@ -183,7 +183,7 @@ class _Verification:
         return is_below(file.path) and self._store.size(stored_path(self._store, self._summary, file)) == file.size
 
     def _incarnation(self, file: CommittedFile, key: TopicPartition) -> int:
-        place = place_of(file.path) if file.run else None
+        place = paths.place_of(file.path) if file.run else None
         return int(self._summary.totals[key]["incarnation"]) if place is None else place[2]
 
     def _read(self, file: CommittedFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -205,7 +205,9 @@ class _Verification:
                         yield without_rows(batch, start, self._deleted.get(file.path))
                         start += len(batch)
         except (OSError, pa.ArrowException) as error:
-            self._add((file.topic, file.partition), f"file {file.path.removesuffix(STAGED)} can't be read ({error})")
+            self._add(
+                (file.topic, file.partition), f"file {file.path.removesuffix(paths.STAGED)} can't be read ({error})"
+            )
 
     def _checked(self, key: TopicPartition, *, is_told: bool) -> VerifiedPartition:
         """Compare the offsets of a partition's files with what its ranges are to have."""
@@ -312,8 +314,8 @@ class _Verification:
         """The offsets of a partition's dead letters."""
         found = set()
         for name in self._summary.letters:
-            if is_of_values(name) and name.split("+")[1:3] == [key[0], str(key[1])]:
-                found |= {int(json.loads(line)["offset"]) for line in self._store.lines(f"{LETTERS}/{name}")}
+            if paths.is_of_values(name) and name.split("+")[1:3] == [key[0], str(key[1])]:
+                found |= {int(json.loads(line)["offset"]) for line in self._store.lines(paths.dead_letter(name))}
         return found
 
 

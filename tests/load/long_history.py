@@ -8,21 +8,9 @@ from pathlib import Path
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.load.commit import make_manifest
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import Identity, read_manifest
-from spark_klog.load.journal.model import (
-    LATEST,
-    LOAD,
-    FileEntry,
-    Plan,
-    Progress,
-    Range,
-    RangeResult,
-    file_path,
-    manifest_path,
-    plan_path,
-    run_name,
-    task_path,
-)
+from spark_klog.load.journal.model import FileEntry, Plan, Progress, Range, RangeResult
 from spark_klog.load.journal.store import open_store, to_json
 from spark_klog.load.settings import WriteSettings
 
@@ -37,7 +25,7 @@ def write_runs(output: Path, numbers: Iterable[int], partitions: int = 2, load: 
     """Write hourly runs of topic t, each with `EACH` records of each partition; the files have no records in them."""
     settings, progress = asdict(WriteSettings()), _progress(output)
     (output / "t").mkdir(parents=True, exist_ok=True)
-    _write(output / LOAD, to_json(Identity(load, "", "parquet")))
+    _write(output / paths.LOAD, to_json(Identity(load, "", "parquet")))
     number = 0
     for number in numbers:
         first = progress.get(("t", 0), Progress(0)).offset
@@ -45,7 +33,7 @@ def write_runs(output: Path, numbers: Iterable[int], partitions: int = 2, load: 
         time = _TIME + number * _HOUR_MS
         results = []
         for item in ranges:
-            path = file_path(item, item.start, item.end - 1, "", f"{number:07d}", "parquet")
+            path = paths.file(item, item.start, item.end - 1, "", f"{number:07d}", "parquet")
             _write(output / path, _CONTENT)
             entry = FileEntry(path, "t", item.partition, item.start, item.end - 1, EACH, len(_CONTENT), time, time)
             hour = f"2026-{number // 720 % 12 + 1:02d}-{number // 24 % 28 + 1:02d}T{number % 24:02d}"
@@ -59,11 +47,11 @@ def write_runs(output: Path, numbers: Iterable[int], partitions: int = 2, load: 
         manifest = make_manifest(plan, results, progress, {(one.topic, one.partition): one.end for one in ranges})
         manifest = replace(manifest, finished=_FINISHED)
         progress = manifest.progress()
-        _write(output / plan_path(number), to_json(plan))
-        _write(output / task_path(number, 0), to_json({"ranges": results}))
-        _write(output / manifest_path(number), to_json(manifest))
-    pointer = {"run": run_name(number), "manifest": manifest_path(number), "finished": _FINISHED}
-    _write(output / LATEST, to_json(pointer))
+        _write(output / paths.plan(number), to_json(plan))
+        _write(output / paths.task(number, 0), to_json({"ranges": results}))
+        _write(output / paths.manifest(number), to_json(manifest))
+    pointer = {"run": paths.run_name(number), "manifest": paths.manifest(number), "finished": _FINISHED}
+    _write(output / paths.LATEST, to_json(pointer))
 
 
 def _progress(output: Path) -> dict[TopicPartition, Progress]:

@@ -17,10 +17,9 @@ from spark_klog.errors import LoadError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.journal import checkpoint
+from spark_klog.load.journal import checkpoint, paths
 from spark_klog.load.journal.checkpoint import read_summary, write_checkpoint
 from spark_klog.load.journal.history import last_committed, task_results
-from spark_klog.load.journal.model import manifest_path
 from spark_klog.load.journal.store import Store, open_store
 from spark_klog.load.journal.summary import Summary
 from tests.load.long_history import EACH, write_runs
@@ -73,7 +72,7 @@ def test_a_checkpoint_of_another_time(tmp_path: Path) -> None:
     write_runs(tmp_path, range(1, 51), partitions=1)
     store = open_store(str(tmp_path))
     write_checkpoint(store)
-    path = tmp_path / manifest_path(50)
+    path = tmp_path / paths.manifest(50)
     value = json.loads(path.read_text())
     path.write_text(json.dumps(value | {"started": "2026-01-02T03:04:05.678+00:00"}))
     assert read_summary(store).runs == _by_manifests(store).runs
@@ -134,7 +133,7 @@ def test_a_checkpoint_of_another_load(tmp_path: Path) -> None:
 
 def test_what_nobody_can_write_does_not_fail_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_runs(tmp_path, range(1, 61))
-    (tmp_path / manifest_path(7)).unlink()
+    (tmp_path / paths.manifest(7)).unlink()
     write_checkpoint(open_store(str(tmp_path)))
     assert "no new checkpoint" in caplog.text
     with pytest.raises(LoadError, match=r"00000007/manifest\.json is missing: restore it"):

@@ -16,8 +16,8 @@ from spark_klog.errors import ConnectionFailed
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import read_manifest
-from spark_klog.load.journal.model import LATEST, staging_path
 from spark_klog.load.journal.store import open_store
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import LoadOptions, load
@@ -64,7 +64,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
         assert [item.path for item in files(str(output))] == sorted(map(str, output.rglob("*.parquet")))
         found = status(str(output))
         assert (found.findings, found.unfinished) == ([], "")
-        assert not (output / staging_path(1)).exists()
+        assert not (output / paths.staging(1)).exists()
     assert number > 20
 
 
@@ -134,7 +134,7 @@ def test_the_pointer_is_a_run_behind(cluster: EmbeddedCluster, topic: str, tmp_p
     for start in range(2):
         produce(servers, topic, values(10, start=start * 10))
         run(servers, tmp_path, topic)
-    pointer = tmp_path / LATEST
+    pointer = tmp_path / paths.LATEST
     pointer.write_text(pointer.read_text().replace("00000002", "00000001"))
     produce(servers, topic, values(10, start=20))
     run(servers, tmp_path, topic)

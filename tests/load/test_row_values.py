@@ -28,8 +28,8 @@ from spark_klog.errors import ConfigError, ConnectionFailed, LoadError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import read_plan
-from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.journal.store import open_store
 from spark_klog.load.rows import fitted, merged
 from spark_klog.load.run import LoadOptions, MaxBad, load
@@ -226,7 +226,7 @@ def test_what_does_not_decode(cluster: EmbeddedCluster, registry: str, topic: st
         (3, len(poison), {"unparsed": len(poison)})
     ]
     assert [row and row["id"] for row in _rows(tmp_path)] == [0, 1, None]
-    [file] = (tmp_path / LETTERS).glob("values+*")
+    [file] = (tmp_path / paths.LETTERS).glob("values+*")
     letters = [json.loads(line) for line in file.read_text().splitlines()]
     assert [base64.b64decode(one["value"]) for one in letters] == poison
     assert [(one["topic"], one["partition"], one["offset"]) for one in letters] == [
@@ -252,7 +252,7 @@ def test_the_registry_learns_an_id(cluster: EmbeddedCluster, registry: str, topi
     for _ in range(2):
         with pytest.raises(LoadError, match="or once the schema registry has what they need"):
             _run(servers, tmp_path, topic, registry, max_task_records=10)
-        assert len(list((tmp_path / LETTERS).iterdir())) == 1
+        assert len(list((tmp_path / paths.LETTERS).iterdir())) == 1
         kept = sorted(path.name for path in run_folder.glob("offsets-*"))
     times = {name: (run_folder / name).stat().st_mtime_ns for name in kept}
     assert ask(registry, "PUT", f"/mode/{topic}-more", {"mode": "IMPORT"})[0] == 200
@@ -261,7 +261,7 @@ def test_the_registry_learns_an_id(cluster: EmbeddedCluster, registry: str, topi
     loaded = _run(servers, tmp_path, topic, registry, max_task_records=10)
     assert [(item.records, item.bad) for item in loaded.partitions] == [(25, 0)]
     assert [row["id"] for row in _rows(tmp_path)] == [*range(20), *range(5)]
-    assert not list((tmp_path / LETTERS).iterdir())
+    assert not list((tmp_path / paths.LETTERS).iterdir())
     renewed = [name for name in kept if (run_folder / name).stat().st_mtime_ns != times[name]]
     assert renewed == kept[-1:]
     assert not (run_folder / "refused").exists()
@@ -295,7 +295,7 @@ def test_killed_while_it_tries_again(cluster: EmbeddedCluster, registry: str, to
             pass
         _run(servers, output, topic, registry, max_task_records=15)
         assert by_duckdb(output) == by_pyarrow(output) == expected(topic, {0: 40})
-        assert not list((output / LETTERS).iterdir())
+        assert not list((output / paths.LETTERS).iterdir())
         assert (status(str(output)).findings, status(str(output)).unfinished) == ([], "")
     assert change > 8
 
@@ -318,7 +318,7 @@ def test_only_a_newer_version_reads_on(cluster: EmbeddedCluster, registry: str, 
     for _ in range(2):
         with pytest.raises(LoadError, match=r"version 2 now, which version 1, the load's, can't read: .* latest"):
             _run(servers, tmp_path, topic, registry, max_bad=MaxBad(100, True), max_task_records=5)
-        assert not (tmp_path / LETTERS).exists()
+        assert not (tmp_path / paths.LETTERS).exists()
         assert by_duckdb(tmp_path) == expected(topic, {0: 10})
     # a refused run, which later records do not join
     produce(servers, topic, map(Sent, _written(registry, topic, _fields("a", "c", "d"), [{"id": 20, "d": "z"}])))
@@ -341,7 +341,7 @@ def test_a_refused_run_takes_another_schema(cluster: EmbeddedCluster, topic: str
     produce(servers, topic, [Sent(b"\x02"), Sent(b"\x04\x06")])
     with pytest.raises(LoadError, match=r"1 bad record .* with another schema and --schema-evolution latest"):
         run(servers, tmp_path, topic, formats=(_avro(None, text='"int"'),))
-    assert list((tmp_path / LETTERS).iterdir())
+    assert list((tmp_path / paths.LETTERS).iterdir())
     two = {"type": "record", "name": "Two", "fields": [{"name": "a", "type": "int"}]}
     run(
         servers,
@@ -352,7 +352,7 @@ def test_a_refused_run_takes_another_schema(cluster: EmbeddedCluster, topic: str
         max_bad=MaxBad(1),
     )
     assert _rows(tmp_path) == [{"a": 1}]
-    assert len(list((tmp_path / LETTERS).iterdir())) == 1
+    assert len(list((tmp_path / paths.LETTERS).iterdir())) == 1
     assert status(str(tmp_path)).findings == []
 
 
@@ -382,7 +382,7 @@ def test_killed_while_a_refused_run_takes_the_newest_schema(
         _run(servers, output, topic, registry, max_task_records=5, evolution="latest")
         assert by_duckdb(output) == by_pyarrow(output) == expected(topic, {0: 20})
         assert [row["id"] for row in _rows(output)] == [*range(20)]
-        assert not (output / LETTERS).exists()
+        assert not (output / paths.LETTERS).exists()
         assert (status(str(output)).findings, status(str(output)).unfinished) == ([], "")
     assert change > 8
 
@@ -440,7 +440,7 @@ def test_times_that_json_does_not_have(cluster: EmbeddedCluster, topic: str, tmp
     [file] = (tmp_path / "json" / topic).rglob("*.jsonl")
     seen = [json.loads(line)["value"] for line in file.read_text().splitlines()]
     assert seen == [{"a": f"1970-01-01T00:00:00.00000{number}+00:00"} for number in (1, 2)]
-    [file] = (tmp_path / "json" / LETTERS).iterdir()
+    [file] = (tmp_path / "json" / paths.LETTERS).iterdir()
     assert "a time before the year 1 or after 9999" in json.loads(file.read_text())["reason"]
     loaded = run(servers, tmp_path / "parquet", topic, formats=formats)
     assert [(item.records, item.bad) for item in loaded.partitions] == [(3, 0)]

@@ -22,7 +22,8 @@ from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
 from spark_klog.load.commit import check_results
-from spark_klog.load.journal.model import LETTERS, FileEntry, Range, RangeResult, file_path, new_token, staged_path
+from spark_klog.load.journal import paths
+from spark_klog.load.journal.model import FileEntry, Range, RangeResult
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
@@ -256,7 +257,7 @@ def test_a_corrupt_batch_fails_the_run(cluster: EmbeddedCluster, corrupt: str, t
     with pytest.raises(LoadError, match="1 bad record batches or values, more than --max-bad 0"):
         run(servers, tmp_path, corrupt)
     assert by_duckdb(tmp_path) == []
-    assert len(list((tmp_path / LETTERS).iterdir())) == 1
+    assert len(list((tmp_path / paths.LETTERS).iterdir())) == 1
     loaded = run(servers, tmp_path, corrupt, max_bad=MaxBad(1))
     assert loaded.bad == 1
     assert [(item.gaps, item.bad, item.unexplained) for item in loaded.partitions] == [
@@ -456,10 +457,10 @@ def test_settings() -> None:
 
 def test_a_file_that_is_not_as_it_was_written_is_not_committed(tmp_path: Path) -> None:
     store, asked = LocalFolder(tmp_path, LoadError), Range("t", 0, 0, 3)
-    path = file_path(asked, 0, 2, "", new_token(), "parquet")
+    path = paths.file(asked, 0, 2, "", paths.new_token(), "parquet")
     entry = FileEntry(path, "t", 0, 0, 2, 3, 100, 0, 0)
     result = RangeResult("t", 0, 0, 3, 3, 30, None, None, {}, {}, [entry], [])
-    staged = tmp_path / staged_path(1, path)
+    staged = tmp_path / paths.staged(1, path)
     staged.parent.mkdir(parents=True)
     staged.write_bytes(bytes(100))
     check_results(store, 1, 0, [asked], [result])

@@ -15,8 +15,8 @@ from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
 from spark_klog.load.compaction import compact
-from spark_klog.load.journal import lease
-from spark_klog.load.journal.model import ATTEMPTS, Range
+from spark_klog.load.journal import lease, paths
+from spark_klog.load.journal.model import Range
 from spark_klog.load.journal.store import locked, open_store
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
@@ -229,7 +229,7 @@ def test_an_attempt_that_dies_after_the_commit(cluster: EmbeddedCluster, topic: 
         assert seen(uri) == committed(uri) == expected(topic, {0: count})
         produce(servers, topic, values(10, start=count))
     store = open_store(uri)
-    assert store.names(ATTEMPTS) == []
+    assert store.names(paths.ATTEMPTS) == []
 
 
 def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str, s3: str) -> None:

@@ -21,7 +21,8 @@ from spark_klog.errors import DataLossError
 from spark_klog.files import folder
 from spark_klog.load import planning
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import LETTERS, STAGED, Range
+from spark_klog.load.journal import paths
+from spark_klog.load.journal.model import Range
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import writers
@@ -184,7 +185,7 @@ def test_an_attempt_that_goes_on_after_the_commit(
 
 
 def _letters(output: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (output / LETTERS).iterdir()}
+    return {path.name: path.read_bytes() for path in (output / paths.LETTERS).iterdir()}
 
 
 @pytest.mark.parametrize("is_again", [False, True], ids=["deleted", "created again"])
@@ -277,7 +278,7 @@ def test_files_are_on_disk_before_the_offsets_that_name_them(
     def replace(source: Path, place: Path) -> None:
         nonlocal files
         os.replace(source, place)
-        if str(place).endswith(STAGED):
+        if str(place).endswith(paths.STAGED):
             assert str(source) in synced
             unsafe.add(str(place))
             files += 1

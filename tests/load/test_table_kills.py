@@ -24,7 +24,7 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.files import open_folder
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import token_of
+from spark_klog.load.journal import paths
 from spark_klog.tables.opening import open_table
 from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
 from tests.load.support import expected, kills, run
@@ -126,7 +126,7 @@ def _files(lake: Lake) -> set[str]:
 
 def _on_disk(lake: Lake) -> set[str]:
     """The files of attempts, by their names, wherever they are."""
-    return {path for path in open_folder(open_table(lake.address).location).paths_below("") if token_of(path)}
+    return {path for path in open_folder(open_table(lake.address).location).paths_below("") if paths.token_of(path)}
 
 
 def test_killed_at_any_time(

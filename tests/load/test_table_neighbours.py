@@ -18,7 +18,8 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files import open_folder
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import Range, token_of
+from spark_klog.load.journal import paths
+from spark_klog.load.journal.model import Range
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.load.tasks.task import Job
@@ -42,7 +43,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> Lake:
 def _orphans(lake: Lake) -> set[str]:
     """The files of attempts that the table does not have."""
     table = open_table(lake.address)
-    there = {path for path in open_folder(table.location).paths_below("") if token_of(path)}
+    there = {path for path in open_folder(table.location).paths_below("") if paths.token_of(path)}
     return there - {item.path for item in table.files()}
 
 

@@ -22,7 +22,7 @@ from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import ATTEMPTS, LATEST, LOAD, token_of
+from spark_klog.load.journal import paths
 from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
@@ -113,7 +113,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
         found = status(str(output))
         assert (found.findings, found.unfinished, len(found.runs)) == ([], "", 1), loaded
         assert run(servers, f"delta:{output}", topic).runs == []
-        assert not list((output / ATTEMPTS).iterdir())  # an attempt that did not count might have gone on
+        assert not list((output / paths.ATTEMPTS).iterdir())  # an attempt that did not count might have gone on
     assert number > 12
 
 
@@ -192,12 +192,12 @@ def test_the_journal_is_lost(
         shutil.rmtree(tmp_path / "_klog")
     elif lost == "manifest":
         (tmp_path / "_klog/runs/00000003/manifest.json").unlink()
-        pointer = tmp_path / LATEST
+        pointer = tmp_path / paths.LATEST
         pointer.write_text(pointer.read_text().replace("00000003", "00000002"))
     else:
         for path in tmp_path.glob("_klog/runs/0000000[23]"):
             shutil.rmtree(path)
-        pointer = tmp_path / LATEST
+        pointer = tmp_path / paths.LATEST
         pointer.write_text(pointer.read_text().replace("00000003", "00000001"))
     load_id = DeltaLakeTable(str(tmp_path)).load_id()
     before = data_files(tmp_path)
@@ -207,7 +207,7 @@ def test_the_journal_is_lost(
     assert run(servers, address, topic).runs == [5]
     assert seen(tmp_path) == expected(topic, {0: 50, 1: 50})
     assert set(before) <= set(data_files(tmp_path))
-    assert json.loads((tmp_path / LOAD).read_text())["load"] == load_id
+    assert json.loads((tmp_path / paths.LOAD).read_text())["load"] == load_id
     assert status(address).unfinished == ""
 
 
@@ -462,4 +462,4 @@ def test_what_a_table_does_not_do(cluster: EmbeddedCluster, topic: str, tmp_path
         run(servers, address, topic, start=AtRun(1))
     with pytest.raises(ConfigError, match="a table is not loaded again"):
         run(servers, address, topic, start=TimeSpec(0))
-    assert token_of(committed(tmp_path)[0])
+    assert paths.token_of(committed(tmp_path)[0])

@@ -30,7 +30,7 @@ from spark_klog.files import open_folder
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import LETTERS
+from spark_klog.load.journal import paths
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.load.values import parse_schema, schema_text
@@ -348,7 +348,7 @@ def test_records_that_are_no_changes_are_dead_letters(cluster: EmbeddedCluster, 
         run(servers, address, topic, settings=BY_ID)
     loaded = run(servers, address, topic, settings=BY_ID, max_bad=MaxBad(1))
     assert (loaded.runs, loaded.bad) == ([1], 1)
-    [letters] = (tmp_path / "rows" / LETTERS).iterdir()
+    [letters] = (tmp_path / "rows" / paths.LETTERS).iterdir()
     letter = json.loads(letters.read_text())
     assert (letter["offset"], letter["value"]) == (1, None)
     assert letter["reason"].startswith("the record has no id, which is in the key of its row")

@@ -31,7 +31,7 @@ from spark_klog.columns.room import decodable_parts
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import LETTERS
+from spark_klog.load.journal import paths
 from spark_klog.load.run import LoadOptions, MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.values import field_times, parse_schema, read_schema, schema_text
@@ -300,7 +300,7 @@ def test_a_load_of_values(cluster: EmbeddedCluster, topic: str, tmp_path: Path, 
     assert (audit.records, audit.bad, loaded.bad, audit.unexplained) == (51, len(_BAD), len(_BAD), 0)
     assert audit.gaps == {"unparsed": len(_BAD)}
     good = [offset for offset, row in enumerate(rows) if row not in _BAD]
-    [letters] = (tmp_path / LETTERS).iterdir()
+    [letters] = (tmp_path / paths.LETTERS).iterdir()
     lines = [json.loads(line) for line in letters.read_text().splitlines()]
     assert [(line["offset"], base64.b64decode(line["value"])) for line in lines] == [
         (offset, row) for offset, row in enumerate(rows) if row in _BAD
@@ -379,7 +379,7 @@ def test_timestamps_without_microseconds(cluster: EmbeddedCluster, topic: str, t
     loaded = run(servers, tmp_path, topic, settings=asked, max_bad=MaxBad(4))
     assert (loaded.bad, [item.error for item in loaded.partitions]) == (len(bad), [""])
     assert by_duckdb(tmp_path) == [(topic, 0, offset) for offset in times if offset not in bad]
-    [letters] = (tmp_path / LETTERS).iterdir()
+    [letters] = (tmp_path / paths.LETTERS).iterdir()
     found = [json.loads(line) for line in letters.read_text().splitlines()]
     assert [(item["offset"], item["timestamp"]) for item in found] == [(offset, times[offset]) for offset in bad]
     assert [item["reason"] for item in found if item["offset"] != 3] == [

@@ -474,7 +474,7 @@ FAULTS = (
     Fault(
         "tables-commit-before-its-candidate",  # killed in between, the journal knows the offsets of the run alone
         "spark_klog/load/table_commit.py",
-        "        self.store.write(candidate_path(manifest.run, token), to_json(manifest))\n",
+        "        self.store.write(paths.candidate(manifest.run, token), to_json(manifest))\n",
         "",
         _COMMIT_TESTS,
     ),
@@ -565,7 +565,7 @@ FAULTS = (
     Fault(
         "tables-orphans-too-eager",  # files that a table had, which readers of its earlier versions need
         "spark_klog/load/target.py",
-        "if token_of(path) in tokens and path not in known]",
+        "if paths.token_of(path) in tokens and path not in known]",
         "if path not in known]",
         _COMMIT_TESTS,
     ),

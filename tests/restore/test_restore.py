@@ -21,8 +21,8 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load import files
 from spark_klog.load.compaction import compact
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import claim_output, new_identity
-from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.journal.store import open_store
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
@@ -327,7 +327,7 @@ def test_corrupt_batches_of_one_topic(tmp_path: Path) -> None:
     claim_output(store, new_identity(None, {"format": "parquet", "schema": ""}, {}))
     names = ("a-0-5", "a-0--5", "a-1-0-5", "a-1-2--5", "a-b-0-5", "ab-0-5", "a.-0-5")
     for name in names:
-        store.write(f"{LETTERS}/{name}-0badbeef.json", b"{}")
+        store.write(f"{paths.LETTERS}/{name}-0badbeef.json", b"{}")
     assert {topic: replay(str(tmp_path), {}, "x", topic).batches for topic in ("a", "a-1", "a-b", "a.", None)} == {
         "a": 2,
         "a-1": 2,

@@ -17,22 +17,9 @@ from collections import Counter
 from typing import Any
 
 from spark_klog.errors import LoadError
-from spark_klog.load.journal.history import (
-    Identity,
-    complete_tasks,
-    is_compaction,
-    last_committed,
-    manifests,
-    read_identity,
-    task_results,
-)
-from spark_klog.load.journal.model import (
-    FOLDER,
-    FileEntry,
-    RangeResult,
-    manifest_path,
-    run_name,
-)
+from spark_klog.load.journal import history, paths
+from spark_klog.load.journal.history import Identity
+from spark_klog.load.journal.model import FileEntry, RangeResult
 from spark_klog.load.journal.store import Store
 from spark_klog.load.journal.summary import COMPACTION, LOAD, Finding, Summary
 
@@ -45,7 +32,7 @@ _CONTENT = re.compile(rb'\{"sha256": "([0-9a-f]{64})",\n"state": (.*)\}\n', re.D
 
 
 def checkpoint_path(run: int) -> str:
-    return f"{FOLDER}/checkpoint-{run_name(run)}.json"
+    return f"{paths.FOLDER}/checkpoint-{paths.run_name(run)}.json"
 
 
 def read_summary(store: Store, *, with_ranges: bool = False) -> Summary:
@@ -53,7 +40,7 @@ def read_summary(store: Store, *, with_ranges: bool = False) -> Summary:
 
     `with_ranges` also of the ranges that can be loaded again, for which files of tasks are read.
     """
-    last = last_committed(store)
+    last = history.last_committed(store)
     return _continued(store, _last_checkpoint(store, last, with_ranges), last, with_ranges)
 
 
@@ -67,24 +54,26 @@ def _last_checkpoint(store: Store, last: int, with_ranges: bool) -> Summary:
 
 
 def _identity(store: Store) -> Identity:
-    return read_identity(store) or Identity("", "", "")
+    return history.read_identity(store) or Identity("", "", "")
 
 
 def _continued(store: Store, summary: Summary, last: int, with_ranges: bool) -> Summary:
     """The same summary, with the runs after it."""
-    for manifest in manifests(store, summary.run + 1, last):
-        kind = COMPACTION if is_compaction(store, manifest) else LOAD
+    for manifest in history.manifests(store, summary.run + 1, last):
+        kind = COMPACTION if history.is_compaction(store, manifest) else LOAD
         summary.add(manifest, kind, _results(store, manifest.run) if with_ranges else None)
     return summary
 
 
 def _results(store: Store, run: int) -> list[RangeResult]:
-    return [item for number in complete_tasks(store, run) for item in task_results(store, run, number) or ()]
+    return [
+        item for number in history.complete_tasks(store, run) for item in history.task_results(store, run, number) or ()
+    ]
 
 
 def checkpoints(store: Store) -> list[int]:
     """The runs that have a checkpoint, the last one first."""
-    found = (_NAME.fullmatch(name) for name in store.names(FOLDER))
+    found = (_NAME.fullmatch(name) for name in store.names(paths.FOLDER))
     return sorted((int(one[1]) for one in found if one), reverse=True)
 
 
@@ -93,7 +82,7 @@ def write_checkpoint(store: Store) -> None:
     tries again."""
     try:
         there = checkpoints(store)
-        last = last_committed(store)
+        last = history.last_committed(store)
         if last - next((number for number in there if number <= last), 0) < EVERY:
             return
         before = _last_checkpoint(store, last, with_ranges=True)
@@ -112,7 +101,7 @@ def _content(store: Store, summary: Summary) -> bytes:
         "load": _identity(store).load,
         "first": _identity(store).first,
         "run": summary.run,
-        "manifest": _digest(store.read(manifest_path(summary.run)) or b""),
+        "manifest": _digest(store.read(paths.manifest(summary.run)) or b""),
         **_state(summary),
     }
     body = json.dumps(state, ensure_ascii=False, separators=(",", ":")).encode()
@@ -130,7 +119,7 @@ def read_checkpoint(store: Store, run: int, *, with_ranges: bool) -> Summary | N
     if state["version"] != _VERSION:
         _log.info("%s/%s is of another version of the program", store.address, path)
         return None
-    manifest, identity = store.read(manifest_path(run)) or b"", _identity(store)
+    manifest, identity = store.read(paths.manifest(run)) or b"", _identity(store)
     if [state[name] for name in ("load", "first", "manifest")] != [identity.load, identity.first, _digest(manifest)]:
         _log.warning("%s/%s is not of the runs that are there; they are read in its place", store.address, path)
         return None

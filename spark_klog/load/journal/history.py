@@ -9,22 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from spark_klog.errors import LoadError
-from spark_klog.load.journal.model import (
-    IDLE,
-    LATEST,
-    LOAD,
-    VERSION,
-    Idle,
-    Manifest,
-    Plan,
-    RangeResult,
-    from_json,
-    manifest_path,
-    plan_path,
-    run_name,
-    run_path,
-    task_path,
-)
+from spark_klog.load.journal import paths
+from spark_klog.load.journal.model import VERSION, Idle, Manifest, Plan, RangeResult, from_json
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.tables.opening import existing_table, is_table, named_table, open_table
 from spark_klog.tables.table import Table
@@ -63,17 +49,17 @@ def _read(store: Store, kind: type[_T], path: str) -> _T | None:
 
 def read_identity(store: Store) -> Identity | None:
     """The load that a folder is of; None if there is none."""
-    return _read(store, Identity, LOAD)
+    return _read(store, Identity, paths.LOAD)
 
 
 def read_manifest(store: Store, run: int) -> Manifest | None:
     """The manifest of a run; None before its commit."""
-    return _read(store, Manifest, manifest_path(run))
+    return _read(store, Manifest, paths.manifest(run))
 
 
 def read_plan(store: Store, run: int) -> Plan | None:
     """The plan of a run; None if there is no such run."""
-    return _read(store, Plan, plan_path(run))
+    return _read(store, Plan, paths.plan(run))
 
 
 def last_committed(store: Store) -> int:
@@ -81,21 +67,21 @@ def last_committed(store: Store) -> int:
 
     The pointer may be a run behind, if a run was killed between its commit and the pointer.
     """
-    pointer = read_json(store, LATEST)
-    where = f"{store.address}/{LATEST}"
+    pointer = read_json(store, paths.LATEST)
+    where = f"{store.address}/{paths.LATEST}"
     number = 0
     if pointer is not None:
         name = pointer.get("run")
         if not isinstance(name, str) or not name.isascii() or not name.isdecimal():
             raise LoadError(f"{where} names no run ({name!r}): restore it")
         number = int(name)
-        if store.size(manifest_path(number)) is None:
+        if store.size(paths.manifest(number)) is None:
             raise LoadError(f"{where} names run {name}, which is not committed: restore it")
-    while store.size(manifest_path(number + 1)) is not None:
+    while store.size(paths.manifest(number + 1)) is not None:
         number += 1
     if pointer is not None and number > int(pointer["run"]) + 1:
         raise LoadError(
-            f"{where} names run {pointer['run']}, but runs up to {run_name(number)} are committed: restore it"
+            f"{where} names run {pointer['run']}, but runs up to {paths.run_name(number)} are committed: restore it"
         )
     return number
 
@@ -112,14 +98,14 @@ def settled_run(store: Store) -> int:
 
 def discard_run(store: Store, run: int) -> None:
     """Remove what is there of a run, which is not committed."""
-    folder = plan_path(run).rpartition("/")[0]
+    folder = paths.plan(run).rpartition("/")[0]
     if not store.shows_whole_files_only:
         store.remove(folder)
         return
     # never the whole folder: the commit of a process that stood still may be on its way
     for name in store.names(folder):
-        if run_path(run, name) != manifest_path(run):
-            store.remove(run_path(run, name))
+        if paths.in_run(run, name) != paths.manifest(run):
+            store.remove(paths.in_run(run, name))
 
 
 def is_compaction(store: Store, manifest: Manifest) -> bool:
@@ -130,7 +116,7 @@ def is_compaction(store: Store, manifest: Manifest) -> bool:
 
 def is_pointed_to(store: Store, run: int) -> bool:
     """Whether `latest.json` names the run: it is the last step of showing it."""
-    return (read_json(store, LATEST) or {}).get("run") == run_name(run)
+    return (read_json(store, paths.LATEST) or {}).get("run") == paths.run_name(run)
 
 
 def manifests(store: Store, first: int, last: int) -> Iterator[Manifest]:
@@ -138,19 +124,19 @@ def manifests(store: Store, first: int, last: int) -> Iterator[Manifest]:
     for number in range(first, last + 1):
         found = read_manifest(store, number)
         if found is None:
-            raise LoadError(f"{store.address}/{manifest_path(number)} is missing: restore it")
+            raise LoadError(f"{store.address}/{paths.manifest(number)} is missing: restore it")
         yield found
 
 
 def complete_tasks(store: Store, run: int) -> list[int]:
     """The numbers of the tasks of a run that have their file of offsets, in order."""
-    names = store.names(task_path(run, 0).rpartition("/")[0])
+    names = store.names(paths.task(run, 0).rpartition("/")[0])
     return [int(found[1]) for name in names if (found := _RESULTS.fullmatch(name))]
 
 
 def task_results(store: Store, run: int, number: int) -> list[RangeResult] | None:
     """The content of a task's file of offsets; None before the task is complete, `LoadError` if it is damaged."""
-    path = task_path(run, number)
+    path = paths.task(run, number)
     value = read_json(store, path)
     if value is None:
         return None
@@ -163,7 +149,7 @@ def task_results(store: Store, run: int, number: int) -> list[RangeResult] | Non
 
 def read_idle(store: Store, run: int) -> Idle | None:
     """Read what a call with nothing to load has found since run `run`; None if there was no such call."""
-    found = _read(store, Idle, IDLE)
+    found = _read(store, Idle, paths.IDLE)
     return found if found is not None and found.run >= run else None
 
 
@@ -188,4 +174,4 @@ def new_identity(
 
 def claim_output(store: Store, identity: Identity) -> Identity:
     """Make a new output this load's; returns the load that has it, which is another one if its run was quicker."""
-    return identity if store.create(LOAD, to_json(identity)) else read_identity(store) or identity
+    return identity if store.create(paths.LOAD, to_json(identity)) else read_identity(store) or identity

@@ -34,10 +34,10 @@ from typing import Any, NamedTuple
 from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.conditional_put import no_conditional_put
-from spark_klog.load.journal.model import FOLDER
+from spark_klog.load.journal import paths
 
 _log = logging.getLogger(__name__)
-_LEASES = f"{FOLDER}/lease"
+_LEASES = f"{paths.FOLDER}/lease"
 _DIGITS = 8
 _RENEWED, _ENDED = ".renewed", b"ended"
 _OF_LEASE = re.compile(r"(\d+)(?:\.renewed)?")
@@ -174,7 +174,7 @@ class _Lease:
         with self._lock:
             if self._epoch and not self._is_lost:
                 try:
-                    if self._epoch == 1 and self._store.names(FOLDER) == [_LEASES.rpartition("/")[2]]:
+                    if self._epoch == 1 and self._store.names(paths.FOLDER) == [_LEASES.rpartition("/")[2]]:
                         self._store.remove(_LEASES)  # a first run that was refused leaves nothing behind
                         return
                     self._store.write(f"{_path(self._epoch)}{_RENEWED}", _ENDED)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import open_load
-from spark_klog.load.journal.model import FileEntry, place_of, staged_path
+from spark_klog.load.journal.model import FileEntry
 from spark_klog.load.journal.store import Store
 from spark_klog.load.journal.summary import Summary
 from spark_klog.tables.table import Table
@@ -47,13 +48,13 @@ def committed(summary: Summary) -> list[CommittedFile]:
 
 def stored_path(store: Store, summary: Summary, file: CommittedFile) -> str:
     """Where a file of a load is: the last run may have been killed between its commit and its last rename."""
-    path = staged_path(file.run, file.path)
+    path = paths.staged(file.run, file.path)
     is_staged = file.run == summary.run and not store.shows_whole_files_only
     return path if is_staged and store.size(path) is not None else file.path
 
 
 def _order(file: CommittedFile) -> tuple[str, int, int, int]:
-    incarnation = (place_of(file.path) or (0, 0, 0))[2]
+    incarnation = (paths.place_of(file.path) or (0, 0, 0))[2]
     return file.topic, file.partition, incarnation, file.first
 
 

@@ -19,10 +19,10 @@ from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files import open_folder
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder, reason
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.lease import lease
-from spark_klog.load.journal.model import FOLDER
 
-_LOCK = f"{FOLDER}/lock"
+_LOCK = f"{paths.FOLDER}/lock"
 #: The files below an output.
 Store = LocalFolder | ArrowFolder
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=vars)

@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from spark_klog.base.names import TopicPartition
-from spark_klog.load.journal.model import FileEntry, Manifest, PartitionAudit, RangeResult, by_partition, run_name
+from spark_klog.load.journal import paths
+from spark_klog.load.journal.model import FileEntry, Manifest, PartitionAudit, RangeResult, by_partition
 
 #: A topic, a partition, and how often the topic has been created again.
 Incarnation = tuple[str, int, int]
@@ -99,7 +100,7 @@ class Summary:
         read = {(item.topic, item.partition) for item in manifest.partitions}
         for loss in manifest.lost:
             key = loss["topic"], loss["partition"]
-            what = f"[{loss['start']}, {loss['end']}) lost before run {run_name(manifest.run)}: {loss['cause']}"
+            what = f"[{loss['start']}, {loss['end']}) lost before run {paths.run_name(manifest.run)}: {loss['cause']}"
             self.findings.append(Finding(*key, what))
             if loss["cause"] == _RETENTION:
                 self.taken.setdefault(key, []).append((loss["start"], loss["end"]))
@@ -121,10 +122,10 @@ class Summary:
             (gone.topic, gone.partition) == key for gone in manifest.replaced
         )
         if before is not None and is_same_log and item.start < min(before["until"], item.until) and not is_again:
-            what = f"[{item.start}, {before['until']}) is in run {run_name(manifest.run)}, and in one before it"
+            what = f"[{item.start}, {before['until']}) is in run {paths.run_name(manifest.run)}, and in one before it"
             self.findings.append(Finding(*key, what))
         if item.unexplained:
-            what = f"{item.unexplained} offsets of run {run_name(manifest.run)} have neither record nor cause"
+            what = f"{item.unexplained} offsets of run {paths.run_name(manifest.run)} have neither record nor cause"
             self.findings.append(Finding(*key, what))
         until = max(item.until, before["until"]) if before is not None and is_again else item.until
         self.totals[key] = {
@@ -197,7 +198,7 @@ def nothing_of(item: PartitionAudit) -> dict[str, Any]:
 
 def _run_line(manifest: Manifest, kind: str) -> dict[str, Any]:
     return {
-        "run": run_name(manifest.run),
+        "run": paths.run_name(manifest.run),
         "kind": kind,
         "started": manifest.started,
         "finished": manifest.finished,

@@ -24,22 +24,9 @@ from spark_klog.columns.decode import has_microseconds
 from spark_klog.columns.room import decodable_parts, largest_element
 from spark_klog.columns.schema import FULL, in_milliseconds
 from spark_klog.errors import KlogError, LoadError, SchemaChanged
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import task_results
-from spark_klog.load.journal.model import (
-    LETTERS,
-    FileEntry,
-    Range,
-    RangeResult,
-    attempt_path,
-    letters_name,
-    manifest_path,
-    new_token,
-    refused_path,
-    run_name,
-    staged_path,
-    staging_path,
-    task_path,
-)
+from spark_klog.load.journal.model import FileEntry, Range, RangeResult
 from spark_klog.load.journal.store import Store, open_store, to_json
 from spark_klog.load.rows import fitted, named_type
 from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, WriteSettings
@@ -115,7 +102,7 @@ class Values:
         self._incarnation = item.incarnation
         types = [decoder.type for decoder in decoders.values()] + ([] if kind is None else [kind])
         self._element_bytes = max(map(largest_element, types), default=0)
-        self.letters = folder / letters_name(item, token)
+        self.letters = folder / paths.letters(item, token)
         self.bad = 0
         self._file: IO[str] | None = None
 
@@ -273,11 +260,11 @@ def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult
     done = task_results(store, job.run, number)
     if done is not None:
         return done
-    with store.scratch(staging_path(job.run)) as folder:
+    with store.scratch(paths.staging(job.run)) as folder:
         attempt = _Attempt(store, job, number, folder)
         results = [] if attempt.is_late() else _load_all(attempt, ranges)
         store.settle()
-    if not attempt.is_late() and store.create(task_path(job.run, number), to_json({"ranges": results})):
+    if not attempt.is_late() and store.create(paths.task(job.run, number), to_json({"ranges": results})):
         return results
     attempt.remove_files()
     return task_results(store, job.run, number) or []  # another attempt was first: its files count
@@ -297,10 +284,10 @@ class _Attempt:
         self._number = number
         self._paths: list[str] = []
         self._decoders: dict[str, dict[str, ColumnDecoder]] = {}
-        self.token = new_token()
+        self.token = paths.new_token()
         if store.shows_whole_files_only:
-            while not store.create(attempt_path(job.run, self.token), b""):
-                self.token = new_token()
+            while not store.create(paths.attempt(job.run, self.token), b""):
+                self.token = paths.new_token()
         self.time = TaskTime(store, job.run, is_limited=job.is_limited)
 
     def decoders(self, topic: str) -> dict[str, ColumnDecoder]:
@@ -313,18 +300,20 @@ class _Attempt:
     def is_late(self) -> bool:
         """Whether another attempt counts, or the run is committed or given up."""
         store, run = self.store, self.job.run
-        if store.size(manifest_path(run)) is not None or store.size(task_path(run, self._number)) is not None:
+        if store.size(paths.manifest(run)) is not None or store.size(paths.task(run, self._number)) is not None:
             return True
         # the marker is gone, or has been written again: the attempt was ended
-        return store.shows_whole_files_only and store.size(attempt_path(run, self.token)) != 0
+        return store.shows_whole_files_only and store.size(paths.attempt(run, self.token)) != 0
 
     def put(self, source: Path, path: str) -> None:
         """Hand over a file from the scratch folder; `LoadError` if the attempt is late and readers would see it."""
         if not self.store.shows_whole_files_only:
-            path = staged_path(self.job.run, path)
+            path = paths.staged(self.job.run, path)
         elif self.is_late():
             self.remove_files()
-            raise LoadError(f"another attempt of task {self._number} of run {run_name(self.job.run)} has ended first")
+            raise LoadError(
+                f"another attempt of task {self._number} of run {paths.run_name(self.job.run)} has ended first"
+            )
         self._paths.append(path)
         self.store.put(source, path)
 
@@ -332,7 +321,7 @@ class _Attempt:
         """Remove the files, and then the marker, of an attempt that does not count."""
         for path in self._paths:
             self.store.remove(path)
-        self.store.remove(attempt_path(self.job.run, self.token))
+        self.store.remove(paths.attempt(self.job.run, self.token))
 
 
 def _load_all(attempt: _Attempt, ranges: Sequence[Range]) -> list[RangeResult]:
@@ -382,9 +371,9 @@ class _RangeLoad(ReadObserver):
             raise
         except SchemaChanged as change:
             # No letters of records that are good: the run waits for a call that takes the new version.
-            self._attempt.store.write(refused_path(job.run), b"")
+            self._attempt.store.write(paths.refused(job.run), b"")
             raise LoadError(
-                f"run {run_name(job.run)} is not committed: subject {change.subject} has records of version "
+                f"run {paths.run_name(job.run)} is not committed: subject {change.subject} has records of version "
                 f"{change.version} now, which version {change.read}, the load's, can't read: run again with "
                 "--schema-evolution latest, which loads this run anew by the latest version"
             ) from None
@@ -443,7 +432,7 @@ class _RangeLoad(ReadObserver):
             writer.finish(self._until)
         if values.bad:
             self._bad_values = values.bad
-            attempt.put(values.letters, f"{LETTERS}/{values.letters.name}")
+            attempt.put(values.letters, f"{paths.LETTERS}/{values.letters.name}")
             self._letters.append(values.letters.name)
 
     def _count(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
@@ -460,7 +449,7 @@ class _RangeLoad(ReadObserver):
             self._hours.update(dict(zip(hours.tolist(), records.tolist(), strict=True)))
 
     def _keep_letter(self, name: str, letter: dict[str, Any]) -> None:
-        self._attempt.store.write(f"{LETTERS}/{name}", to_json(letter))
+        self._attempt.store.write(paths.dead_letter(name), to_json(letter))
         if name not in self._letters:
             self._letters.append(name)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from spark_klog.errors import LoadError
-from spark_klog.load.journal.model import run_path
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.store import Store
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class TimeLimit:
         if self._left is None:
             yield
             return
-        folder = run_path(run, "time")
+        folder = paths.in_run(run, "time")
         self._store.remove(folder)
         #: When the time is over, a reading of `time.monotonic`; None before a task has begun.
         end: float | None = None
@@ -74,13 +74,13 @@ class TimeLimit:
         def look() -> float | None:
             nonlocal end
             try:
-                if end is None and self._store.size(run_path(run, _BEGUN)) is not None:
+                if end is None and self._store.size(paths.in_run(run, _BEGUN)) is not None:
                     end = time.monotonic() + seconds
                 if end is None:
                     return _INTERVAL_S
                 self._left = end - time.monotonic()
                 if self._left <= 0:
-                    self._store.write(run_path(run, _OVER), b"")
+                    self._store.write(paths.in_run(run, _OVER), b"")
                     return None
             except LoadError as error:
                 _log.warning("the tasks can't be told that --max-time is over, trying again: %s", error)
@@ -103,13 +103,13 @@ class TaskTime:
         self._is_over = False
         self._next_look = 0.0
         # The first one reads something, however short the time is.
-        if is_limited and store.create(run_path(run, _BEGUN), b""):
+        if is_limited and store.create(paths.in_run(run, _BEGUN), b""):
             self._next_look = time.monotonic() + _INTERVAL_S
 
     def is_over(self) -> bool:
         """Whether to stop reading; looks for the file at intervals."""
         now = time.monotonic()
         if self._is_limited and not self._is_over and now >= self._next_look:
-            self._is_over = self._store.size(run_path(self._run, _OVER)) is not None
+            self._is_over = self._store.size(paths.in_run(self._run, _OVER)) is not None
             self._next_look = now + _INTERVAL_S
         return self._is_over

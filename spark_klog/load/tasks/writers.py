@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from spark_klog.columns.plain_json import plain_json
-from spark_klog.load.journal.model import FileEntry, Range, changes_path, file_path
+from spark_klog.load.journal import paths
+from spark_klog.load.journal.model import FileEntry, Range
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, VALUES, WriteSettings
 from spark_klog.load.table_columns import as_columns
 from spark_klog.load.values import microseconds
@@ -252,7 +253,7 @@ class RangeWriter:
         self._first = last + 1
 
     def _complete(self, folder: str, file: OpenFile, last: int) -> None:
-        path = file_path(self._range, self._first, last, folder, self._token, self._settings.extension)
+        path = paths.file(self._range, self._first, last, folder, self._token, self._settings.extension)
         self._put(file.path, file.complete(path, self._range, self._first, last))
 
 
@@ -292,11 +293,11 @@ class ChangeRangeWriter:
 
     def _complete(self, source: Path, _changes: int) -> None:
         item = self._range
-        name = file_path(item, self._first, self._last, "", self._token, "parquet").rpartition("/")[2]
+        name = paths.file(item, self._first, self._last, "", self._token, "parquet").rpartition("/")[2]
         low, high = min(self._times), max(self._times)
         place = item.topic, item.partition, self._first, self._last
         size = source.stat().st_size
-        self._put(source, FileEntry(changes_path(self._run, name), *place, self._records, size, low, high))
+        self._put(source, FileEntry(paths.changes(self._run, name), *place, self._records, size, low, high))
         self._first, self._records, self._times = self._last + 1, 0, []
 
 
