@@ -40,6 +40,8 @@ from spark_klog.trees.opening import open_tree
 from spark_klog.trees.paths import host_and_port
 from spark_klog.wire.listening import bind, parse_listen
 
+__all__ = ["ClusterStartError", "EmbeddedCluster"]
+
 _log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 START_SECONDS = 60.0

@@ -29,4 +29,6 @@ from spark_klog.base.extras import require
 
 require("A load", "pyarrow")
 
-from spark_klog.load.journal.listing import CommittedFile as CommittedFile, files as files
+from spark_klog.load.journal.listing import CommittedFile, files
+
+__all__ = ["CommittedFile", "files"]

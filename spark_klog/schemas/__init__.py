@@ -28,14 +28,23 @@ from spark_klog.base.names import imported_at_first_use
 
 if TYPE_CHECKING:
     from spark_klog.spark.functions.columns import (
-        from_avro as from_avro,
-        from_json_schema as from_json_schema,
-        from_protobuf as from_protobuf,
-        schema_id as schema_id,
-        to_avro as to_avro,
-        to_json_schema as to_json_schema,
-        to_protobuf as to_protobuf,
+        from_avro,
+        from_json_schema,
+        from_protobuf,
+        schema_id,
+        to_avro,
+        to_json_schema,
+        to_protobuf,
     )
 
-_FUNCTIONS = "from_avro to_avro from_protobuf to_protobuf from_json_schema to_json_schema schema_id"
-__getattr__ = imported_at_first_use(__name__, {"columns": _FUNCTIONS}, "spark_klog.spark.functions")
+__all__ = [
+    "from_avro",
+    "from_json_schema",
+    "from_protobuf",
+    "schema_id",
+    "to_avro",
+    "to_json_schema",
+    "to_protobuf",
+]
+
+__getattr__ = imported_at_first_use(__name__, {"columns": " ".join(__all__)}, "spark_klog.spark.functions")

@@ -16,6 +16,8 @@ from spark_klog.spark.write.decisions.log_states import LogState, logs_of_checkp
 from spark_klog.spark.write.exactly_once_driver import continue_at as _continue_at
 from spark_klog.spark.write.sink_options import sink_options
 
+__all__ = ["continue_at"]
+
 _log = logging.getLogger(__name__)
 #: Transactions that an error names.
 _MOST_NAMED = 5

@@ -70,6 +70,8 @@ from spark_klog.spark.plans import (
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
 
+__all__ = ["LineageListener"]
+
 _log = logging.getLogger(__name__)
 _FLUSH_SECONDS = 5.0
 #: Between two looks whether Spark has told of a query's end.

@@ -53,6 +53,8 @@ from spark_klog.metrics import COUNTER, GAUGE, Family, Labels, lines, metrics_pa
 from spark_klog.spark.options import HELD_UP, LOST, RECORD_BYTES
 from spark_klog.wire.http import HttpThread
 
+__all__ = ["ProgressListener", "SinkProgress", "SourceProgress", "observed"]
+
 #: The name of the observation. A query may have one.
 _NAME = "spark_klog written"
 _RECORDS, _BYTES = "records of ", "bytes of "

@@ -12,4 +12,6 @@ from spark_klog.base.extras import require
 
 require("A table", "pyarrow")
 
-from spark_klog.tables.stream_upserts import upsert as upsert
+from spark_klog.tables.stream_upserts import upsert
+
+__all__ = ["upsert"]

@@ -43,6 +43,8 @@ from spark_klog.security.key_stores import client_context
 from spark_klog.security.tokens import token_of
 from spark_klog.wire.primitives import SIZE
 
+__all__ = ["RegistryClient"]
+
 _log = logging.getLogger(__name__)
 _COMMAND = "httpx._main"
 _V = TypeVar("_V")

@@ -25,6 +25,8 @@ from spark_klog.errors import ConfigError
 from spark_klog.security.config import OAuthConfig, Settings, TlsConfig, resolved
 from spark_klog.security.settings import OTHER_NAMES, TLS, TLS_DEFAULTS, security_config
 
+__all__ = ["RegistryConfig", "registry_config"]
+
 _TLS_NAMES = TLS | TLS_DEFAULTS | {name for name, own in OTHER_NAMES.items() if own in TLS}
 _TEXTS = words(
     """

@@ -1,0 +1,127 @@
+"""The lines about formats: names of files, fields and versions of what is written and read again.
+
+What Kafka defines (the log, offset and transaction records) has its versions only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+
+from spark_klog.broker.groups import consumer_records, records as group_records
+from spark_klog.broker.transactions.records import TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE
+from spark_klog.groups import checkpoint as query_checkpoint
+from spark_klog.load.journal import checkpoint, history, lease, model, store
+from spark_klog.log import layout, partition_files, producer_state
+from spark_klog.mirror import progress
+from spark_klog.protocol.schema import Versioned
+from spark_klog.registry import records as registry_records
+from spark_klog.spark import options
+from spark_klog.spark.write.decisions import entries
+from spark_klog.spark.write.exactly_once import PLAN, Claim, Decision, Ended, Transaction
+from spark_klog.tables import columns, iceberg_runs, table
+
+_JOURNAL = (
+    history.Identity,
+    model.Plan,
+    model.Range,
+    model.RangeResult,
+    model.FileEntry,
+    model.Manifest,
+    model.PartitionAudit,
+    model.Progress,
+    model.Idle,
+)
+
+
+def format_lines() -> Iterator[str]:
+    yield from (f"load journal: {line}" for line in _journal())
+    yield from (f"table: {line}" for line in _tables())
+    yield from (f"decision topic: {line}" for line in _decisions())
+    yield from (f"query checkpoint: {line}" for line in _checkpoints())
+    yield from (f"data directory: {line}" for line in _data_directory())
+    yield from (f"mirror: {line}" for line in _mirror())
+    yield from (f"_schemas: {line}" for line in _schemas())
+
+
+def _journal() -> Iterator[str]:
+    yield f"version {model.VERSION}, of checkpoints {checkpoint._VERSION}"
+    read = model.Range("clicks", 1, 0, 9, 2)
+    for path in (
+        *(model.LOAD, model.LATEST, model.IDLE, store._LOCK),
+        *(f"{lease._LEASES}/EPOCH", f"{lease._LEASES}/EPOCH{lease._RENEWED}"),
+        *(checkpoint.checkpoint_path(7), model.plan_path(7), model.manifest_path(7), model.refused_path(7)),
+        *(model.candidate_path(7, "TOKEN"), model.changes_path(7, ""), model.task_path(7, 3)),
+        *(model.attempt_path(7, "TOKEN"), model.staged_path(7, "FILE")),
+        f"{model.LETTERS}/{model.letters_name(read, 'TOKEN')}",
+        model.file_path(read, 0, 9, "date=2026-11-29", "TOKEN", "parquet"),
+    ):
+        yield f"file {path}"
+    for kind in _JOURNAL:
+        for field in fields(kind):
+            has_default = field.default is not MISSING or field.default_factory is not MISSING
+            yield f"{kind.__name__}.{field.name}: {field.type}{', may be missing' if has_default else ''}"
+    yield f"a run of a checkpoint: {', '.join(checkpoint._RUN)}"
+    yield f"a range of a checkpoint: {', '.join(checkpoint._RANGE)}"
+
+
+def _tables() -> Iterator[str]:
+    for name in (table.LOAD_PROPERTY, table.COLUMNS_PROPERTY, table.KEY_PROPERTY):
+        yield f"property {name}"
+    yield f"Delta: entry {table.COMMIT_ENTRY} of a commit, with {', '.join(each.name for each in fields(table.Run))}"
+    names = (iceberg_runs._RUN, iceberg_runs._TOKEN, iceberg_runs._OFFSETS, iceberg_runs._TOPIC_IDS)
+    more = (iceberg_runs._INCARNATIONS, iceberg_runs.SNAPSHOT, iceberg_runs._STARTS)
+    yield f"Iceberg: {', '.join((*names, *more))} of a snapshot or the table"
+    yield f"in Parquet's footers: {columns.NAN_COLUMNS}, {table._ALIASES.decode()}"
+    yield f"the load of a table of streams: {table.STREAMS}"
+
+
+def _decisions() -> Iterator[str]:
+    yield f"key {entries.record_key('LOG', 3, 'UUID').decode()}"
+    decision = Decision(5, (Transaction("ID", 1, 2, 3),), "HASH")
+    for entry in (Claim(), decision, Ended()):
+        yield f"value {entries.encode_entry(entries.Identity('PREFIX', 'UUID'), entry).decode()}"
+
+
+def _checkpoints() -> Iterator[str]:
+    yield f"version {query_checkpoint._VERSION}; without others Spark's own form of offsets, by topic and partition"
+    more = (query_checkpoint.START_OF, query_checkpoint._QUERY, query_checkpoint._MICRO_BATCH, query_checkpoint._LEFT)
+    yield f"keys that are no topics begin {json.dumps(more)}"
+    yield f"in what Spark reports: {', '.join((options.LOST, options.RECORD_BYTES, options.HELD_UP))}"
+    yield f"transactional ids begin PREFIX + UUID + '-'; the name of a plan begins {PLAN!r}"
+
+
+def _data_directory() -> Iterator[str]:
+    files = partition_files
+    for name in (
+        *(layout.META, layout.CLUSTER_MARK, files.RECOVERY_POINT, files.LOG_START, files.CLEANER),
+        *(files.PARTITION_METADATA, files.LEADER_EPOCHS, files._OVERRIDES, files._DELETED),
+    ):
+        yield f"file {name}"
+    yield f"a producer snapshot is of version {producer_state._VERSION}: {producer_state._ENTRY.format}"
+    yield from _versions("a committed offset", group_records.OFFSET_COMMIT_KEY, group_records.OFFSET_COMMIT_VALUE)
+    yield from _versions("a classic group", group_records.GROUP_METADATA_KEY, group_records.GROUP_METADATA_VALUE)
+    for key, value in consumer_records._VALUES.items():
+        yield from _versions("a consumer group", key, value)
+    yield from _versions("a transaction", TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE)
+
+
+def _versions(what: str, *kinds: Versioned) -> Iterator[str]:
+    for kind in kinds:
+        yield f"{what}: {kind.name} of versions {kind.versions.first} to {kind.versions.last}"
+
+
+def _mirror() -> Iterator[str]:
+    key = progress.encode_key(("clicks", 1))
+    yield f"topic {progress.progress_topic('NAME')}, key of clicks-1 {key.hex()}"
+    yield f"value of a run: {progress._VALUE.format}; of MirrorMaker 2: {progress._MM2_VALUE.format}"
+    notes = {name: getattr(progress, name) for name in ("ORIGINAL", "COPY", "PREFIX", "OWNER", "RELEASE", "ORIGINS")}
+    yield f"notes by kind: {', '.join(f'{name.lower()} {kind}' for name, kind in notes.items())}"
+    yield f"owner: {', '.join(each.name for each in fields(progress.Owner))}"
+
+
+def _schemas() -> Iterator[str]:
+    for kind in sorted(registry_records._KNOWN):
+        key = registry_records.Key(kind, None if kind == registry_records.NOOP else "SUBJECT", 1)
+        yield f"key {key.encode().decode()}"
