@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from spark_klog.broker.groups import consumer_records, records as group_records
 from spark_klog.broker.transactions.records import TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE
 from spark_klog.groups import checkpoint as query_checkpoint
-from spark_klog.load.journal import checkpoint, history, lease, model, store
+from spark_klog.load.journal import checkpoint, history, lease, model, paths, store
 from spark_klog.log import layout, partition_files, producer_state
 from spark_klog.mirror import progress
 from spark_klog.protocol.schema import Versioned
@@ -49,13 +49,13 @@ def _journal() -> Iterator[str]:
     yield f"version {model.VERSION}, of checkpoints {checkpoint._VERSION}"
     read = model.Range("clicks", 1, 0, 9, 2)
     for path in (
-        *(model.LOAD, model.LATEST, model.IDLE, store._LOCK),
+        *(paths.LOAD, paths.LATEST, paths.IDLE, store._LOCK),
         *(f"{lease._LEASES}/EPOCH", f"{lease._LEASES}/EPOCH{lease._RENEWED}"),
-        *(checkpoint.checkpoint_path(7), model.plan_path(7), model.manifest_path(7), model.refused_path(7)),
-        *(model.candidate_path(7, "TOKEN"), model.changes_path(7, ""), model.task_path(7, 3)),
-        *(model.attempt_path(7, "TOKEN"), model.staged_path(7, "FILE")),
-        f"{model.LETTERS}/{model.letters_name(read, 'TOKEN')}",
-        model.file_path(read, 0, 9, "date=2026-11-29", "TOKEN", "parquet"),
+        *(checkpoint.checkpoint_path(7), paths.plan(7), paths.manifest(7), paths.refused(7)),
+        *(paths.candidate(7, "TOKEN"), paths.changes(7, ""), paths.task(7, 3)),
+        *(paths.attempt(7, "TOKEN"), paths.staged(7, "FILE")),
+        paths.dead_letter(paths.letters(read, "TOKEN")),
+        paths.file(read, 0, 9, "date=2026-11-29", "TOKEN", "parquet"),
     ):
         yield f"file {path}"
     for kind in _JOURNAL:
