@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export SPARK_LOCAL_IP := 127.0.0.1
-BUILD_DOCS := $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --fresh-env --quiet docs build/docs
+BUILD_DOCS := $(BIN)/python docs/publish.py build/docs
 export PATH := $(abspath $(BIN)):$(PATH)
 # If it is set, each Python process of a test compiles all modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all soak matrix asan check docs bench clean
+.PHONY: demo test test-all soak matrix asan check docs links bench clean
 
 $(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kernel*.p* spark_klog/schemas/_builders.pxi spark_klog/schemas/avro/_avro*.p* spark_klog/schemas/protobuf/_protobuf*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -73,10 +73,14 @@ check: $(VENV)/check.installed
 	$(BIN)/python -m pytest --quiet --no-header --disable-warnings -k papers tests
 	$(BUILD_DOCS)
 
-# Every warning is an error, broken internal links among them. Links to elsewhere are not fetched.
+# The version's pages, into build/docs/VERSION.
 docs: $(VENV)/docs.installed
 	$(BUILD_DOCS)
 	@echo build/docs/index.html
+
+# The links of the pages to elsewhere, each of which is fetched: it takes a network.
+links: $(VENV)/docs.installed
+	$(BIN)/python -m sphinx --builder linkcheck --quiet docs build/links
 
 bench: $(VENV)/test.installed
 	$(BIN)/python -m benchmarks.run $(ARGS)

@@ -78,6 +78,7 @@ _LONG = {
     "docs/recipes/debezium.md",
     "docs/recipes/exactly-once.md",
     "docs/explanation/systems.md",
+    "docs/index.md",
     "docs/recipes/lineage.md",
     "docs/recipes/log-directories.md",
     "docs/recipes/monitoring.md",

@@ -1,0 +1,75 @@
+"""The pages as a site: versions, their aliases, and the commands of the landing page. `make check` builds the pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from tests.support.papers import pages as papers
+from tests.support.papers.pages import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+
+import publish
+
+
+def _add(site: Path, version: str) -> dict[str, object]:
+    """What the site's list says after the build of a version; `stable` and `latest` must lead to their folders."""
+    folder = site / version
+    folder.mkdir(exist_ok=True)
+    (folder / "index.html").write_text(version)
+    publish.list_version(site, version)
+    listed = json.loads((site / "versions.js").read_text().removeprefix("window.KLOG_VERSIONS = ").rstrip(";\n"))
+    assert isinstance(listed, dict)
+    for alias in {"stable", "latest"} & set(listed):
+        assert (site / alias / "index.html").read_text() == listed[alias]
+    return listed
+
+
+def test_each_build_adds_its_version(tmp_path: Path) -> None:
+    assert _add(tmp_path, "0.1.0rc1") == {"versions": ["0.1.0rc1"], "latest": "0.1.0rc1"}
+    assert "url=latest/index.html" in (tmp_path / "index.html").read_text()
+    for version in ("0.1.0", "0.10.0", "0.2.0", "0.11.0.dev1"):
+        _add(tmp_path, version)
+    assert "url=stable/index.html" in (tmp_path / "index.html").read_text()
+    expected = {
+        "versions": ["0.11.0.dev1", "0.10.0", "0.2.0", "0.1.0", "0.1.0rc1"],
+        "latest": "0.11.0.dev1",
+        "stable": "0.10.0",
+    }
+    assert _add(tmp_path, "0.2.0") == expected, "a version that is built again is listed once"
+
+
+def test_each_page_has_the_switch() -> None:
+    """tests/ui/test_documentation.py uses it. Sphinx does not say that a file of a page's head is missing."""
+    settings = (ROOT / "docs" / "conf.py").read_text()  # importing it would write the generated pages
+    assert '"sidebar/versions.html"' in settings
+    named = re.findall(r'"(\w+\.(?:js|css))"', settings)
+    assert named
+    assert [name for name in named if not (ROOT / "docs" / "_static" / name).exists()] == []
+
+
+def test_commands_of_the_landing_page_are_those_of_other_pages() -> None:
+    """tests/spark/test_snippets.py runs both; who goes on in another page finds the commands again."""
+    known = {line for page in papers.pages() if page != "docs/index.md" for line in _lines(page)}
+    landing = _lines("docs/index.md")
+    assert len(landing) > 10
+    assert [line for line in landing if line not in known] == []
+
+
+def _lines(page: str) -> list[str]:
+    """The lines of code of a page, in code blocks and prose, without comments and indentation."""
+    snippets = [line for snippet in _snippets(page) for line in snippet.text.splitlines()]
+    commands = re.findall(r"`((?:pip|klog) [^`]+)`", papers.prose(page))
+    return [code for line in (*snippets, *commands) if (code := line.partition("  #")[0].strip())]
+
+
+def _snippets(page: str) -> list[papers.Snippet]:
+    return [snippet for snippet in papers.snippets(page) if not snippet.language.startswith("{")]
+
+
+def test_what_is_copied_has_no_prompts() -> None:
+    snippets = [snippet for page in papers.pages() for snippet in _snippets(page)]
+    assert [str(snippet) for snippet in snippets if re.search(r"^\s*([$%] |>>> )", snippet.text, re.MULTILINE)] == []
