@@ -18,7 +18,7 @@ project = "spark_klog"
 author = "the authors of spark_klog"
 copyright = "the authors of spark_klog; Apache License 2.0"
 version = release = VERSION
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "named_rows"]
 myst_enable_extensions = ["attrs_inline", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 html_theme = "furo"
@@ -40,6 +40,7 @@ html_sidebars = {
 # Nothing declares an entry of an index.
 html_use_index = False
 html_copy_source = False
+html_search_scorer = str(_HERE / "scorer.js")
 # Commands are in fences without a language; they are no Python.
 highlight_language = "none"
 nitpicky = True

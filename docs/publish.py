@@ -51,7 +51,16 @@ def main(site: Path) -> None:
     """
     options = ["--builder", "html", "--fail-on-warning", "--keep-going", "--nitpicky", "--fresh-env", "--quiet"]
     doctrees = site.parent / "doctrees"
-    command = [sys.executable, "-m", "sphinx", *options, "--doctree-dir", doctrees, _HERE, site / VERSION]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        *options,
+        "--doctree-dir",
+        str(doctrees),
+        str(_HERE),
+        str(site / VERSION),
+    ]
     if status := subprocess.run(command).returncode:
         sys.exit(status)
     list_version(site, VERSION)

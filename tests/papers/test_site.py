@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
+from spark_klog import errors
+from spark_klog.broker.settings.config import PLACES
+from spark_klog.spark.option_table import Use, names_for
 from tests.support.papers import pages as papers
 from tests.support.papers.pages import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 
+import generate
 import publish
 
 
@@ -46,7 +53,7 @@ def test_each_page_has_the_switch() -> None:
     """tests/ui/test_documentation.py uses it. Sphinx does not say that a file of a page's head is missing."""
     settings = (ROOT / "docs" / "conf.py").read_text()  # importing it would write the generated pages
     assert '"sidebar/versions.html"' in settings
-    named = re.findall(r'"(\w+\.(?:js|css))"', settings)
+    named = set(re.findall(r"\"(\w+\.(?:js|css))\"", settings)) - {"scorer.js"}
     assert named
     assert [name for name in named if not (ROOT / "docs" / "_static" / name).exists()] == []
 
@@ -73,3 +80,28 @@ def _snippets(page: str) -> list[papers.Snippet]:
 def test_what_is_copied_has_no_prompts() -> None:
     snippets = [snippet for page in papers.pages() for snippet in _snippets(page)]
     assert [str(snippet) for snippet in snippets if re.search(r"^\s*([$%] |>>> )", snippet.text, re.MULTILINE)] == []
+
+
+def test_search_leads_to_the_row_of_a_name(tmp_path: Path) -> None:
+    """Options, settings, errors and metrics are objects of the search, each with its row."""
+    pages = ["reading.md", "writing.md", *(f"generated/{name}" for name in generate.PAGES)]
+    for page in pages:
+        target = tmp_path / "reference" / page
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "docs" / "reference" / page, target)
+    (tmp_path / "index.md").write_text("# Pages\n")
+    settings = {"extensions": ["myst_parser", "named_rows"]}
+    out = tmp_path / "out"
+    app = Sphinx(tmp_path, None, out, out, "dummy", settings, status=None, warning=None)
+    app.build()
+    rows = app.env.domains["row"].data["rows"]
+    names = {name.rpartition(".")[2] if kind == "class" else name for name, kind, _, _ in rows}
+    options = {*names_for(Use.READ), *names_for(Use.WRITE), *PLACES, *generate.client_setting_names()}
+    classes = {kind.__name__ for kind in generate.public_errors() if kind.__module__ == errors.__name__}
+    metrics = set(re.findall(r"^\| (klog_\w+) \|", generate.metrics(), re.MULTILINE))
+    assert len(metrics) > 20
+    assert sorted((options | classes | metrics) - names) == []
+    page, anchor = next((page, anchor) for name, _, page, anchor in rows if name == "startingOffsets")
+    assert (page, anchor) == ("reference/reading", "row-startingoffsets")
+    doctree = app.env.get_doctree(page)
+    assert "earliest" in doctree.ids[anchor].astext()
