@@ -50,17 +50,8 @@ def main(site: Path) -> None:
     fetched.
     """
     options = ["--builder", "html", "--fail-on-warning", "--keep-going", "--nitpicky", "--fresh-env", "--quiet"]
-    doctrees = site.parent / "doctrees"
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        *options,
-        "--doctree-dir",
-        str(doctrees),
-        str(_HERE),
-        str(site / VERSION),
-    ]
+    folders = ["--doctree-dir", str(site.parent / "doctrees"), str(_HERE), str(site / VERSION)]
+    command = [sys.executable, "-m", "sphinx", *options, *folders]
     if status := subprocess.run(command).returncode:
         sys.exit(status)
     list_version(site, VERSION)

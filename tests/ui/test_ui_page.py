@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import threading
-import time
-from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,7 +27,6 @@ from tests.ui.browser import Browser
 from tests.ui.support import Page, serving
 
 CLICKS = "clicks"
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
 #: Texts that the page must show unchanged, and never treat as markup, script or an address.
 HOSTILE = [
     "<script>window.pwned = 1</script>",
@@ -575,19 +571,3 @@ def test_accessible_narrow_light_and_dark(browser: Browser, axe: str, scheme: st
             "    (found) => done(found.violations), (error) => done([String(error)]))"
         )
         assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == [], view
-
-
-@pytest.mark.test_all("long")
-@pytest.mark.skipif(
-    "SPARK_KLOG_SCREENSHOTS" not in os.environ, reason="SPARK_KLOG_SCREENSHOTS=1 renews the documents' pictures"
-)
-def test_screenshots(browser: Browser) -> None:
-    for name, view in (("ui-overview", "overview"), ("ui-messages", f"messages/{CLICKS}")):
-        browser.open(*view.split("/"))
-        if view.startswith("messages"):
-            browser.js("document.querySelectorAll('#messages details')[2].open = true")
-        time.sleep(3)
-        browser.js("document.getElementById('servers').textContent = 'broker:9092'")
-        data = b64decode(browser.cdp("Page.captureScreenshot", format="png")["data"])
-        assert len(data) < 150_000
-        (IMAGES / f"{name}.png").write_bytes(data)
