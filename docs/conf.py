@@ -44,6 +44,8 @@ html_search_scorer = str(_HERE / "scorer.js")
 # Commands are in fences without a language; they are no Python.
 highlight_language = "none"
 nitpicky = True
+# Two hyphens begin an option: a dash in their place could not be copied.
+smartquotes = False
 # `make links` asks other servers.
 linkcheck_anchors = False
 linkcheck_timeout = 20

@@ -76,5 +76,5 @@ document.querySelectorAll("article pre").forEach((block) => (block.tabIndex = 0)
 const tables = document.querySelectorAll("article table.docutils");
 tables.forEach(labelCells);
 stackTables();
-document.getElementById(location.hash.slice(1))?.scrollIntoView(); // rows have moved
+document.getElementById(location.hash.slice(1))?.scrollIntoView({ behavior: "instant" }); // rows have moved
 addEventListener("resize", stackTables);
