@@ -32,6 +32,10 @@ class NamedRows(Domain):
     def get_objects(self) -> Iterator[tuple[str, str, str, str, str, int]]:
         return ((name, name, kind, page, anchor, 1) for name, kind, page, anchor in self.data["rows"])
 
+    def get_type_name(self, type: ObjType, primary: bool = False) -> str:
+        """What stands beside a name that was found."""
+        return type.lname
+
     def clear_doc(self, docname: str) -> None:
         self.data["rows"] = [row for row in self.data["rows"] if row[2] != docname]
 

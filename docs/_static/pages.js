@@ -6,19 +6,20 @@ function makeSwitch(known) {
   const here = place.textContent;
   const root = new URL(document.documentElement.dataset.content_root, location.href);
   const page = location.href.slice(root.href.length);
+  const open = async (version) => {
+    const other = new URL(`../${version}/`, root);
+    const samePage = new URL(page, other);
+    // A version that lacks the page opens at its first one. So does each from file://, where the browser lets nobody look.
+    const isThere = await fetch(samePage, { method: "HEAD" }).then((answer) => answer.ok, () => false);
+    location.href = isThere ? samePage : new URL("index.html", other);
+  };
   const select = document.createElement("select");
   select.setAttribute("aria-label", "Version");
   for (const version of known.versions) {
     const label = version === known.stable ? " (stable)" : version === known.latest ? " (latest)" : "";
     select.add(new Option(version + label, version, version === here, version === here));
   }
-  select.addEventListener("change", async () => {
-    const other = new URL(`../${select.value}/`, root);
-    const samePage = new URL(page, other);
-    // A page that the other version lacks leads to its first page. From file:// nobody can look: the browser refuses.
-    const isThere = await fetch(samePage, { method: "HEAD" }).then((answer) => answer.ok, () => false);
-    location.href = isThere ? samePage : new URL("index.html", other);
-  });
+  select.addEventListener("change", () => open(select.value));
   place.replaceWith(select);
 
   const isOld = known.versions.indexOf(here) > known.versions.indexOf(known.stable);
@@ -27,6 +28,10 @@ function makeSwitch(known) {
     note.className = "other-version";
     const link = document.createElement("a");
     link.href = new URL(`../${known.stable}/index.html`, root);
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      open(known.stable);
+    });
     link.textContent = `The newest release is ${known.stable}.`;
     note.append(isOld ? `This page is about version ${here}. ` : `Version ${here} is not released. `, link);
     document.querySelector("article").prepend(note);
