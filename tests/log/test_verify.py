@@ -118,7 +118,7 @@ def _produce(servers: str, topic: str, version: Version) -> None:
 @pytest.mark.parametrize("version", ["0.10.2.2", "3.9.1"])
 def test_nothing_is_wrong_with_what_a_real_kafka_writes(version: Version, server_dir: Path) -> None:
     """While Kafka runs, and after a kill, zeros follow the entries of its newest indexes; a clean stop cuts them."""
-    overrides = {"internal.segment.bytes": 12000, "log.index.interval.bytes": 500}
+    overrides = {"log.segment.bytes": 12000, "log.index.interval.bytes": 500}
     with Kafka(version, server_dir, overrides) as kafka:
         kafka.create_topic("t")
         _produce(kafka.bootstrap_servers, "t", version)
@@ -148,7 +148,7 @@ def _records(folder: Path) -> int | None:
 @pytest.mark.test_all("version")
 def test_nothing_is_wrong_with_what_kafka_compacts(server_dir: Path) -> None:
     overrides = {
-        "internal.segment.bytes": 20000,
+        "log.segment.bytes": 20000,
         "log.index.interval.bytes": 300,
         "log.cleaner.backoff.ms": 100,
         "log.cleaner.min.cleanable.ratio": 0.01,

@@ -498,7 +498,7 @@ def test_the_end_of_a_program(servers: str, two_partitions: str, server: Lineage
         program = start(end)
         try:
             if end == "killed":
-                wait_for(lambda: any(event["eventType"] == "RUNNING" for event in server.events), "a micro-batch")
+                wait_for(lambda: any(event["eventType"] == "RUNNING" for event in server.events), "a micro-batch", 180)
                 program.kill()
             code = program.wait(120)
         finally:

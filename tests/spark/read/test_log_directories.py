@@ -487,7 +487,7 @@ def test_a_directory_of_kafka_07(tmp_path: Path) -> None:
 def kafka(module_server_dir: Path) -> Iterator[Kafka]:
     """Apache Kafka with small segments."""
     overrides = {
-        "internal.segment.bytes": 16384,
+        "log.segment.bytes": 16384,
         "log.index.interval.bytes": 500,
         "log.cleaner.backoff.ms": 200,
         "log.cleaner.min.cleanable.ratio": 0.01,
