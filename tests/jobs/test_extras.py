@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -235,11 +236,31 @@ def test_extras_are_those_of_the_project() -> None:
         assert f'"{distribution}' in line, (package, extra)
 
 
+#: Packages that the page calls by other names.
+_CALLED = {"openlineage-python": "OpenLineage's Python client", "aws-msk-iam-sasl-signer-python": "Amazon's signer"}
+
+
 def test_the_page_has_all_extras_of_users() -> None:
+    """Each with the packages and extras that it brings."""
     table = (ROOT / "docs/recipes/packaging.md").read_text().partition("## Beside")[0]
-    declared = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
-    extras = set(re.findall(r"^([a-z0-9]+) = \[", declared.partition("\n[project.")[0], re.MULTILINE))
-    assert set(re.findall(r"^\| `([a-z0-9]+)` \|", table, re.MULTILINE)) == extras - {"test", "docs", "check"}
+    brought = dict(re.findall(r"^\| `([a-z0-9]+)` \| (.*?) \|", table, re.MULTILINE))
+    declared = metadata("spark-klog")
+    assert set(brought) == set(declared.get_all("Provides-Extra") or ()) - {"test", "docs", "check"}
+    requirements = re.findall(
+        r"^([\w-]+)(?:\[(.*?)\])?.*; .*extra == [\"'](\w+)[\"']$",
+        "\n".join(declared.get_all("Requires-Dist") or ()),
+        re.MULTILINE,
+    )
+    for extra in brought:
+        own = {name: extras for name, extras, of in requirements if of == extra}
+        assert own
+        if extra == "all":
+            above = [*brought][: [*brought].index("all")]
+            assert brought[extra] == "all of these but `kerberos`"
+            assert {"spark", *own["spark-klog"].split(",")} == {*above} - {"kerberos"}
+            continue
+        assert set(re.findall(r"`(\w+)`", brought[extra])) == set(filter(None, own.pop("spark-klog", "").split(",")))
+        assert [name for name in own if _CALLED.get(name, name).lower() not in brought[extra].lower()] == [], extra
 
 
 @pytest.mark.parametrize(
