@@ -2,7 +2,8 @@
 
 Each build adds its version to `versions.js` beside the folders, from which the pages' switch is made, and renews what
 leads to a version: `stable` (the newest release), `latest` (the newest version, pre-releases too) and `index.html`.
-To add a version to a site that is online, build into a copy of the site, or of its `versions.js` alone.
+To add a version to a site that is online, build into a copy of the site, or of its `versions.js` alone. A copy of the
+site can be read from file://: the search then shows no excerpts, and the switch opens a version at its first page.
 """
 
 from __future__ import annotations

@@ -82,4 +82,9 @@ const tables = document.querySelectorAll("article table.docutils");
 tables.forEach(labelCells);
 stackTables();
 document.getElementById(location.hash.slice(1))?.scrollIntoView({ behavior: "instant" }); // rows have moved
-addEventListener("resize", stackTables);
+// A phone's window changes its height, with the address bar, while one scrolls.
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth !== width) stackTables();
+  width = innerWidth;
+});
