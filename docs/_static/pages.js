@@ -77,7 +77,9 @@ if (window.KLOG_VERSIONS) makeSwitch(window.KLOG_VERSIONS);
 const snippets = document.querySelectorAll("[class*='highlight-']:not(.highlight-none) > .highlight");
 if (navigator.clipboard) snippets.forEach(addCopyButton);
 // Whoever has no pointer scrolls code that is wider than the page by its keys.
-document.querySelectorAll("article pre").forEach((block) => (block.tabIndex = 0));
+for (const block of document.querySelectorAll("article pre")) {
+  if (block.scrollWidth > block.clientWidth) block.tabIndex = 0;
+}
 const tables = document.querySelectorAll("article table.docutils");
 tables.forEach(labelCells);
 stackTables();
