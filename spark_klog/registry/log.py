@@ -45,7 +45,6 @@ TOPIC: Final = "_schemas"
 WRITE_SECONDS: Final = 30.0
 #: Seconds that a start may take to read the topic.
 START_SECONDS: Final = 300.0
-_MAX_REPLICAS: Final = 3
 _POLL_SECONDS: Final = 1.0
 _BACK_OFF_SECONDS: Final = 0.5
 _CLOSE_SECONDS: Final = 10.0
@@ -307,26 +306,12 @@ def _end(call: Callable[[], object]) -> None:
 
 
 def _create_topic(admin: Admin, topic: str) -> None:
-    """Create the topic, with three replicas where there are as many brokers, or check the one that is there."""
-    replicas: int | None = max(1, min(_MAX_REPLICAS, len(admin.cluster.nodes)))
-    while True:
-        try:
-            admin.create_topic(topic, 1, replication_factor=replicas, configs={"cleanup.policy": "compact"})
-            return
-        except ProtocolError as error:
-            if error.code == ErrorCode.INVALID_REPLICATION_FACTOR and replicas is not None:
-                replicas = None  # the brokers' default: those of this package do not replicate
-            elif error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
-                break
-            else:
-                raise
+    """Create the topic, or check the one that is there."""
+    from spark_klog.client.admin.admin import create_compacted, settings_of_compacted
+
+    if create_compacted(admin, topic, lambda _: {}):
+        return
     count = len(admin.describe_topic(topic).partitions)
     if count != 1:
         raise ConfigError(f"topic {topic} has {count} partitions: a registry's topic must have one")
-    (settings,) = admin.describe_configs([("topic", topic)]).check().values()
-    policy = settings["cleanup.policy"].value
-    if policy != "compact":
-        raise ConfigError(
-            f"topic {topic} has cleanup.policy={policy}: schemas would be lost; set cleanup.policy=compact "
-            f"(klog topics alter {topic} --config cleanup.policy=compact)"
-        )
+    settings_of_compacted(admin, topic, "schemas")

@@ -28,6 +28,7 @@ from spark_klog.client.arguments import items_of, name_of, names_of, number_of, 
 from spark_klog.client.offsets import partition_entries, topic_numbers
 from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.errors import (
+    ConfigError,
     DecodeError,
     ErrorCode,
     KlogError,
@@ -48,6 +49,7 @@ from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import TRANSACTION
 
 _MAX_INT16 = 0x7FFF
+_MOST_REPLICAS = 3
 _STATES = (
     "Empty",
     "Ongoing",
@@ -451,3 +453,39 @@ def _producer(entry: Message) -> ProducerState:
         entry["coordinator_epoch"],
         known(entry["current_txn_start_offset"]),
     )
+
+
+def replicas_for(admin: Admin) -> int:
+    """The replicas of a topic that a program keeps its state in: three, or one for each broker if there are fewer."""
+    return max(1, min(_MOST_REPLICAS, len(admin.cluster.nodes)))
+
+
+def create_compacted(admin: Admin, topic: str, settings: Callable[[int | None], Mapping[str, str]]) -> bool:
+    """Create a topic of one partition for a program's state; False if it is there.
+
+    `settings` get its replicas, None: as many as brokers give it by default, since they do not replicate as asked.
+    """
+    replicas: int | None = replicas_for(admin)
+    while True:
+        try:
+            configs = {"cleanup.policy": "compact", **settings(replicas)}
+            admin.create_topic(topic, 1, replication_factor=replicas, configs=configs)
+            return True
+        except ProtocolError as error:
+            if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
+                return False
+            if error.code != ErrorCode.INVALID_REPLICATION_FACTOR or replicas is None:
+                raise
+            replicas = None
+
+
+def settings_of_compacted(admin: Admin, topic: str, losses: str) -> dict[str, str | None]:
+    """The settings of a topic that keeps a program's state; `ConfigError` names the `losses` if it is not compacted."""
+    (entries,) = admin.describe_configs([("topic", topic)]).check().values()
+    settings = {name: entry.value for name, entry in entries.items()}
+    if (policy := settings["cleanup.policy"]) != "compact":
+        raise ConfigError(
+            f"topic {topic} has cleanup.policy={policy}: {losses} would be lost; set cleanup.policy=compact "
+            f"(klog topics alter {topic} --config cleanup.policy=compact)"
+        )
+    return settings

@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -31,17 +31,7 @@ from spark_klog.spark.worker_process import prepare_worker
 from spark_klog.spark.write.decisions.decision_log import DecisionLog
 from spark_klog.spark.write.decisions.decision_place import DecisionPlace
 from spark_klog.spark.write.decisions.entries import Identity
-from spark_klog.spark.write.exactly_once import (
-    PLAN,
-    Claim,
-    DecidedButAborted,
-    Decision,
-    Superseded,
-    Transaction,
-    begin,
-    finish,
-    give_up,
-)
+from spark_klog.spark.write.exactly_once import PLAN, Claim, DecidedButAborted, Decision, Superseded, begin, finish
 from spark_klog.spark.write.exactly_once_driver import (
     Claimed,
     NotDecided,
@@ -50,8 +40,11 @@ from spark_klog.spark.write.exactly_once_driver import (
     check_time_left,
     last_time_to_decide,
     run_program,
+    settle,
     step_admin,
+    transactions_of,
     write_in_transaction,
+    written_by,
 )
 from spark_klog.spark.write.sink import BatchQueryWriter, Written, log_progress
 from spark_klog.spark.write.sink_options import NamedWrite, SinkOptions
@@ -184,8 +177,8 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         claimed = self._own_claim()
         if self._is_decided(claimed):
             return
-        written = _written(messages)
-        transactions = _transactions(written)
+        written = written_by(WrittenInBatch, messages)
+        transactions = transactions_of(written)
         opened = [task.opened_at for task in written if task.transaction is not None]
         decide_by = last_time_to_decide(self._options.client, min(opened, default=math.inf))
         log = self._log(claimed.identity, is_claimed=True, decide_by=decide_by)
@@ -206,9 +199,7 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         claimed = self._own_claim()
         if self._is_decided(claimed):
             return
-        log = self._log(claimed.identity, is_claimed=True)
-        with step_admin(self._options.client) as admin, suppress(Superseded):
-            run_program(give_up(claimed.begun, _transactions(_written(messages))), log, admin)
+        settle(self._options.client, claimed, transactions_of(written_by(WrittenInBatch, messages)))
 
     def _own_claim(self) -> Claimed:
         assert self._claimed is not None, "the data source has claimed the write"
@@ -228,11 +219,3 @@ class ExactlyOnceBatchWriter(BatchQueryWriter):
         except DecidedButAborted as error:
             tasks = tuple(task.task for task in error.lost)
             raise PartlyWritten(str(self._write), error.batch, tasks) from None
-
-
-def _written(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenInBatch]:
-    return [message for message in messages if isinstance(message, WrittenInBatch)]
-
-
-def _transactions(written: Sequence[WrittenInBatch]) -> tuple[Transaction, ...]:
-    return tuple(task.transaction for task in written if task.transaction is not None)

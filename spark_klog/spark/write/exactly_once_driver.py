@@ -53,6 +53,7 @@ from spark_klog.spark.write.sink_options import SinkOptions
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_Message = TypeVar("_Message", bound="WrittenInTransaction")
 _ONGOING = "Ongoing"
 #: EndTxn's answers about a transaction that has ended the other way, or whose producer has another epoch by now.
 _NOT_COMMITTED = frozenset(
@@ -342,22 +343,23 @@ class ExactlyOnceWriter(StreamWriter):
         return write_in_transaction(self._options, claimed, iterator, f"micro-batch {batch}")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        written = _written(messages)
-        if written:
-            transactions = [task.transaction for task in written if task.transaction is not None]
-            decide(self._options.client, written[0].claimed, batchId, transactions)
+        if written := written_by(WrittenInTransaction, messages):
+            decide(self._options.client, written[0].claimed, batchId, transactions_of(written))
             log_progress(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Abort the transactions of the micro-batch, unless `commit` has decided it; otherwise the next run does."""
-        written = _written(messages)
-        if written:
-            transactions = [task.transaction for task in written if task.transaction is not None]
-            settle(self._options.client, written[0].claimed, transactions)
+        if written := written_by(WrittenInTransaction, messages):
+            settle(self._options.client, written[0].claimed, transactions_of(written))
 
 
-def _written(messages: list[WriterCommitMessage | None]) -> list[WrittenInTransaction]:
-    return [message for message in messages if isinstance(message, WrittenInTransaction)]
+def written_by(kind: type[_Message], messages: Sequence[WriterCommitMessage | None]) -> list[_Message]:
+    """What the tasks that have reported wrote."""
+    return [message for message in messages if isinstance(message, kind)]
+
+
+def transactions_of(written: Sequence[WrittenInTransaction]) -> tuple[Transaction, ...]:
+    return tuple(task.transaction for task in written if task.transaction is not None)
 
 
 def _warned_after(timeout_ms: int) -> float:

@@ -24,6 +24,12 @@ _SPARKS = frozenset({_CHECKPOINT, "queryname"})
 _TRANSACTION_MS = 900_000
 #: Options of a registry's subjects.
 _SUBJECTS = ("autoRegisterSchemas", "useLatestVersion", "keySubjectNameStrategy", "valueSubjectNameStrategy")
+#: Options of exactly-once writes, and why others do not have them.
+_OF_EXACTLY_ONCE = {
+    **dict.fromkeys(("writeId", "writeVersion", "writePlan"), ""),
+    "transactionalIdPrefix": ": only that has such ids",
+    "decisionTopic": ": other writes decide nothing",
+}
 #: Of a writeId, writePlan or transactionalIdPrefix, in characters, far below Kafka's 32,767 bytes: a decision has the
 #: prefix once for each task.
 _LONGEST_NAME = 249
@@ -75,17 +81,20 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
         raise ConfigError(f"option createTopics={create} must be at most {_MOST_PARTITIONS}, Kafka's limit")
     is_exact = option(own, "deliveryGuarantee") == "exactly-once"
     named = _named_write(own, is_exact, streaming)
+    for name in () if is_exact else (name for name in _OF_EXACTLY_ONCE if name in own):
+        raise ConfigError(f"option {name} needs deliveryGuarantee=exactly-once{_OF_EXACTLY_ONCE[name]}")
     checkpoint = _checkpoint(options) if is_exact and streaming else None
     if not streaming and any(name.lower() == _CHECKPOINT for name in options):
         _log.warning("option checkpointLocation has no effect in a batch write%s", ": writeId names it" * is_exact)
     if is_exact:
         _complete_transactions(settings)
-    topic = _topic(own)
+    several = "; to write to several topics add a column 'topic'"
+    topic = _topic("topic", own.get("topic", "").strip() or None, several)
     formats = _write_formats(settings, own, topic)
-    decision_topic = _decision_topic(own, is_exact)
+    decision_topic = _topic("decisionTopic", own.get("decisionTopic"))
     if is_exact and topic == (decision_topic or DECISION_TOPIC):
         raise ConfigError(f"option topic={topic} is the topic of the decisions: set another one, or decisionTopic")
-    id_prefix = _id_prefix(own, is_exact)
+    id_prefix = _checked_name("transactionalIdPrefix", own.get("transactionalIdPrefix", DEFAULT_ID_PREFIX))
     return SinkOptions(settings, topic, create, checkpoint, named, id_prefix, decision_topic, formats)
 
 
@@ -109,25 +118,14 @@ def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | N
     return tuple(formats)
 
 
-def _topic(own: dict[str, str]) -> str | None:
-    topic = own.get("topic", "").strip()
-    if not topic:
-        return None
+def _topic(option: str, topic: str | None, of_several: str = "") -> str | None:
+    """The topic of an option, checked; `of_several` is advice for who names several topics."""
     try:
-        check_topic_name(topic)
+        if topic is not None:
+            check_topic_name(topic)
     except ConfigError as error:
-        several = "; to write to several topics add a column 'topic'" if "," in topic else ""
-        raise ConfigError(f"option topic: {error}{several}") from None
+        raise ConfigError(f"option {option}: {error}{of_several * (',' in str(topic))}") from None
     return topic
-
-
-def _id_prefix(own: dict[str, str], is_exact: bool) -> str:
-    text = own.get("transactionalIdPrefix")
-    if text is None:
-        return DEFAULT_ID_PREFIX
-    if not is_exact:
-        raise ConfigError("option transactionalIdPrefix needs deliveryGuarantee=exactly-once: only that has such ids")
-    return _checked_name("transactionalIdPrefix", text)
 
 
 def _checked_name(option: str, text: str) -> str:
@@ -141,14 +139,11 @@ def _checked_name(option: str, text: str) -> str:
 def _named_write(own: dict[str, str], is_exact: bool, streaming: bool) -> NamedWrite | None:
     """The name of an exactly-once batch write."""
     version = option(own, "writeVersion")
-    given = next((name for name in ("writeId", "writeVersion", "writePlan") if name in own), None)
     if streaming:
-        if given is not None:
-            raise ConfigError(f"option {given} is for batch writes: the checkpoint of a stream says what is written")
+        for name in (name for name in ("writeId", "writeVersion", "writePlan") if name in own):
+            raise ConfigError(f"option {name} is for batch writes: the checkpoint of a stream says what is written")
         return None
     if not is_exact:
-        if given is not None:
-            raise ConfigError(f"option {given} needs deliveryGuarantee=exactly-once")
         return None
     if "writeId" not in own:
         raise ConfigError(
@@ -160,19 +155,6 @@ def _named_write(own: dict[str, str], is_exact: bool, streaming: bool) -> NamedW
         raise ConfigError("option writePlan needs writeVersion: it says what a version is made of")
     checked = None if plan is None else _checked_name("writePlan", plan)
     return NamedWrite(_checked_name("writeId", own["writeId"]), version, checked)
-
-
-def _decision_topic(own: dict[str, str], is_exact: bool) -> str | None:
-    topic = own.get("decisionTopic")
-    if topic is None:
-        return None
-    if not is_exact:
-        raise ConfigError("option decisionTopic needs deliveryGuarantee=exactly-once: other writes decide nothing")
-    try:
-        check_topic_name(topic)
-    except ConfigError as error:
-        raise ConfigError(f"option decisionTopic: {error}") from None
-    return topic
 
 
 def _checkpoint(options: Mapping[str, str]) -> str:

@@ -163,7 +163,7 @@ def test_a_warning_of_risks(
     Driver(servers, topic, monkeypatch).read()
     Driver(servers, topic, monkeypatch).read()
     assert not caplog.text
-    monkeypatch.setattr(decision_topic, "_replicas", lambda _: 3)
+    monkeypatch.setattr(decision_topic, "replicas_for", lambda _: 3)
     Driver(servers, topic, monkeypatch).read()
     assert f"topic {topic}, which keeps decisions" in caplog.text
     assert "it has 1 of 3 replicas" in caplog.text

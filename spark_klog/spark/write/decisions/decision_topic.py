@@ -5,26 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
-from spark_klog.client.admin.admin import Admin
+from spark_klog.client.admin.admin import Admin, create_compacted, replicas_for, settings_of_compacted
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.decoding import ConsumerRecord, RecordDecoder
 from spark_klog.client.fetch.ranges import fetch_range
-from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
+from spark_klog.errors import ErrorCode, ProtocolError
 
 _log = logging.getLogger(__name__)
-_MOST_REPLICAS = 3
+_ENOUGH_REPLICAS = 3
 #: Records that are decoded at a time.
 _MOST_ROWS = 10_000
 #: Of a batch, compressed: the decision of about 100,000 tasks.
 _LARGEST_BYTES = 4 * 1024 * 1024
-_POLICY, _UNCLEAN, _IN_SYNC = "cleanup.policy", "unclean.leader.election.enable", "min.insync.replicas"
+_UNCLEAN, _IN_SYNC = "unclean.leader.election.enable", "min.insync.replicas"
 _REFUSED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED})
 
 
 def settings_of_topic(replicas: int | None) -> dict[str, str]:
-    """The topic's settings. Segments are small, as brokers do not compact the last one, which each start reads."""
+    """The settings of the topic, beside its compaction. Segments are small, as brokers do not compact the last one,
+    which each start reads."""
     settings = {
-        _POLICY: "compact",
         _UNCLEAN: "false",
         "segment.bytes": str(_LARGEST_BYTES),
         "max.message.bytes": str(_LARGEST_BYTES),
@@ -59,24 +59,18 @@ def prepare_topic(cluster: Cluster, topic: str) -> None:
     admin = Admin(cluster)
     was_there = is_there(cluster, topic)
     if not was_there:
-        _create(admin, topic)
+        create_compacted(admin, topic, settings_of_topic)
         cluster.attempt(lambda: cluster.partitions([topic]))
     try:
-        (settings,) = admin.describe_configs([("topic", topic)]).check().values()
+        settings = settings_of_compacted(admin, topic, "decisions")
     except ProtocolError as error:
         if error.code not in _REFUSED:
             raise
         _log.info("whether topic %s is compacted is not checked: %s", topic, error)
         return
-    policy = settings[_POLICY].value
-    if policy != "compact":
-        raise ConfigError(
-            f"topic {topic} has cleanup.policy={policy}, which would lose decisions: set it to compact "
-            f"(klog topics alter {topic} --config cleanup.policy=compact)"
-        )
     if was_there:
         replicas = len(admin.describe_topic(topic).partitions[0].replicas)
-        if risks := _risks(replicas, {name: entry.value for name, entry in settings.items()}, _replicas(admin)):
+        if risks := _risks(replicas, settings, replicas_for(admin)):
             _log.warning(
                 "topic %s, which keeps decisions of exactly-once writes, may lose some when brokers fail: it has %s. "
                 "Rows may be written twice then, see docs/recipes/exactly-once.md",
@@ -93,38 +87,19 @@ def _risks(replicas: int, settings: Mapping[str, str | None], possible: int) -> 
         risks.append(f"{replicas} of {possible} replicas")
     if replicas > 1 and unclean == "true":
         risks.append(f"{_UNCLEAN}=true")
-    if replicas >= _MOST_REPLICAS and in_sync == "1":
+    if replicas >= _ENOUGH_REPLICAS and in_sync == "1":
         risks.append(f"{_IN_SYNC}=1")
     return risks
-
-
-def _replicas(admin: Admin) -> int:
-    """How many replicas the topic should have."""
-    return max(1, min(_MOST_REPLICAS, len(admin.cluster.nodes)))
-
-
-def _create(admin: Admin, topic: str) -> None:
-    replicas: int | None = _replicas(admin)
-    while True:
-        try:
-            admin.create_topic(topic, 1, replication_factor=replicas, configs=settings_of_topic(replicas))
-            return
-        except ProtocolError as error:
-            if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
-                return
-            if error.code != ErrorCode.INVALID_REPLICATION_FACTOR or replicas is None:
-                raise
-            replicas = None  # the brokers' default: those of this package do not replicate
 
 
 def refused_access(error: ProtocolError, topic: str) -> ProtocolError:
     """The error of any request about the topic; for want of ACLs with those that are needed."""
     if error.code not in _REFUSED:
         return error
-    settings = settings_of_topic(_MOST_REPLICAS)
+    settings = {"cleanup.policy": "compact"} | settings_of_topic(_ENOUGH_REPLICAS)
     configs = " ".join(f"--config {name}={value}" for name, value in settings.items())
     advice = (
         f"allow Read, Write and Describe on topic {topic}, which keeps decisions of exactly-once writes; and Create, "
-        f"or create it: klog topics create {topic} --partitions 1 --replication-factor {_MOST_REPLICAS} {configs}"
+        f"or create it: klog topics create {topic} --partitions 1 --replication-factor {_ENOUGH_REPLICAS} {configs}"
     )
     return ProtocolError(error.code, error.what, advice=advice)
