@@ -61,7 +61,7 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
     An hour begins at the first record that is not before it, by the log's time index. Partitions that the load does
     not know, of topics that it does, count as well. Of a topic that was created again since, nothing is loaded.
     """
-    lines = {(item["topic"], item["partition"]): item for item in partitions}
+    lines = {(line["topic"], line["partition"]): line for line in partitions}
     there = cluster.partitions(sorted({topic for topic, _ in lines}), missing_ok=True)
     keys = [(topic, number) for topic in sorted(there) for number in there[topic]]
     gone = sorted(lines.keys() - set(keys))
@@ -69,13 +69,13 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
         return Completeness([], {}, gone)
     ids = {topic: str(cluster.topic_ids.get(topic, "")) for topic in there}
     same = {
-        key: item for key, item in lines.items() if not item["topic_id"] or ids.get(key[0]) in ("", item["topic_id"])
+        key: line for key, line in lines.items() if not line["topic_id"] or ids.get(key[0]) in ("", line["topic_id"])
     }
-    known = {key: (item["from"], item["until"]) for key, item in same.items()}
-    holes = {key: item.get("holes", ()) for key, item in same.items()}
+    known = {key: (line["from"], line["until"]) for key, line in same.items()}
+    holes = {key: line.get("holes", ()) for key, line in same.items()}
     low, high = first_and_end(cluster, keys)
     last = system_ms() // _HOUR_MS
-    found = []
+    compared = []
     start = offsets_at(cluster, TimeSpec((last - hours + 1) * _HOUR_MS), high)
     for hour in range(last - hours + 1, last + 1):
         end = offsets_at(cluster, TimeSpec((hour + 1) * _HOUR_MS), high) if hour < last else high
@@ -89,19 +89,19 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
                 loaded -= sum(max(0, min(after, end) - max(first, at)) for at, end in holes.get(key, ()))
             if in_log:
                 name = datetime.fromtimestamp(hour * 3600, timezone.utc).strftime(_HOUR)
-                found.append(HourOfTopic(topic, name, in_log, loaded))
+                compared.append(HourOfTopic(topic, name, in_log, loaded))
         start = end
     lag = {key: max(0, high[key] - max(low[key], known.get(key, (0, 0))[1])) for key in keys}
-    return Completeness(found, lag, gone)
+    return Completeness(compared, lag, gone)
 
 
 def loaded_json(loaded: Loaded, output: str) -> dict[str, Any]:
     """What a call of `load` has done; a line of each partition has its offsets [from, until) of those to `planned`."""
     return {
         "partitions": [
-            {"from" if name == "start" else name: value for name, value in vars(item).items() if name != "log_end"}
-            | {"unexplained": item.unexplained, "lag": item.lag}
-            for item in loaded.partitions
+            {"from" if name == "start" else name: value for name, value in vars(part).items() if name != "log_end"}
+            | {"unexplained": part.unexplained, "lag": part.lag}
+            for part in loaded.partitions
         ],
         "runs": [paths.run_name(number) for number in loaded.runs],
         "files": loaded.files,
@@ -116,17 +116,17 @@ def table_rows(partitions: Sequence[PartitionAudit]) -> list[tuple[str, ...]]:
     """Lines of `COLUMNS`, and one with the sums."""
     rows = [
         (
-            item.topic,
-            str(item.partition),
-            *(f"{count:,}" for count in (item.start, item.until, item.records, item.bytes)),
-            _gaps_text(item.gaps),
-            *(f"{count:,}" for count in (item.bad, item.lag)),
+            part.topic,
+            str(part.partition),
+            *(f"{count:,}" for count in (part.start, part.until, part.records, part.bytes)),
+            _gaps_text(part.gaps),
+            *(f"{count:,}" for count in (part.bad, part.lag)),
         )
-        for item in partitions
+        for part in partitions
     ]
-    gaps = sum((Counter(item.gaps) for item in partitions), Counter())
+    gaps = sum((Counter(part.gaps) for part in partitions), Counter())
     records, size, bad, lag = (
-        f"{sum(getattr(item, name) for item in partitions):,}" for name in ("records", "bytes", "bad", "lag")
+        f"{sum(getattr(part, name) for part in partitions):,}" for name in ("records", "bytes", "bad", "lag")
     )
     return [*rows, ("all", "", "", "", records, size, _gaps_text(gaps), bad, lag)]
 
@@ -170,12 +170,12 @@ def status(output: str) -> Status:
             totals[topic, partition]["holes"] = of_partition
     findings = _missing_files(store, identity.table_at(output), summary) + findings
     unfinished = paths.run_name(number + 1) if read_plan(store, number + 1) is not None else ""
-    found = {topic: dict(sorted((+each).items())) for topic, each in sorted(summary.hours.items())}
+    hours = {topic: dict(sorted((+each).items())) for topic, each in sorted(summary.hours.items())}
     last_load = next((int(line["run"]) for line in reversed(summary.runs) if line["kind"] == LOAD), 0)
     idle = read_idle(store, last_load)
-    for item in idle.partitions if idle else ():  # they may have partitions without records, and have the lag
-        new = {**nothing_of(item), "until": item.until, "incarnation": 0, "topic_id": ""}
-        totals.setdefault((item.topic, item.partition), new)["lag"] = item.lag
+    for part in idle.partitions if idle else ():  # they may have partitions without records, and have the lag
+        new = {**nothing_of(part), "until": part.until, "incarnation": 0, "topic_id": ""}
+        totals.setdefault((part.topic, part.partition), new)["lag"] = part.lag
     partitions = [totals[key] for key in sorted(totals)]
     settings = _settings(store, number)
     # whether a load merges binds all its runs
@@ -185,7 +185,7 @@ def status(output: str) -> Status:
         without_user(output),
         runs,
         partitions,
-        found,
+        hours,
         findings,
         unfinished,
         idle.finished if idle else "",
@@ -217,10 +217,10 @@ def _missing_files(store: Store, table: Table | None, summary: Summary) -> list[
     return missing
 
 
-def status_json(found: Status) -> dict[str, Any]:
+def status_json(shown: Status) -> dict[str, Any]:
     """The fields of a status, with `findings` as `missing`."""
-    line = dict(vars(found))
-    return line | {"missing": [vars(item) for item in line.pop("findings")]}
+    line = dict(vars(shown))
+    return line | {"missing": [vars(finding) for finding in line.pop("findings")]}
 
 
 def bars(hours: dict[str, dict[str, int]]) -> Iterator[str]:

@@ -107,7 +107,7 @@ def event_time_now(store: Store, asked: str) -> str:
         last = settings_of(store, plan)
     except LoadError:  # whoever needs these settings says so
         return asked
-    names = {name_now(one.type, asked) for one in last.rows if one.column == "value"}
+    names = {name_now(row.type, asked) for row in last.rows if row.column == "value"}
     return last.event_time if names == {last.event_time} else asked
 
 

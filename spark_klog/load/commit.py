@@ -34,23 +34,23 @@ def check_results(store: Store, run: int, task: int, ranges: Sequence[Range], re
     where = f"{store.address}/{paths.task(run, task)}"
     if len(ranges) != len(results):
         raise LoadError(f"{where} has {len(results)} ranges, the plan {len(ranges)}: restore it, or delete it")
-    for asked, found in zip(ranges, results, strict=True):
-        loaded = found.records + sum(found.gaps.values())
-        in_files = sum(item.records for item in found.files)
+    for asked, result in zip(ranges, results, strict=True):
+        loaded = result.records + sum(result.gaps.values())
+        in_files = sum(file.records for file in result.files)
         wrong = ""
-        if (asked.topic, asked.partition, asked.start) != (found.topic, found.partition, found.start):
-            wrong = f"from {found.start}, the plan has {asked.topic}-{asked.partition} from {asked.start}"
-        elif not asked.start <= found.until <= asked.end or loaded != found.until - found.start:
-            wrong = f"until {found.until} with {loaded} of {found.until - found.start} offsets can't be"
-        elif in_files != found.records:
-            wrong = f"has {found.records} records, its files {in_files}"
+        if (asked.topic, asked.partition, asked.start) != (result.topic, result.partition, result.start):
+            wrong = f"from {result.start}, the plan has {asked.topic}-{asked.partition} from {asked.start}"
+        elif not asked.start <= result.until <= asked.end or loaded != result.until - result.start:
+            wrong = f"until {result.until} with {loaded} of {result.until - result.start} offsets can't be"
+        elif in_files != result.records:
+            wrong = f"has {result.records} records, its files {in_files}"
         if wrong:
             raise LoadError(
-                f"{where}: {found.topic}-{found.partition} {wrong}: restore it, or delete it to load the range again"
+                f"{where}: {result.topic}-{result.partition} {wrong}: restore it, or delete it to load the range again"
             )
-        for item in found.files:
-            path = item.path if store.shows_whole_files_only else paths.staged(run, item.path)
-            if store.size(path) != item.size:
+        for file in result.files:
+            path = file.path if store.shows_whole_files_only else paths.staged(run, file.path)
+            if store.size(path) != file.size:
                 raise LoadError(
                     f"{store.address}/{path} is missing or not as it was written: delete {where} to load it again"
                 )
@@ -59,8 +59,9 @@ def check_results(store: Store, run: int, task: int, ranges: Sequence[Range], re
 def contiguous(results: Sequence[RangeResult]) -> list[RangeResult]:
     """A partition's results in the order of offsets, without what comes after a range that ended early."""
     kept: list[RangeResult] = []
-    for item in sorted(results, key=lambda item: item.start):
-        kept.append(item if not kept or kept[-1].until == item.start else unread(item, kept[-1].until, item.error))
+    for result in sorted(results, key=lambda result: result.start):
+        is_next = not kept or kept[-1].until == result.start
+        kept.append(result if is_next else unread(result, kept[-1].until, result.error))
     return kept
 
 
@@ -143,10 +144,10 @@ def _whole(kept: list[RangeResult], replaces: Sequence[RangeResult]) -> list[Ran
     """
     until = kept[-1].until
     for old in replaces:
-        has_lost = any(item.gaps.keys() & _LOST for item in kept if old.start <= item.start < old.until)
+        has_lost = any(result.gaps.keys() & _LOST for result in kept if old.start <= result.start < old.until)
         if old.start < until and (until < old.until or has_lost):
             until = old.start
-    return [item if item.until <= until else unread(item, until, item.error) for item in kept]
+    return [result if result.until <= until else unread(result, until, result.error) for result in kept]
 
 
 def settings_of(store: Store, plan: Plan) -> WriteSettings:

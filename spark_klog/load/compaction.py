@@ -53,13 +53,13 @@ class Compacted:
     bytes_after: int = 0
 
     def plus(self, manifest: Manifest) -> Compacted:
-        old = [file for item in manifest.replaced for file in item.files]
+        old = [file for gone in manifest.replaced for file in gone.files]
         return Compacted(
             [*self.runs, manifest.run],
             self.files_before + len(old),
             self.files_after + len(manifest.files),
-            self.bytes_before + sum(item.size for item in old),
-            self.bytes_after + sum(item.size for item in manifest.files),
+            self.bytes_before + sum(file.size for file in old),
+            self.bytes_after + sum(file.size for file in manifest.files),
         )
 
 
@@ -109,7 +109,7 @@ def _next_step(target: FolderTarget, target_bytes: int, after: Mapping[TopicPart
     ranges = size = 0
     for key, line in sorted(summary.totals.items()):
         known = summary.known_ranges((*key, line["incarnation"]))
-        for group in _groups([item for item in known if item.start >= after.get(key, 0)], target_bytes):
+        for group in _groups([result for result in known if result.start >= after.get(key, 0)], target_bytes):
             is_next = key not in groups or groups[key][-1][-1].until == group[0].start
             if not is_next or (groups and (ranges + len(group) > _MOST_RANGES or size > _MOST_TARGETS * target_bytes)):
                 break
@@ -132,7 +132,7 @@ def _settings(store: Store, number: int) -> WriteSettings:
 
 
 def _size(ranges: Sequence[RangeResult]) -> int:
-    return sum(file.size for item in ranges for file in item.files)
+    return sum(file.size for result in ranges for file in result.files)
 
 
 def _folder(path: str) -> str:
@@ -141,7 +141,7 @@ def _folder(path: str) -> str:
 
 
 def _folders(ranges: Sequence[RangeResult]) -> set[str]:
-    return {_folder(file.path) for item in ranges for file in item.files}
+    return {_folder(file.path) for result in ranges for file in result.files}
 
 
 def _groups(ranges: Sequence[RangeResult], target_bytes: int) -> Iterator[list[RangeResult]]:
@@ -149,10 +149,10 @@ def _groups(ranges: Sequence[RangeResult], target_bytes: int) -> Iterator[list[R
     group: list[RangeResult] = []
     folders: set[str] = set()
     size = 0
-    for item in ranges:
-        more, folders_of = _size([item]), _folders([item])
+    for result in ranges:
+        more, folders_of = _size([result]), _folders([result])
         if group and (
-            group[-1].until != item.start
+            group[-1].until != result.start
             or max(more, size if len(group) == 1 else 0) >= target_bytes // 2
             or size + more > target_bytes
             or len(group) == _MOST_RANGES
@@ -160,7 +160,7 @@ def _groups(ranges: Sequence[RangeResult], target_bytes: int) -> Iterator[list[R
         ):
             yield group
             group, folders, size = [], set(), 0
-        group.append(item)
+        group.append(result)
         folders |= folders_of
         size += more
     if group:
@@ -169,7 +169,7 @@ def _groups(ranges: Sequence[RangeResult], target_bytes: int) -> Iterator[list[R
 
 def _is_worth_it(group: Sequence[RangeResult], layout: str, target_bytes: int) -> bool:
     """Whether there would be half as many files at most. What was compacted once is left as it is."""
-    files = [file for item in group for file in item.files]
+    files = [file for result in group for file in result.files]
     folders = len(_folders(group))
     if folders > MOST_OPEN:  # who restores a range holds files of so many folders open
         return False
@@ -228,11 +228,11 @@ class _Step:
     ) -> RangeResult:
         """The range of a group, whose files are written."""
         incarnation = self._summary.totals[key]["incarnation"]
-        item = Range(*key, group[0].start, group[-1].until, incarnation)
+        span = Range(*key, group[0].start, group[-1].until, incarnation)
         by_folder: dict[str, list[FileEntry]] = {}
         for file in sorted((file for each in group for file in each.files), key=lambda file: file.first):
             by_folder.setdefault(_folder(file.path), []).append(file)
-        writer = _Merger(self._store, item, self._settings, self._bytes, scratch, token)
+        writer = _Merger(self._store, span, self._settings, self._bytes, scratch, token)
         files = []
         for layout, old in sorted(by_folder.items()):
             for scratched, entry in writer.merged(layout, old):
@@ -264,11 +264,11 @@ class _Merger:
     """Merges the files of a range. A row group is in memory, and one that waits to be written."""
 
     def __init__(
-        self, store: Store, item: Range, settings: WriteSettings, target_bytes: int, scratch: Path, token: str
+        self, store: Store, span: Range, settings: WriteSettings, target_bytes: int, scratch: Path, token: str
     ) -> None:
-        self._store, self._range, self._settings, self._target = store, item, settings, target_bytes
+        self._store, self._range, self._settings, self._target = store, span, settings, target_bytes
         self._scratch, self._token = scratch, token
-        self._columns = settings.columns(item.topic)
+        self._columns = settings.columns(span.topic)
         self._count = 0
 
     def merged(self, layout: str, old: Sequence[FileEntry]) -> Iterator[tuple[Path, FileEntry]]:
@@ -322,10 +322,10 @@ class _Merger:
             raise LoadError(f"{where} has {records} records, and {entry.records} by the run that wrote it: restore it")
 
     def _as_now(self, batch: pa.RecordBatch, entry: FileEntry) -> pa.RecordBatch:
-        for one in self._columns:
-            if batch[one.name].type != one.type and not pa.types.is_nested(one.type):
-                raise pa.ArrowInvalid(f"column {one.name} is {batch[one.name].type}, not {one.type}")
-        columns = [fitted(batch[one.name], one.type) for one in self._columns]
+        for column in self._columns:
+            if batch[column.name].type != column.type and not pa.types.is_nested(column.type):
+                raise pa.ArrowInvalid(f"column {column.name} is {batch[column.name].type}, not {column.type}")
+        columns = [fitted(batch[column.name], column.type) for column in self._columns]
         made = pa.RecordBatch.from_arrays(columns, schema=self._columns)
         low, high = pc.min_max(made["offset"]).as_py().values()
         if not entry.first <= low <= high <= entry.last:

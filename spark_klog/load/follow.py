@@ -64,7 +64,7 @@ class RunReport:
     @property
     def lag(self) -> int | None:
         """Records that the log had when the run planned, and that are not loaded; None after an error."""
-        return None if self.loaded is None else sum(item.lag for item in self.loaded.partitions)
+        return None if self.loaded is None else sum(part.lag for part in self.loaded.partitions)
 
     @property
     def is_complete(self) -> bool:
@@ -134,11 +134,11 @@ class LoadMetrics:
             if report.loaded is None:
                 return
             self._committed = max((self._committed, *report.loaded.runs))
-            self._lag = {(item.topic, str(item.partition)): item.lag for item in report.loaded.partitions}
-            for item in report.loaded.partitions:
-                self._records[item.topic] += item.records
-                self._bytes[item.topic] += item.bytes
-                self._bad[item.topic] += item.bad
+            self._lag = {(part.topic, str(part.partition)): part.lag for part in report.loaded.partitions}
+            for part in report.loaded.partitions:
+                self._records[part.topic] += part.records
+                self._bytes[part.topic] += part.bytes
+                self._bad[part.topic] += part.bad
 
     @property
     def freshness(self) -> float:

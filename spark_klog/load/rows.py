@@ -9,11 +9,12 @@ the folder finds a field missing in the newest file, or with another type. All f
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
@@ -55,7 +56,7 @@ class RowSchema:
     text: str
     has_ids: bool
     file_type: str
-    references: Mapping[str, str] = field(default_factory=dict)
+    references: Mapping[str, str] = dataclasses.field(default_factory=dict)
     id: int | None = None
     subject: str | None = None
     version: int | None = None
@@ -124,7 +125,7 @@ def run_schemas(
     than the one asked for, or if a field of the new one has another type than before; it `widens` if a table may take
     a larger number instead, and `renames` if the table can give a column the name that Avro's aliases say it has now.
     """
-    known = {(one.topic, one.column): one for one in before}
+    known = {(row.topic, row.column): row for row in before}
     for topic in topics:
         for source in formats:
             if source.registry is not None and (source.text, source.schema_id, source.subject) == (None, None, None):
@@ -217,31 +218,31 @@ def merged(
     `new` is another.
     """
     if pa.types.is_struct(old) and pa.types.is_struct(new):
-        fields = {one.name: one for one in old}
+        fields = {field.name: field for field in old}
         if renames:
             names = _names_in(new, fields)
-            fields = {names.get(name, name): one for name, one in fields.items()}
+            fields = {names.get(name, name): field for name, field in fields.items()}
         members = _member_names(fields, new, path)
         if not moves and any(name != was for name, was in members.items()):
             raise LoadError(f"{path} is a union of other types, or in another order, in two topics: use {ANOTHER}")
-        for one in new:
-            name = members.get(one.name, one.name)
-            was = fields.get(name, one).type
-            kind = merged(was, one.type, f"{path}.{name}", widens=widens, renames=renames, moves=moves)
-            fields[name] = pa.field(name, kind, metadata=one.metadata)
+        for field in new:
+            name = members.get(field.name, field.name)
+            was = fields.get(name, field).type
+            kind = merged(was, field.type, f"{path}.{name}", widens=widens, renames=renames, moves=moves)
+            fields[name] = pa.field(name, kind, metadata=field.metadata)
         # those that only the old one has, too
         return pa.struct(
             [
-                pa.field(name, merged(one.type, one.type, f"{path}.{name}"), metadata=one.metadata)
-                for name, one in fields.items()
+                pa.field(name, merged(field.type, field.type, f"{path}.{name}"), metadata=field.metadata)
+                for name, field in fields.items()
             ]
         )
     if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
         items = merged(old.item_type, new.item_type, f"{path}{{}}", widens=widens, renames=renames, moves=moves)
         return pa.map_(old.key_type, pa.field(old.item_field.name, items))
     if pa.types.is_list(old) and pa.types.is_list(new):
-        item = merged(old.value_type, new.value_type, f"{path}[]", widens=widens, renames=renames, moves=moves)
-        return pa.list_(pa.field(old.value_field.name, item))
+        element = merged(old.value_type, new.value_type, f"{path}[]", widens=widens, renames=renames, moves=moves)
+        return pa.list_(pa.field(old.value_field.name, element))
     if widens and holds(new, old):
         return new
     if old != new and not (widens and holds(old, new)):
@@ -255,8 +256,8 @@ def merged(
 def has_place(kind: pa.DataType, old: pa.DataType) -> bool:
     """Whether a type has all fields of an older one, by their names or aliases, with room for all values."""
     if pa.types.is_struct(kind) and pa.types.is_struct(old):
-        fields = {name: one for one in kind for name in (*aliases_of(one), one.name)}
-        return all(one.name in fields and has_place(fields[one.name].type, one.type) for one in old)
+        fields = {name: field for field in kind for name in (*aliases_of(field), field.name)}
+        return all(field.name in fields and has_place(fields[field.name].type, field.type) for field in old)
     if pa.types.is_map(kind) and pa.types.is_map(old):
         return bool(kind.key_type == old.key_type and has_place(kind.item_type, old.item_type))
     if pa.types.is_list(kind) and pa.types.is_list(old):
@@ -267,12 +268,12 @@ def has_place(kind: pa.DataType, old: pa.DataType) -> bool:
 def _names_in(new: pa.DataType, known: Collection[str]) -> dict[str, str]:
     """The names that fields have in `new`, of those `known` ones that it has under another name."""
     names: dict[str, str] = {}
-    asked = {one.name for one in new}
-    for one in new:
-        if one.name not in known:
-            was = next((name for name in aliases_of(one) if name in known and name not in asked | names.keys()), None)
+    asked = {field.name for field in new}
+    for field in new:
+        if field.name not in known:
+            was = next((name for name in aliases_of(field) if name in known and name not in asked | names.keys()), None)
             if was is not None:
-                names[was] = one.name
+                names[was] = field.name
     return names
 
 
@@ -281,27 +282,27 @@ def with_names_of(rows: Sequence[RowSchema], dropped: Sequence[RowSchema]) -> tu
 
     Those have renamed columns, whose run has failed: they get back the names that they had.
     """
-    types = {(one.topic, one.column): one.type for one in dropped}
+    types = {(row.topic, row.column): row.type for row in dropped}
     named = []
-    for one in rows:
-        kind = _named_back(one.type, types.get((one.topic, one.column), one.type))
-        is_same = kind.equals(one.type, check_metadata=True)
-        named.append(one if is_same else replace(one, file_type=_encoded(kind)))
+    for row in rows:
+        kind = _named_back(row.type, types.get((row.topic, row.column), row.type))
+        is_same = kind.equals(row.type, check_metadata=True)
+        named.append(row if is_same else replace(row, file_type=_encoded(kind)))
     return tuple(named)
 
 
 def _named_back(kind: pa.DataType, dropped: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind) and pa.types.is_struct(dropped):
-        names, was = {one.name for one in kind}, {one.name: one for one in dropped}
+        names, was = {field.name for field in kind}, {field.name: field for field in dropped}
         fields = []
-        for one in kind:
-            same = was.get(one.name)
+        for field in kind:
+            same = was.get(field.name)
             if same is None:
-                renamed = [other for other in dropped if one.name in aliases_of(other) and other.name not in names]
+                renamed = [other for other in dropped if field.name in aliases_of(other) and other.name not in names]
                 if renamed:
                     same = renamed[0]
-                    one = with_aliases(one, [*aliases_of(one), same.name])
-            fields.append(one if same is None else one.with_type(_named_back(one.type, same.type)))
+                    field = with_aliases(field, [*aliases_of(field), same.name])
+            fields.append(field if same is None else field.with_type(_named_back(field.type, same.type)))
         return pa.struct(fields)
     if pa.types.is_map(kind) and pa.types.is_map(dropped):
         return pa.map_(kind.key_field, kind.item_field.with_type(_named_back(kind.item_type, dropped.item_type)))
@@ -322,20 +323,19 @@ def named_type(reader: ReaderSchema, *, renames: bool = False) -> pa.DataType:
 
 def _with_names(kind: pa.DataType, schema: AvroSchema, renames: bool) -> pa.DataType:
     if schema.kind == "union":
-        branches = [one for one in schema.branches if one.kind != "null"]
+        branches = [branch for branch in schema.branches if branch.kind != "null"]
         if len(branches) == 1:
             return _with_names(kind, branches[0], renames)
         if not pa.types.is_struct(kind):  # int and long are one
             return kind
         members = zip(kind, branches, strict=True)
-        return pa.struct([_member(one.with_type(_with_names(one.type, of, renames)), of) for one, of in members])
+        return pa.struct([_member(field.with_type(_with_names(field.type, of, renames)), of) for field, of in members])
     if schema.kind == "record" and pa.types.is_struct(kind):
-        return pa.struct(
-            [
-                with_aliases(one.with_type(_with_names(one.type, of.schema, renames)), of.aliases if renames else ())
-                for one, of in zip(kind, schema.fields, strict=True)
-            ]
-        )
+        fields = [
+            (field.with_type(_with_names(field.type, of.schema, renames)), of.aliases if renames else ())
+            for field, of in zip(kind, schema.fields, strict=True)
+        ]
+        return pa.struct([with_aliases(*field) for field in fields])
     if schema.items is not None and pa.types.is_map(kind):
         return pa.map_(kind.key_type, kind.item_field.with_type(_with_names(kind.item_type, schema.items, renames)))
     if schema.items is not None and pa.types.is_list(kind):
@@ -343,13 +343,13 @@ def _with_names(kind: pa.DataType, schema: AvroSchema, renames: bool) -> pa.Data
     return kind
 
 
-def _member(one: pa.Field, branch: AvroSchema) -> pa.Field:
-    return one.with_metadata({_BRANCH: json.dumps([branch.name or branch.kind, *branch.aliases])})
+def _member(field: pa.Field, branch: AvroSchema) -> pa.Field:
+    return field.with_metadata({_BRANCH: json.dumps([branch.name or branch.kind, *branch.aliases])})
 
 
-def _branch_names(one: pa.Field) -> list[str]:
+def _branch_names(field: pa.Field) -> list[str]:
     """The name of the branch that a member of a union is, and its aliases; [] of any other field."""
-    return [str(name) for name in json.loads((one.metadata or {}).get(_BRANCH, b"[]"))]
+    return [str(name) for name in json.loads((field.metadata or {}).get(_BRANCH, b"[]"))]
 
 
 def _member_names(known: Mapping[str, pa.Field], new: pa.DataType, path: str) -> dict[str, str]:
@@ -358,7 +358,7 @@ def _member_names(known: Mapping[str, pa.Field], new: pa.DataType, path: str) ->
     Members of new branches come after the `known` ones. Empty of a struct that is no union; `LoadError` if it was one,
     or is one now.
     """
-    left = {name: branch[:1] for name, one in known.items() if (branch := _branch_names(one))}
+    left = {name: branch[:1] for name, field in known.items() if (branch := _branch_names(field))}
     is_union = any(map(_branch_names, new))
     if known and bool(left) != is_union:
         raise LoadError(
@@ -369,16 +369,16 @@ def _member_names(known: Mapping[str, pa.Field], new: pa.DataType, path: str) ->
         return {}
     names: dict[str, str] = {}
     for nearness in range(4):
-        for one in new:
-            near = _near_names(_branch_names(one), nearness)
+        for field in new:
+            near = _near_names(_branch_names(field), nearness)
             same = [name for name, branch in left.items() if near.intersection(_near_names(branch, nearness))]
-            if same and one.name not in names:
-                names[one.name] = same[0]
+            if same and field.name not in names:
+                names[field.name] = same[0]
                 del left[same[0]]
     count = len(known)
-    for one in new:
-        if one.name not in names:
-            names[one.name] = f"member{count}"
+    for field in new:
+        if field.name not in names:
+            names[field.name] = f"member{count}"
             count += 1
     return names
 
@@ -400,14 +400,14 @@ def fitted(array: pa.Array, kind: pa.DataType, own: pa.DataType | None = None) -
     nulls = array.is_null() if array.null_count else None
     if pa.types.is_struct(kind):
         place = _name if own is None else _branch
-        numbers = {place(one): number for number, one in enumerate(array.type if own is None else own)}
+        numbers = {place(field): number for number, field in enumerate(array.type if own is None else own)}
         parts = []
-        for one in kind:
-            number = numbers.get(place(one))
+        for field in kind:
+            number = numbers.get(place(field))
             if number is None:
-                parts.append(pa.nulls(len(array), one.type))
+                parts.append(pa.nulls(len(array), field.type))
             else:
-                parts.append(fitted(array.field(number), one.type, None if own is None else own[number].type))
+                parts.append(fitted(array.field(number), field.type, None if own is None else own[number].type))
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=nulls)
     if not pa.types.is_nested(kind):  # a table may have wider numbers
         return array.cast(kind)
@@ -422,10 +422,10 @@ def fitted(array: pa.Array, kind: pa.DataType, own: pa.DataType | None = None) -
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, children=[values])
 
 
-def _name(one: pa.Field) -> str:
-    return str(one.name)
+def _name(field: pa.Field) -> str:
+    return str(field.name)
 
 
-def _branch(one: pa.Field) -> str:
+def _branch(field: pa.Field) -> str:
     """The branch of a union that a field is, else its name."""
-    return next(iter(_branch_names(one)), str(one.name))
+    return next(iter(_branch_names(field)), str(field.name))

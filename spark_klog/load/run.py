@@ -105,7 +105,7 @@ class LoadOptions:
     evolution: Evolution = "keep"
 
     def __post_init__(self) -> None:
-        settings, columns = self.settings, {one.column for one in self.formats}
+        settings, columns = self.settings, {form.column for form in self.formats}
         has_fields = bool(settings.schema) or "value" in columns
         if is_table(self.output):
             self._check_table(settings, has_fields)
@@ -171,11 +171,11 @@ class Loaded:
     @property
     def bad(self) -> int:
         """Corrupt batches, and records whose value or timestamp did not parse."""
-        return sum(item.bad for item in self.partitions)
+        return sum(part.bad for part in self.partitions)
 
     @property
     def failed(self) -> list[PartitionAudit]:
-        return [item for item in self.partitions if item.error]
+        return [part for part in self.partitions if part.error]
 
 
 def load(
@@ -270,7 +270,7 @@ class _Run:
             killed = self._renewed(killed)
             progress = self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
             number = history.last_committed(self._store)
-            limits = limits.less(sum(item.until - item.start for each in self._loaded for item in each.partitions))
+            limits = limits.less(sum(part.until - part.start for each in self._loaded for part in each.partitions))
         is_done = killed is not None and killed.asked == asked != ""
         extent = self._extent(progress, limits, is_again=not is_done)
         has_work = (extent.records or extent.lost) and not self._time.is_over
@@ -309,15 +309,15 @@ class _Run:
         if options.start is not None and is_again:
             extent = _begin_at(extent, cluster, self._store, progress, options.start, options.fail_on_loss)
             if not self._target.loads_again and any(
-                key in progress and item.offset < progress[key].offset and item.incarnation == progress[key].incarnation
-                for key, item in extent.start.items()
+                key in progress and now.offset < progress[key].offset and now.incarnation == progress[key].incarnation
+                for key, now in extent.start.items()
             ):
                 raise ConfigError(
                     "--from-time or --from-offsets is before the end of what the table has, and a table is not loaded "
                     "again: leave it out, or load into another table"
                 )
         if options.until is not None:  # partitions of which it says nothing end at the log's end
-            ids = {key: item.topic_id for key, item in extent.start.items()}
+            ids = {key: place.topic_id for key, place in extent.start.items()}
             asked = resolve(cluster, self._store, options.until, ids, extent.log_end)
             ends = {key: min(end, asked.get(key, end)) for key, end in extent.end.items()}
             extent = replace(extent, end={key: max(extent.start[key].offset, end) for key, end in ends.items()})
@@ -341,10 +341,10 @@ class _Run:
         settings: WriteSettings,
     ) -> Plan:
         tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records) if extent.records else []
-        moved = {item[:2] for item in extent.lost}
-        starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
-        lost = [item._asdict() for item in extent.lost]
-        replaces = [item for each in extent.again.values() for item in each]
+        moved = {loss[:2] for loss in extent.lost}
+        starts = offsets_json({key: now for key, now in extent.start.items() if key in moved or key not in progress})
+        lost = [loss._asdict() for loss in extent.lost]
+        replaces = [old for each in extent.again.values() for old in each]
         plan = Plan(number, now_text(), self._options.topics, tasks, settings.to_json(), lost, starts, replaces, asked)
         if (
             history.read_plan(self._store, number) is not None
@@ -363,10 +363,10 @@ class _Run:
         return LoadError(f"{self._store.address}: another run of this load has begun run {paths.run_name(number)}")
 
     def _log_ends(self, plan: Plan) -> dict[TopicPartition, int]:
-        keys = {(item.topic, item.partition) for ranges in plan.tasks for item in ranges}
+        keys = {(span.topic, span.partition) for ranges in plan.tasks for span in ranges}
         there = self._cluster.partitions(sorted({topic for topic, _ in keys}), missing_ok=True)
-        found = [key for key in keys if key[1] in there.get(key[0], ())]
-        return list_offsets(self._cluster, dict.fromkeys(found, LATEST)) if found else {}
+        existing = [key for key in keys if key[1] in there.get(key[0], ())]
+        return list_offsets(self._cluster, dict.fromkeys(existing, LATEST)) if existing else {}
 
     def _execute(
         self,
@@ -378,16 +378,16 @@ class _Run:
     ) -> dict[TopicPartition, Progress]:
         """Run what is left of a plan, and commit it; returns where the next run starts."""
         plan, results, is_renewed = self._newest(plan)
-        found = [item for number in sorted(results) for item in results[number]]
-        manifest = make_manifest(plan, found, before, log_end)
-        bad, records = (sum(getattr(item, name) for item in manifest.partitions) for name in ("bad", "records"))
+        done = [result for number in sorted(results) for result in results[number]]
+        manifest = make_manifest(plan, done, before, log_end)
+        bad, records = (sum(getattr(part, name) for part in manifest.partitions) for name in ("bad", "records"))
         if not self._options.max_bad.allows(bad, records):
             show_letters(self._store, manifest)
             again = ""
             if rows := settings_of(self._store, plan).rows:
                 self._store.write(paths.refused(plan.run), b"")
                 again = ", or with another schema and --schema-evolution latest"
-                if any(one.has_ids for one in rows):
+                if any(row.has_ids for row in rows):
                     again = f", or once the schema registry has what they need{again}"
             elif self._target.widens and settings_of(self._store, plan).schema:
                 again = ", or with a --schema that has room for them"
@@ -396,14 +396,14 @@ class _Run:
                 f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{paths.LETTERS}, then "
                 f"run again with a larger --max-bad to load the others{again}"
             )
-        if not plan.lost and not any(item.until > item.start for item in manifest.partitions):
+        if not plan.lost and not any(part.until > part.start for part in manifest.partitions):
             # Nothing could be read: the next run makes a plan of its own.
             self._loaded.append(manifest)
             self._target.end_attempts(plan.run, plan.topics)
             history.discard_run(self._store, plan.run)
             return dict(before)
-        has_failed = any(item.error for item in manifest.partitions)
-        is_cut = sum(len(item.files) for item in found) > len(manifest.files)
+        has_failed = any(part.error for part in manifest.partitions)
+        is_cut = sum(len(result.files) for result in done) > len(manifest.files)
         has_leftovers = is_resumed or is_renewed or has_failed or is_cut or self._time.is_set
         manifest = self._target.commit(
             self._load, manifest, settings_of(self._store, plan).change_format(plan.topics[0])
@@ -439,7 +439,7 @@ class _Run:
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
         if not todo:
             return results
-        total = sum(item.end - item.start for ranges in plan.tasks for item in ranges)
+        total = sum(span.end - span.start for ranges in plan.tasks for span in ranges)
         with self._follow(total, lambda: self._done(plan)), self._time.watched(plan.run):
             self._runner.run(todo, self._job(plan, columns))
         results = self._results(plan)
@@ -477,9 +477,9 @@ class _Run:
             self._target.prepare(self._load, new, plan.topics, "plan")
         runs_all_again = new != old and (bool(given) or not self._target.fits(new, old, plan.topics))
         for number, results in self._results(plan).items():
-            if runs_all_again or any(item.bad_values for item in results):
+            if runs_all_again or any(result.bad_values for result in results):
                 # the letters first: killed in between, the next call still knows their names
-                for name in (name for item in results for name in item.dead_letters if paths.is_of_values(name)):
+                for name in (name for result in results for name in result.dead_letters if paths.is_of_values(name)):
                     store.remove(paths.dead_letter(name))
                 store.remove(paths.task(plan.run, number))
         if new != old:
@@ -494,7 +494,7 @@ class _Run:
 
     def _results(self, plan: Plan, columns: pa.Schema | None = None) -> dict[int, list[RangeResult]]:
         """The results of the tasks that are complete, checked, also whether their files have the target's `columns`."""
-        found = {}
+        checked = {}
         complete = set(history.complete_tasks(self._store, plan.run))
         for number, ranges in enumerate(plan.tasks):
             results = history.task_results(self._store, plan.run, number) if number in complete else None
@@ -502,25 +502,25 @@ class _Run:
                 self._store.remove(paths.task(plan.run, number))
             elif results is not None:
                 check_results(self._store, plan.run, number, ranges, results)
-                found[number] = results
-        return found
+                checked[number] = results
+        return checked
 
     def _done(self, plan: Plan) -> int:
         numbers = history.complete_tasks(self._store, plan.run)
-        return sum(item.end - item.start for number in numbers for item in plan.tasks[number])
+        return sum(span.end - span.start for number in numbers for span in plan.tasks[number])
 
     def _job(self, plan: Plan, columns: pa.Schema | None) -> Job:
         settings = settings_of(self._store, plan)
-        sources = {one.column: one for one in self._options.formats}
+        sources = {form.column: form for form in self._options.formats}
         readers: dict[str, list[ReaderSchema]] = {}
-        for one in settings.rows:
-            if one.topic in plan.topics:
-                source = sources[one.column]
-                check_registry(source, one)
-                if changes := settings.change_format(one.topic):
-                    source = replace(source, identity=changes.key_paths(one.column))
-                readers.setdefault(one.topic, []).append(one.reader(source, self._options.evolution))
-        planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
+        for row in settings.rows:
+            if row.topic in plan.topics:
+                source = sources[row.column]
+                check_registry(source, row)
+                if changes := settings.change_format(row.topic):
+                    source = replace(source, identity=changes.key_paths(row.column))
+                readers.setdefault(row.topic, []).append(row.reader(source, self._options.evolution))
+        planned = {span.topic: span.topic_id for ranges in plan.tasks for span in ranges if span.topic_id}
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)
         return Job(
@@ -531,9 +531,9 @@ class _Run:
         """All partitions of the topics, over the runs of this call."""
         rows: dict[TopicPartition, PartitionAudit] = {}
         for manifest in self._loaded:
-            for item in manifest.partitions:
-                key = item.topic, item.partition
-                rows[key] = _joined(rows[key], item) if key in rows else item
+            for part in manifest.partitions:
+                key = part.topic, part.partition
+                rows[key] = _joined(rows[key], part) if key in rows else part
         for key, first in extent.start.items():
             if key not in rows:
                 end = extent.log_end[key]
@@ -542,18 +542,18 @@ class _Run:
                 )
         committed = self._committed
         return Loaded(
-            [item.run for item in committed],
+            [manifest.run for manifest in committed],
             [rows[key] for key in sorted(rows)],
-            sum(len(item.files) for item in committed),
-            [name for item in committed for name in item.dead_letters],
-            [item._asdict() for item in extent.lost],
-            {key: item.offset for key, item in {**extent.start, **progress}.items() if key in extent.start},
+            sum(len(manifest.files) for manifest in committed),
+            [name for manifest in committed for name in manifest.dead_letters],
+            [loss._asdict() for loss in extent.lost],
+            {key: place.offset for key, place in {**extent.start, **progress}.items() if key in extent.start},
         )
 
 
 def _joined(first: PartitionAudit, second: PartitionAudit) -> PartitionAudit:
     """Merge two runs' lines of one partition."""
-    times = [item for item in (first.min_time, first.max_time, second.min_time, second.max_time) if item is not None]
+    times = [time for time in (first.min_time, first.max_time, second.min_time, second.max_time) if time is not None]
     return replace(
         second,
         start=first.start,
@@ -580,9 +580,9 @@ def _begin_at(
     `ConfigError` if it would skip offsets, and as of `resolve`; `DataLossError` if the log no longer has the offsets
     and `fail_on_loss`, else what it has is loaded again, and earlier files stay.
     """
-    ids = {key: item.topic_id for key, item in extent.start.items()}
+    ids = {key: place.topic_id for key, place in extent.start.items()}
     asked = resolve(cluster, store, place, ids, extent.log_end)
-    changed = {item[:2] for item in extent.lost}
+    changed = {loss[:2] for loss in extent.lost}
     starts = dict(extent.start)
     lost: list[Lost] = []
     known = {
@@ -595,11 +595,11 @@ def _begin_at(
     for key, offset in sorted(asked.items()):
         now, low = starts[key], extent.log_start[key]
         if key in known:
-            old = [item for item in ranges[key] if item.until > offset]
+            old = [result for result in ranges[key] if result.until > offset]
             begin = min(offset, old[0].start) if old else offset
             if begin < low:
                 lost.append(Lost(*key, begin, low, low, extent.log_end[key], RETENTION))
-                old = [item for item in old if item.start >= low]
+                old = [result for result in old if result.start >= low]
                 begin = old[0].start if old else now.offset
             starts[key], again[key] = replace(now, offset=begin), old
         elif key not in progress:
@@ -625,10 +625,10 @@ def _whole_ranges(extent: Extent) -> Extent:
     end = dict(extent.end)
     again = {}
     for key, old in extent.again.items():
-        for item in old:
-            if item.start < end[key] < item.until:
-                end[key] = item.until
-        again[key] = [item for item in old if item.until <= end[key]]
+        for result in old:
+            if result.start < end[key] < result.until:
+                end[key] = result.until
+        again[key] = [result for result in old if result.until <= end[key]]
     return replace(extent, end=end, again=again)
 
 

@@ -71,7 +71,7 @@ class WriteSettings:
         values = dict(values)
         if "dictionary" in values:
             values["dictionary"] = tuple(values["dictionary"])
-        values["rows"] = tuple(RowSchema(**one) for one in values.get("rows", ()))
+        values["rows"] = tuple(RowSchema(**row) for row in values.get("rows", ()))
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class WriteSettings:
         unknown = [name for name in self.dictionary if name not in FULL.names]
         if unknown:
             raise ConfigError(f"dictionary: no column {', '.join(unknown)}; the columns are {', '.join(FULL.names)}")
-        with_schemas = {"value"} if self.schema else {one.column for one in self.rows}
+        with_schemas = {"value"} if self.schema else {row.column for row in self.rows}
         if plain := sorted(with_schemas.intersection(self.dictionary)):
             raise ConfigError(f"dictionary: {plain[0]} is not a plain column with a schema")
         if self.rows and self.format == PARQUET:
@@ -108,16 +108,16 @@ class WriteSettings:
         if self.envelope != "none" and not self.upsert_key:
             raise ConfigError(f"envelope {self.envelope} needs an upsert key")
         if self.schema or self.rows:  # `LoadOptions` knows whether there will be some
-            for topic in {one.topic for one in self.rows} or {""}:
+            for topic in {row.topic for row in self.rows} or {""}:
                 self.change_format(topic)
         check_zone(self.time_zone)
         if self.event_time:
             # `LoadOptions` knows whether there will be one
             if self.schema:
                 check_field(parse_schema(self.schema), self.event_time)
-            for one in self.rows:
-                if one.column == "value":
-                    check_field(one.type, self.event_time)
+            for row in self.rows:
+                if row.column == "value":
+                    check_field(row.type, self.event_time)
             if self.layout == "none":
                 raise ConfigError(f"event time {self.event_time!r} is for --partition-by hour or day")
 
@@ -126,7 +126,7 @@ class WriteSettings:
 
         `ConfigError` if topics have the field by different names.
         """
-        names = {one.topic: name_now(one.type, self.event_time) for one in rows if one.column == "value"}
+        names = {row.topic: name_now(row.type, self.event_time) for row in rows if row.column == "value"}
         if self.event_time and len(set(names.values())) > 1:
             texts = [f"{name!r} in topic {topic}" for topic, name in sorted(names.items())]
             raise ConfigError(
@@ -148,7 +148,7 @@ class WriteSettings:
     def columns(self, topic: str) -> pa.Schema:
         """The columns of a topic's files."""
         columns = FULL
-        types = {one.column: one.type for one in self.rows if one.topic == topic}
+        types = {row.column: row.type for row in self.rows if row.topic == topic}
         if self.schema:
             types["value"] = parse_schema(self.schema)
         for name, kind in types.items():
@@ -176,17 +176,17 @@ class WriteSettings:
             raise ConfigError(f"sort-by {self.sort_by!r} must be {any_of(SORTED)}")
         if self.format != PARQUET:
             raise ConfigError(f"sort-by {self.sort_by} is for format parquet, whose row groups tell their order")
-        for one in self.rows:
-            if one.column == self.sort_by and pa.types.is_nested(one.type):
+        for row in self.rows:
+            if row.column == self.sort_by and pa.types.is_nested(row.type):
                 raise ConfigError(
-                    f"sort-by {self.sort_by}: the keys of topic {one.topic} are records, without an order"
+                    f"sort-by {self.sort_by}: the keys of topic {row.topic} are records, without an order"
                 )
 
     def _check_parquet(self) -> None:
         """`ConfigError` if Parquet can't hold the columns, such as records without fields, or Spark can't read them."""
         import pyarrow.parquet as pq
 
-        for topic in {one.topic for one in self.rows}:
+        for topic in {row.topic for row in self.rows}:
             if alike := _alike(pa.struct(list(self.columns(topic)))):
                 raise ConfigError(
                     f"the rows of topic {topic} have fields that differ by case only, {' and '.join(alike)}: Spark "

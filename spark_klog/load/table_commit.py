@@ -162,7 +162,9 @@ class TableTarget(Target):
 
     def fits(self, settings: WriteSettings, old: WriteSettings, topics: Sequence[str]) -> bool:
         """As of `Target`: all files of the table have its columns. The changes of a key are of one type."""
-        return not settings.upsert_key and has_place(*(pa.struct(run_columns(one, topics)) for one in (settings, old)))
+        return not settings.upsert_key and has_place(
+            *(pa.struct(run_columns(each, topics)) for each in (settings, old))
+        )
 
     def commit(self, load: str, manifest: Manifest, changes: ChangeFormat | None) -> Manifest:
         """Commit a run to the table, then to the journal; errors as of `Table.append`.

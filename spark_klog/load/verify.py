@@ -113,14 +113,14 @@ class OffsetSet:
 
     def count(self, start: int, until: int) -> int:
         """How many offsets of [start, until) are in it."""
-        found = 0
+        total = 0
         for number in range(start >> _PART_BITS, ((until - 1) >> _PART_BITS) + 1):
             first = max(start - (number << _PART_BITS), 0)
             last = min(until - (number << _PART_BITS), _PART)
             if number in self._parts:
                 bits = self._parts[number]
-                found += last - first if bits is None else int(np.count_nonzero(bits[first:last]))
-        return found
+                total += last - first if bits is None else int(np.count_nonzero(bits[first:last]))
+        return total
 
 
 class _Verification:
@@ -167,11 +167,11 @@ class _Verification:
         for file in self._files:
             has_all = file.records == file.last - file.first + 1 and file.path not in self._deleted
             if file.run and has_all and self._is_whole(file):
-                found = [((file.topic, file.partition), np.arange(file.first, file.last + 1))]
+                placed = [((file.topic, file.partition), np.arange(file.first, file.last + 1))]
             else:
                 read = (_by_partition(_of_load(batch, _PLACE)) for batch in self._read(file, self._place_columns))
-                found = [(key, offsets) for each in read for key, offsets, _ in each]
-            for key, offsets in found:
+                placed = [(key, offsets) for each in read for key, offsets, _ in each]
+            for key, offsets in placed:
                 if key in self._summary.totals:
                     place = *key, self._incarnation(file, key)
                     double[place] += self._sets[place].add(offsets)
@@ -214,21 +214,21 @@ class _Verification:
         line = self._summary.totals[key]
         place = *key, line["incarnation"]
         if is_told:
-            for item in self._summary.known_ranges(place):
-                there = self._sets[place].count(item.start, item.until)
-                if there != item.records:
-                    missing = item.records - there
+            for result in self._summary.known_ranges(place):
+                there = self._sets[place].count(result.start, result.until)
+                if there != result.records:
+                    missing = result.records - there
                     words = (
-                        f"{missing} of {item.records} records are"
+                        f"{missing} of {result.records} records are"
                         if missing > 0
                         else f"{-missing} records too many are"
                     )
-                    self._add(key, f"[{item.start}, {item.until}): {words} {'missing' if missing > 0 else 'there'}")
+                    self._add(key, f"[{result.start}, {result.until}): {words} {'missing' if missing > 0 else 'there'}")
         for start, until in self._summary.holes().get(place, ()):
             self._add(key, f"[{start}, {until}) is in no run, and offsets after it are: --from-offsets loads it")
         extents = self._summary.extents.get(place, [])
         count = sum(self._sets[place].count(*extent) for extent in extents)
-        records = sum(item.records for item in self._summary.known_ranges(place))
+        records = sum(result.records for result in self._summary.known_ranges(place))
         return VerifiedPartition(*key, line["from"], line["until"], records, count)
 
     # ----- the log
@@ -249,7 +249,7 @@ class _Verification:
         if not keys:
             return dict(lines)
         low, high = first_and_end(cluster, keys)
-        found = dict(lines)
+        made = dict(lines)
         for key in keys:
             line = lines[key]
             if high[key] < line.until:
@@ -258,8 +258,8 @@ class _Verification:
             if self._with_hash:
                 compared, gone = self._compare_records(key, max(low[key], line.start), min(high[key], line.until))
             numbers = vars(line) | {"lag": max(0, high[key] - line.until), "compared": compared, "gone": gone}
-            found[key] = VerifiedPartition(**numbers)
-        return found
+            made[key] = VerifiedPartition(**numbers)
+        return made
 
     def _compare_records(self, key: TopicPartition, start: int, until: int) -> tuple[int, int]:
         """Compare the records of offsets [start, until); returns how many the log has, and how many it has no more."""
@@ -295,7 +295,7 @@ class _Verification:
             is_other = file.topic and ((file.topic, file.partition) != key or file.last < start or file.first >= until)
             if is_other or self._incarnation(file, key) != incarnation:
                 continue
-            for batch in (_of_load(one, _CONTENT) for one in self._read(file, _CONTENT)):
+            for batch in (_of_load(rows, _CONTENT) for rows in self._read(file, _CONTENT)):
                 for place, offsets, rows in _by_partition(batch):
                     inside = (offsets >= start) & (offsets < until)
                     if place == key and inside.any():
@@ -312,11 +312,11 @@ class _Verification:
 
     def _dead(self, key: TopicPartition) -> set[int]:
         """The offsets of a partition's dead letters."""
-        found = set()
+        dead = set()
         for name in self._summary.letters:
             if paths.is_of_values(name) and name.split("+")[1:3] == [key[0], str(key[1])]:
-                found |= {int(json.loads(line)["offset"]) for line in self._store.lines(paths.dead_letter(name))}
-        return found
+                dead |= {int(json.loads(line)["offset"]) for line in self._store.lines(paths.dead_letter(name))}
+        return dead
 
 
 def _opened(store: Store, path: str) -> pa.NativeFile:
@@ -352,8 +352,8 @@ def _hashed(batch: pa.RecordBatch, per_ms: int) -> Iterator[tuple[int, int]]:
     columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
     for time, offset, key, value, headers in zip(times, *columns, strict=True):
         parts = [b"%d" % (time // per_ms), key, value]
-        for one in headers or ():
-            parts += [one["key"].encode(), one["value"]]
+        for header in headers or ():
+            parts += [header["key"].encode(), header["value"]]
         content = b"".join(b"-" if part is None else b"%d:%b" % (len(part), part) for part in parts)
         yield offset, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 

@@ -418,7 +418,7 @@ FAULTS = (
     Fault(
         "load-size-unchecked",  # a file that was cut off is committed
         "spark_klog/load/commit.py",
-        "if store.size(path) != item.size:",
+        "if store.size(path) != file.size:",
         "if store.size(path) is None:",
         ("tests/load/test_runs.py", "tests/load/test_kills.py", "tests/load/test_status.py"),
     ),
@@ -432,8 +432,8 @@ FAULTS = (
     Fault(
         "load-behind-a-failed-range",  # the offsets between are in no file, and the next run begins after them
         "spark_klog/load/commit.py",
-        "kept.append(item if not kept or kept[-1].until == item.start else unread(item, kept[-1].until, item.error))",
-        "kept.append(item)",
+        "kept.append(result if is_next else unread(result, kept[-1].until, result.error))",
+        "kept.append(result)",
         ("tests/load/test_runs.py", "tests/load/test_sequences.py", "tests/load/test_outages.py"),
     ),
     # ----- mirror/restore

@@ -47,9 +47,9 @@ def read_summary(store: Store, *, with_ranges: bool = False) -> Summary:
 def _last_checkpoint(store: Store, last: int, with_ranges: bool) -> Summary:
     """What the last checkpoint has that can be used; without one, the sum of no runs."""
     for number in checkpoints(store):
-        found = read_checkpoint(store, number, with_ranges=with_ranges) if number <= last else None
-        if found is not None:
-            return found
+        summary = read_checkpoint(store, number, with_ranges=with_ranges) if number <= last else None
+        if summary is not None:
+            return summary
     return Summary(_identity(store).first - 1)
 
 
@@ -66,15 +66,14 @@ def _continued(store: Store, summary: Summary, last: int, with_ranges: bool) -> 
 
 
 def _results(store: Store, run: int) -> list[RangeResult]:
-    return [
-        item for number in history.complete_tasks(store, run) for item in history.task_results(store, run, number) or ()
-    ]
+    tasks = history.complete_tasks(store, run)
+    return [result for number in tasks for result in history.task_results(store, run, number) or ()]
 
 
 def checkpoints(store: Store) -> list[int]:
     """The runs that have a checkpoint, the last one first."""
-    found = (_NAME.fullmatch(name) for name in store.names(paths.FOLDER))
-    return sorted((int(one[1]) for one in found if one), reverse=True)
+    matches = (_NAME.fullmatch(name) for name in store.names(paths.FOLDER))
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 def write_checkpoint(store: Store) -> None:
@@ -111,11 +110,11 @@ def _content(store: Store, summary: Summary) -> bytes:
 def read_checkpoint(store: Store, run: int, *, with_ranges: bool) -> Summary | None:
     """The sum of the runs up to `run`; None if its checkpoint can't be used, which is logged."""
     path = checkpoint_path(run)
-    found = _CONTENT.fullmatch(store.read(path) or b"")
-    if found is None or _digest(found[2]).encode() != found[1]:
+    match = _CONTENT.fullmatch(store.read(path) or b"")
+    if match is None or _digest(match[2]).encode() != match[1]:
         _log.warning("%s/%s is damaged; the runs are read in its place", store.address, path)
         return None
-    state = json.loads(found[2])
+    state = json.loads(match[2])
     if state["version"] != _VERSION:
         _log.info("%s/%s is of another version of the program", store.address, path)
         return None
@@ -141,10 +140,10 @@ def _state(summary: Summary) -> dict[str, Any]:
         "runs": [list(line.values()) for line in summary.runs],
         "totals": list(summary.totals.values()),
         "hours": summary.hours,
-        "findings": [list(vars(item).values()) for item in summary.findings],
+        "findings": [list(vars(finding).values()) for finding in summary.findings],
         "extents": [[*key, extents] for key, extents in summary.extents.items()],
         "taken": [[*key, extents] for key, extents in summary.taken.items()],
-        "files": [[*vars(item).values(), run] for item, run in summary.files.values()],
+        "files": [[*vars(file).values(), run] for file, run in summary.files.values()],
         "letters": [[name, *place] for name, place in summary.letters.items()],
         "ranges": ranges,
         "unranged": [[*key, *place] for key, place in summary.unranged.items()],
@@ -155,8 +154,8 @@ _RUN = ("run", "kind", "started", "finished", "records", "bytes", "files", "bad"
 _RANGE = ("start", "until", "records", "bytes", "min_time", "max_time", "gaps", "hours", "dead_letters", "bad_values")
 
 
-def _range_row(item: RangeResult) -> list[Any]:
-    return [getattr(item, name) for name in _RANGE]
+def _range_row(result: RangeResult) -> list[Any]:
+    return [getattr(result, name) for name in _RANGE]
 
 
 def _summary(state: dict[str, Any], with_ranges: bool) -> Summary:
@@ -166,9 +165,9 @@ def _summary(state: dict[str, Any], with_ranges: bool) -> Summary:
     summary.totals = {(line["topic"], line["partition"]): line for line in state["totals"]}
     summary.hours = {topic: Counter(each) for topic, each in state["hours"].items()}
     summary.findings = [Finding(*row) for row in state["findings"]]
-    summary.extents = {tuple(key): [tuple(one) for one in extents] for *key, extents in state["extents"]}
-    summary.taken = {tuple(key): [tuple(one) for one in extents] for *key, extents in state["taken"]}
-    summary.files = {item.path: (item, run) for item, run in files}
+    summary.extents = {tuple(key): [tuple(extent) for extent in extents] for *key, extents in state["extents"]}
+    summary.taken = {tuple(key): [tuple(extent) for extent in extents] for *key, extents in state["taken"]}
+    summary.files = {file.path: (file, run) for file, run in files}
     summary.letters = {name: (run, place) for name, run, place in state["letters"]}
     for topic, partition, incarnation, rows in state["ranges"] if with_ranges else ():
         known = summary.ranges[topic, partition, incarnation] = {}

@@ -122,16 +122,16 @@ def is_pointed_to(store: Store, run: int) -> bool:
 def manifests(store: Store, first: int, last: int) -> Iterator[Manifest]:
     """The committed runs from `first` to `last`."""
     for number in range(first, last + 1):
-        found = read_manifest(store, number)
-        if found is None:
+        manifest = read_manifest(store, number)
+        if manifest is None:
             raise LoadError(f"{store.address}/{paths.manifest(number)} is missing: restore it")
-        yield found
+        yield manifest
 
 
 def complete_tasks(store: Store, run: int) -> list[int]:
     """The numbers of the tasks of a run that have their file of offsets, in order."""
     names = store.names(paths.task(run, 0).rpartition("/")[0])
-    return [int(found[1]) for name in names if (found := _RESULTS.fullmatch(name))]
+    return [int(match[1]) for name in names if (match := _RESULTS.fullmatch(name))]
 
 
 def task_results(store: Store, run: int, number: int) -> list[RangeResult] | None:
@@ -144,13 +144,13 @@ def task_results(store: Store, run: int, number: int) -> list[RangeResult] | Non
     ranges = value.get("ranges")
     if not isinstance(ranges, list):
         raise LoadError(f"{where} is not what a run has written (no ranges): restore it")
-    return [from_json(RangeResult, item, where) for item in ranges]
+    return [from_json(RangeResult, entry, where) for entry in ranges]
 
 
 def read_idle(store: Store, run: int) -> Idle | None:
     """Read what a call with nothing to load has found since run `run`; None if there was no such call."""
-    found = _read(store, Idle, paths.IDLE)
-    return found if found is not None and found.run >= run else None
+    idle = _read(store, Idle, paths.IDLE)
+    return idle if idle is not None and idle.run >= run else None
 
 
 def open_load(output: str) -> tuple[Store, Identity]:

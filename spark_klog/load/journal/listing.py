@@ -35,8 +35,8 @@ def files(output: str, topic: str | None = None) -> list[CommittedFile]:
     summary = read_summary(store)
     table = identity.table_at(output)
     if table is not None:
-        found = [one for one in table_files(table, summary) if topic in (None, one.topic) or not one.topic]
-        return [replace(one, path=store.uri(one.path)) if is_below(one.path) else one for one in found]
+        current = [file for file in table_files(table, summary) if topic in (None, file.topic) or not file.topic]
+        return [replace(file, path=store.uri(file.path)) if is_below(file.path) else file for file in current]
     listed = [file for file in committed(summary) if topic in (None, file.topic)]
     return [replace(file, path=store.uri(stored_path(store, summary, file))) for file in sorted(listed, key=_order)]
 
@@ -66,11 +66,11 @@ def is_below(path: str) -> bool:
 def table_files(table: Table, summary: Summary) -> list[CommittedFile]:
     """The files of the current table, each with its run if it is of one; paths are as the table has them."""
     made = []
-    for one in table.files():
-        if one.path in summary.files:
-            entry, run = summary.files[one.path]
-            made.append(CommittedFile(**{**vars(entry), "size": one.size}, run=run))
+    for file in table.files():
+        if file.path in summary.files:
+            entry, run = summary.files[file.path]
+            made.append(CommittedFile(**{**vars(entry), "size": file.size}, run=run))
         else:
-            place, extent = next(iter(one.offsets.items())) if len(one.offsets) == 1 else (("", -1), (0, 0))
-            made.append(CommittedFile(one.path, *place, *extent, one.records, one.size, 0, 0, 0))
+            place, extent = next(iter(file.offsets.items())) if len(file.offsets) == 1 else (("", -1), (0, 0))
+            made.append(CommittedFile(file.path, *place, *extent, file.records, file.size, 0, 0, 0))
     return sorted(made, key=_order)

@@ -72,8 +72,8 @@ def attempt(number: int, token: str) -> str:
 
 def attempt_of(name: str) -> tuple[int, str] | None:
     """The run and the token in the name of a marker; None if a load does not name markers so."""
-    found = _ATTEMPT.fullmatch(name)
-    return None if found is None else (int(found[1]), found[2])
+    match = _ATTEMPT.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2])
 
 
 def staging(number: int) -> str:
@@ -92,19 +92,19 @@ def new_token() -> str:
 
 def token_of(path: str) -> str | None:
     """The token of the attempt that has written a file; None for files of others."""
-    found = _OF_ATTEMPT.fullmatch(path.rpartition("/")[2])
-    return None if found is None else found[1]
+    match = _OF_ATTEMPT.fullmatch(path.rpartition("/")[2])
+    return None if match is None else match[1]
 
 
-def file(item: Range, first: int, last: int, layout: str, token: str, extension: str) -> str:
+def file(span: Range, first: int, last: int, layout: str, token: str, extension: str) -> str:
     """The path of a file that covers the offsets from `first` to `last`, below the output.
 
     A "+" precedes topics that readers of folders would skip (those with "_" or "." in front); no topic has one in its
     name. `layout` is the folder of the records' time, or "". Topics that were created again count up the incarnation.
     """
-    name = topic_folder(item.topic)
-    again = f"+{item.incarnation}" if item.incarnation else ""
-    file = f"{name}+{item.partition}+{first:020d}+{last:020d}{again}-{token}.{extension}"
+    name = topic_folder(span.topic)
+    again = f"+{span.incarnation}" if span.incarnation else ""
+    file = f"{name}+{span.partition}+{first:020d}+{last:020d}{again}-{token}.{extension}"
     return "/".join(filter(None, [name, layout, file]))
 
 
@@ -117,10 +117,10 @@ def is_of_values(name: str) -> bool:
     return name.startswith(_OF_VALUES)
 
 
-def letters(item: Range, token: str) -> str:
+def letters(span: Range, token: str) -> str:
     """The name of a file of dead letters: the values of a range that an attempt could not parse."""
-    again = f"+{item.incarnation}" if item.incarnation else ""
-    return f"{_OF_VALUES}{item.topic}+{item.partition}+{item.start:020d}{again}-{token}.jsonl"
+    again = f"+{span.incarnation}" if span.incarnation else ""
+    return f"{_OF_VALUES}{span.topic}+{span.partition}+{span.start:020d}{again}-{token}.jsonl"
 
 
 def topic_folder(topic: str) -> str:
@@ -130,5 +130,5 @@ def topic_folder(topic: str) -> str:
 
 def place_of(path: str) -> tuple[int, int, int] | None:
     """The partition, first offset and incarnation in the name of a file; None if a load does not name files so."""
-    found = _FILE.fullmatch(path.rpartition("/")[2])
-    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
+    match = _FILE.fullmatch(path.rpartition("/")[2])
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3] or 0))

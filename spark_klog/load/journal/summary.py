@@ -60,9 +60,9 @@ class Summary:
         self._add_totals(manifest)
         self._add_extents(manifest)
         for gone in manifest.replaced:
-            for item in gone.files:
-                self.files.pop(item.path, None)
-        self.files.update((item.path, (item, manifest.run)) for item in manifest.files)
+            for file in gone.files:
+                self.files.pop(file.path, None)
+        self.files.update((file.path, (file, manifest.run)) for file in manifest.files)
         if kind == LOAD:  # a compaction leaves the letters: a replay that goes on counts them by run and place
             self._add_letters(manifest)
         if results is not None:
@@ -74,15 +74,15 @@ class Summary:
 
     def holes(self) -> dict[Incarnation, Extents]:
         """The offsets [start, end) between loaded ones that no run has, without those that retention took."""
-        found: dict[Incarnation, Extents] = defaultdict(list)
+        holes: dict[Incarnation, Extents] = defaultdict(list)
         for (topic, partition, incarnation), extents in self.extents.items():
             for (_, at), (end, _) in pairwise(extents):
                 for first, after in sorted(self.taken.get((topic, partition), ())):
                     if first <= at < after:
                         at = after
                 if at < end:
-                    found[topic, partition, incarnation].append((at, end))
-        return found
+                    holes[topic, partition, incarnation].append((at, end))
+        return holes
 
     # ----- adding
 
@@ -95,9 +95,9 @@ class Summary:
             line = self.totals[gone.topic, gone.partition]
             line |= {name: line[name] - getattr(gone, name) for name in ("records", "bytes", "bad")}
             line["gaps"] = dict(Counter(line["gaps"]) - Counter(gone.gaps))
-        for item in manifest.partitions:
-            self._count_in(item, manifest)
-        read = {(item.topic, item.partition) for item in manifest.partitions}
+        for part in manifest.partitions:
+            self._count_in(part, manifest)
+        read = {(part.topic, part.partition) for part in manifest.partitions}
         for loss in manifest.lost:
             key = loss["topic"], loss["partition"]
             what = f"[{loss['start']}, {loss['end']}) lost before run {paths.run_name(manifest.run)}: {loss['cause']}"
@@ -110,43 +110,43 @@ class Summary:
                 new = {"from": first, "until": now.offset, "incarnation": now.incarnation, "topic_id": now.topic_id}
                 self.totals[key] = line | new
 
-    def _count_in(self, item: PartitionAudit, manifest: Manifest) -> None:
+    def _count_in(self, part: PartitionAudit, manifest: Manifest) -> None:
         """Add a run's partition to the totals; find what is missing between it and the run before, and in it."""
-        key = item.topic, item.partition
+        key = part.topic, part.partition
         before = self.totals.get(key)
         progress = manifest.progress()[key]
-        line = before or nothing_of(item)
+        line = before or nothing_of(part)
         is_same_log = before is not None and before["incarnation"] == progress.incarnation
         # a run of offsets before those that the load has may replace nothing, and stop before them
-        is_again = progress.offset > item.until or any(
+        is_again = progress.offset > part.until or any(
             (gone.topic, gone.partition) == key for gone in manifest.replaced
         )
-        if before is not None and is_same_log and item.start < min(before["until"], item.until) and not is_again:
-            what = f"[{item.start}, {before['until']}) is in run {paths.run_name(manifest.run)}, and in one before it"
+        if before is not None and is_same_log and part.start < min(before["until"], part.until) and not is_again:
+            what = f"[{part.start}, {before['until']}) is in run {paths.run_name(manifest.run)}, and in one before it"
             self.findings.append(Finding(*key, what))
-        if item.unexplained:
-            what = f"{item.unexplained} offsets of run {paths.run_name(manifest.run)} have neither record nor cause"
+        if part.unexplained:
+            what = f"{part.unexplained} offsets of run {paths.run_name(manifest.run)} have neither record nor cause"
             self.findings.append(Finding(*key, what))
-        until = max(item.until, before["until"]) if before is not None and is_again else item.until
+        until = max(part.until, before["until"]) if before is not None and is_again else part.until
         self.totals[key] = {
             **line,
-            "from": min(line["from"], item.start) if is_same_log else item.start,
+            "from": min(line["from"], part.start) if is_same_log else part.start,
             "until": until,
-            "records": line["records"] + item.records,
-            "bytes": line["bytes"] + item.bytes,
-            "bad": line["bad"] + item.bad,
-            "gaps": dict(Counter(line["gaps"]) + Counter(item.gaps)),
-            "lag": max(0, item.log_end - until),
+            "records": line["records"] + part.records,
+            "bytes": line["bytes"] + part.bytes,
+            "bad": line["bad"] + part.bad,
+            "gaps": dict(Counter(line["gaps"]) + Counter(part.gaps)),
+            "lag": max(0, part.log_end - until),
             "incarnation": progress.incarnation,
             "topic_id": progress.topic_id,
         }
 
     def _add_extents(self, manifest: Manifest) -> None:
         progress = manifest.progress()
-        for item in manifest.partitions:
-            if item.until > item.start:
-                key = item.topic, item.partition, progress[item.topic, item.partition].incarnation
-                self.extents[key] = joined([*self.extents.get(key, ()), (item.start, item.until)])
+        for part in manifest.partitions:
+            if part.until > part.start:
+                key = part.topic, part.partition, progress[part.topic, part.partition].incarnation
+                self.extents[key] = joined([*self.extents.get(key, ()), (part.start, part.until)])
 
     def _add_letters(self, manifest: Manifest) -> None:
         for gone in manifest.replaced:
@@ -165,30 +165,30 @@ class Summary:
         # In an object store two attempts may have ended at once: each has written a file of offsets, of which the last
         # one stays.
         of_tasks = by_partition(results)
-        for item in manifest.partitions:
-            if item.until == item.start:
+        for part in manifest.partitions:
+            if part.until == part.start:
                 continue
-            place = item.topic, item.partition
+            place = part.topic, part.partition
             key = *place, progress[place].incarnation
             known = {
                 (result.start, result.until): replace(
                     result, files=[file for file in files[place] if result.start <= file.first < result.until]
                 )
                 for result in of_tasks[place]
-                if item.start <= result.start < result.until <= item.until
+                if part.start <= result.start < result.until <= part.until
             }
-            if joined(known) == [(item.start, item.until)]:
+            if joined(known) == [(part.start, part.until)]:
                 self.ranges.setdefault(key, {}).update(known)
             else:  # files of tasks are gone: what this run has can't be told apart any more
-                self.unranged[key] = max(item.until, self.unranged.get(key, (0, 0))[0]), manifest.run
+                self.unranged[key] = max(part.until, self.unranged.get(key, (0, 0))[0]), manifest.run
 
 
-def nothing_of(item: PartitionAudit) -> dict[str, Any]:
+def nothing_of(part: PartitionAudit) -> dict[str, Any]:
     """The line of a partition of which no run has loaded anything yet."""
     return {
-        "topic": item.topic,
-        "partition": item.partition,
-        "from": item.start,
+        "topic": part.topic,
+        "partition": part.partition,
+        "from": part.start,
         "records": 0,
         "bytes": 0,
         "bad": 0,
@@ -202,12 +202,12 @@ def _run_line(manifest: Manifest, kind: str) -> dict[str, Any]:
         "kind": kind,
         "started": manifest.started,
         "finished": manifest.finished,
-        "records": sum(item.records for item in manifest.partitions),
-        "bytes": sum(item.bytes for item in manifest.partitions),
+        "records": sum(part.records for part in manifest.partitions),
+        "bytes": sum(part.bytes for part in manifest.partitions),
         "files": len(manifest.files),
-        "bad": sum(item.bad for item in manifest.partitions),
-        "failed": [f"{item.topic}-{item.partition}" for item in manifest.partitions if item.error],
-        "lag": sum(item.lag for item in manifest.partitions) if kind == LOAD else 0,
+        "bad": sum(part.bad for part in manifest.partitions),
+        "failed": [f"{part.topic}-{part.partition}" for part in manifest.partitions if part.error],
+        "lag": sum(part.lag for part in manifest.partitions) if kind == LOAD else 0,
     }
 
 

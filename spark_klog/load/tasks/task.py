@@ -87,7 +87,7 @@ class Values:
 
     def __init__(
         self,
-        item: Range,
+        span: Range,
         settings: WriteSettings,
         folder: Path,
         token: str,
@@ -96,13 +96,13 @@ class Values:
         of_dates: bool = False,
     ) -> None:
         self._of_dates = of_dates
-        self._settings, self._columns, self._decoders = settings, settings.columns(item.topic), decoders
+        self._settings, self._columns, self._decoders = settings, settings.columns(span.topic), decoders
         kind = parse_schema(settings.schema) if settings.schema else None
         self._parser = None if kind is None else JsonDecoder(column_of(kind, DDL))
-        self._incarnation = item.incarnation
+        self._incarnation = span.incarnation
         types = [decoder.type for decoder in decoders.values()] + ([] if kind is None else [kind])
         self._element_bytes = max(map(largest_element, types), default=0)
-        self.letters = folder / paths.letters(item, token)
+        self.letters = folder / paths.letters(span, token)
         self.bad = 0
         self._file: IO[str] | None = None
 
@@ -218,7 +218,7 @@ class Values:
                 "reason": reason,
                 "key": _text(key),
                 "value": _text(value),
-                "headers": [[item["key"], _text(item["value"])] for item in headers or ()],
+                "headers": [[header["key"], _text(header["value"])] for header in headers or ()],
             }
             self._file.write(json.dumps(letter, ensure_ascii=False) + "\n")
 
@@ -294,7 +294,9 @@ class _Attempt:
         """What decodes keys and values of a topic, by column: each schema is asked for once. Types are `named_type`."""
         if topic not in self._decoders:
             readers = self.job.readers.get(topic, ())
-            self._decoders[topic] = {one.column: replace(one.decoder(), type=named_type(one)) for one in readers}
+            self._decoders[topic] = {
+                reader.column: replace(reader.decoder(), type=named_type(reader)) for reader in readers
+            }
         return self._decoders[topic]
 
     def is_late(self) -> bool:
@@ -328,16 +330,16 @@ def _load_all(attempt: _Attempt, ranges: Sequence[Range]) -> list[RangeResult]:
     """Load the ranges; short ones are fetched together, from many partitions at once."""
     job = attempt.job
     by_range = {
-        OffsetRange(item.topic, item.partition, item.start, item.end): item
-        for item in ranges
-        if item.topic not in job.recreated
+        OffsetRange(span.topic, span.partition, span.start, span.end): span
+        for span in ranges
+        if span.topic not in job.recreated
     }
-    ids = {item.topic: UUID(item.topic_id) for item in ranges if item.topic_id}
-    found = {
+    ids = {span.topic: UUID(span.topic_id) for span in ranges if span.topic_id}
+    results = {
         by_range[asked]: _RangeLoad(attempt, by_range[asked]).result(ids, reader)
         for asked, reader in in_reading_order(job.source, by_range, ids)
     }
-    return [found[item] if item in found else _RangeLoad(attempt, item).result(ids, None) for item in ranges]
+    return [results[span] if span in results else _RangeLoad(attempt, span).result(ids, None) for span in ranges]
 
 
 class _RangeLoad(ReadObserver):
@@ -345,9 +347,9 @@ class _RangeLoad(ReadObserver):
 
     loss_advice = LOSS_ADVICE
 
-    def __init__(self, attempt: _Attempt, item: Range) -> None:
-        self._attempt, self._range = attempt, item
-        self._until = item.start
+    def __init__(self, attempt: _Attempt, span: Range) -> None:
+        self._attempt, self._range = attempt, span
+        self._until = span.start
         self._records = self._bytes = self._bad_values = 0
         self._times: list[int] = []
         self._gaps: Counter[str] = Counter()
@@ -359,10 +361,10 @@ class _RangeLoad(ReadObserver):
 
     def result(self, ids: Mapping[str, UUID], reader: RangeReader | None) -> RangeResult:
         """Read and write the range. An error of it is in the result; `LoadError` if the output can't be written."""
-        item, job = self._range, self._attempt.job
+        span, job = self._range, self._attempt.job
         try:
-            if item.topic in job.recreated:
-                lost = Lost(item.topic, item.partition, item.start, item.end, -1, -1, RECREATED)
+            if span.topic in job.recreated:
+                lost = Lost(span.topic, span.partition, span.start, span.end, -1, -1, RECREATED)
                 LossReporter(job.source.on_data_loss, LOSS_ADVICE).report([lost])
                 self.lost(lost)
             elif not self._attempt.time.is_over():
@@ -379,13 +381,13 @@ class _RangeLoad(ReadObserver):
             ) from None
         except KlogError as failure:
             # What the range has written belongs to no run: the commit removes it.
-            return unread(item, item.start, str(failure))
+            return unread(span, span.start, str(failure))
         except OSError as failure:
             raise LoadError(f"{self._attempt.store.address} can't be written: {failure}") from None
         return RangeResult(
-            item.topic,
-            item.partition,
-            item.start,
+            span.topic,
+            span.partition,
+            span.start,
             self._until,
             self._records,
             self._bytes,
@@ -400,22 +402,22 @@ class _RangeLoad(ReadObserver):
         )
 
     def _write(self, ids: Mapping[str, UUID], reader: RangeReader | None) -> None:
-        item, attempt, settings = self._range, self._attempt, self._attempt.job.settings
+        span, attempt, settings = self._range, self._attempt, self._attempt.job.settings
 
         def put(source: Path, entry: FileEntry) -> None:
             attempt.put(source, entry.path)
             self._files.append(entry)
 
         writer: RangeWriter | ChangeRangeWriter
-        change_format = settings.change_format(item.topic)
+        change_format = settings.change_format(span.topic)
         if change_format is None:
-            writer = RangeWriter(item, settings, attempt.folder, put, attempt.token, attempt.job.columns)
+            writer = RangeWriter(span, settings, attempt.folder, put, attempt.token, attempt.job.columns)
         else:
-            writer = ChangeRangeWriter(item, change_format.key, attempt.folder, put, attempt.token, attempt.job.run)
-        asked = OffsetRange(item.topic, item.partition, item.start, item.end)
-        decoders, columns = attempt.decoders(item.topic), attempt.job.columns
+            writer = ChangeRangeWriter(span, change_format.key, attempt.folder, put, attempt.token, attempt.job.run)
+        asked = OffsetRange(span.topic, span.partition, span.start, span.end)
+        decoders, columns = attempt.decoders(span.topic), attempt.job.columns
         of_dates = settings.layout != "none" and columns is not None and has_field_ids(columns)
-        with Values(item, settings, attempt.folder, attempt.token, decoders, of_dates=of_dates) as values:
+        with Values(span, settings, attempt.folder, attempt.token, decoders, of_dates=of_dates) as values:
             batches = read_ranges(attempt.job.source, [asked], READ, ids, self, reader)
             for batch in chain.from_iterable(map(values.parts, batches)):
                 raw, parsed = values.parse(batch)
@@ -485,9 +487,9 @@ def _data_size(column: pa.Array) -> int:
     return int(ends[len(column)] - ends[0])
 
 
-def unread(item: Range | RangeResult, until: int, error: str) -> RangeResult:
+def unread(span: Range | RangeResult, until: int, error: str) -> RangeResult:
     """The result of a range of which nothing counts: it was not read, or a range before it could not be."""
-    return RangeResult(item.topic, item.partition, until, until, 0, 0, None, None, {}, {}, [], [], error)
+    return RangeResult(span.topic, span.partition, until, until, 0, 0, None, None, {}, {}, [], [], error)
 
 
 class SparkRunner:
@@ -544,9 +546,9 @@ class SparkRunner:
 def cause_of(error: Exception) -> str:
     """The cause inside Spark's message, in a line; the first line of any other error."""
     for pattern in _CAUSES:
-        found = re.findall(pattern, str(error), re.MULTILINE)
-        if found:
-            cause = str(found[-1]).removeprefix("LoadError: ")
+        causes = re.findall(pattern, str(error), re.MULTILINE)
+        if causes:
+            cause = str(causes[-1]).removeprefix("LoadError: ")
             is_lacking = cause.startswith("ModuleNotFoundError")
             return f"{cause}; klog doctor checks the Python of Spark's workers" if is_lacking else cause
     return (str(error).strip().splitlines() or [repr(error)])[0]

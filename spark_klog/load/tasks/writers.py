@@ -164,7 +164,7 @@ class RangeWriter:
 
     def __init__(
         self,
-        item: Range,
+        span: Range,
         settings: WriteSettings,
         scratch: Path,
         put: Callable[[Path, FileEntry], None],
@@ -172,11 +172,11 @@ class RangeWriter:
         columns: pa.Schema | None = None,
     ) -> None:
         self._columns = columns
-        self._range, self._schema, self._settings = item, settings.columns(item.topic), settings
+        self._range, self._schema, self._settings = span, settings.columns(span.topic), settings
         self._scratch, self._put, self._token = scratch, put, token
         self._files: dict[str, OpenFile] = {}
-        self._first = item.start
-        self._last = item.start - 1
+        self._first = span.start
+        self._last = span.start - 1
 
     def add(self, batch: pa.RecordBatch, times: NDArray[np.int64], layout_times: NDArray[np.int64]) -> None:
         """Add records in the order of offsets; `times` are their timestamps in microseconds, `layout_times` those that
@@ -213,13 +213,13 @@ class RangeWriter:
             slots = _exact_slots(batch, times, self._settings.event_time, slot_us)
         else:
             slots = layout_times // slot_us
-        found, counts = np.unique(slots, return_counts=True)
-        if len(found) == 1:
-            yield self._folder(int(found[0])), batch, times
+        distinct, counts = np.unique(slots, return_counts=True)
+        if len(distinct) == 1:
+            yield self._folder(int(distinct[0])), batch, times
             return
         order = np.argsort(slots, kind="stable")
         ends = np.cumsum(counts)
-        for slot, end, count in zip(found.tolist(), ends.tolist(), counts.tolist(), strict=True):
+        for slot, end, count in zip(distinct.tolist(), ends.tolist(), counts.tolist(), strict=True):
             rows = order[end - count : end]
             # not a slice, which would keep the whole batch in memory until the few records of a rare hour are written
             yield self._folder(slot), batch.take(pa.array(rows)), times[rows]
@@ -266,16 +266,16 @@ class ChangeRangeWriter:
 
     def __init__(
         self,
-        item: Range,
+        span: Range,
         key: Sequence[str],
         scratch: Path,
         put: Callable[[Path, FileEntry], None],
         token: str,
         run: int,
     ) -> None:
-        self._range, self._put, self._token, self._run = item, put, token, run
+        self._range, self._put, self._token, self._run = span, put, token, run
         self._writer = ChangeWriter(key, scratch, self._complete)
-        self._first, self._last = item.start, item.start - 1
+        self._first, self._last = span.start, span.start - 1
         self._records = 0
         self._times: list[int] = []
 
@@ -292,10 +292,10 @@ class ChangeRangeWriter:
         self._writer.finish()
 
     def _complete(self, source: Path, _changes: int) -> None:
-        item = self._range
-        name = paths.file(item, self._first, self._last, "", self._token, "parquet").rpartition("/")[2]
+        span = self._range
+        name = paths.file(span, self._first, self._last, "", self._token, "parquet").rpartition("/")[2]
         low, high = min(self._times), max(self._times)
-        place = item.topic, item.partition, self._first, self._last
+        place = span.topic, span.partition, self._first, self._last
         size = source.stat().st_size
         self._put(source, FileEntry(paths.changes(self._run, name), *place, self._records, size, low, high))
         self._first, self._records, self._times = self._last + 1, 0, []
