@@ -462,19 +462,22 @@ def _read_formats(
             raise _row_names(form.column).no_schema(form.format)
         if form.registry is not None and (form.text, form.schema_id, form.subject) == (None, None, None):
             raise _row_names(form.column).no_one_schema(form.format)
-        if evolution != "keep" and (form.subject is None or form.text is not None):
-            raise ConfigError(
-                f"option schemaEvolution={evolution} needs a subject: a topic, or {form.column}Subject, and no "
-                f"{form.column}Schema"
-            )
-        if evolution == "fail" and form.schema_id is None:
-            raise ConfigError(
-                f"option schemaEvolution=fail needs {form.column}SchemaId, the version to stay with: without it a "
-                "restart would take the subject's latest, which is schemaEvolution=restart"
-            )
-        if evolution == "restart" and form.schema_id is not None:
-            raise ConfigError(f"options schemaEvolution=restart and {form.column}SchemaId exclude each other")
+        check_evolution(form, evolution, _row_names(form.column))
     return tuple(replace(form, evolution=evolution, ends_at_unreadable=True) for form in formats)
+
+
+def check_evolution(form: ColumnFormat, evolution: Evolution, names: RowNames) -> None:
+    """Raise `ConfigError` if a format does not say what a stream of this evolution needs."""
+    named = f"schemaEvolution={evolution}"
+    if evolution != "keep" and (form.subject is None or form.text is not None):
+        raise ConfigError(f"{names.kind} {named} needs {names.subject}, and no {names.schema}")
+    if evolution == "fail" and form.schema_id is None:
+        raise ConfigError(
+            f"{names.kind} {named} needs {names.schema_id}, the version to stay with: without it a restart would take "
+            "the subject's latest, which is schemaEvolution=restart"
+        )
+    if evolution == "restart" and form.schema_id is not None:
+        raise ConfigError(f"{names.kind}s {named} and {names.schema_id} exclude each other")
 
 
 def column_formats(

@@ -8,6 +8,7 @@ from typing import Any
 
 from spark_klog.base.names import Format
 from spark_klog.base.settings import advice, nearest
+from spark_klog.client.serialization import RowNames
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.codec import names_file
 from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution
@@ -16,7 +17,7 @@ from spark_klog.schemas.registry.client import RegistrySettings
 from spark_klog.schemas.registry.settings import NAMES
 from spark_klog.security.config import Settings
 from spark_klog.spark.option_table import OPTIONS, Use, names_for, option
-from spark_klog.spark.options import REGISTRY_PREFIX, REGISTRY_PREFIXES
+from spark_klog.spark.options import REGISTRY_PREFIX, REGISTRY_PREFIXES, check_evolution
 
 _BY_NAME = {name.lower(): OPTIONS[own] for own in names_for(Use.FROM | Use.TO) for name in (own, *OPTIONS[own].others)}
 #: Options of Spark's and Databricks' functions that there is no need for here.
@@ -79,12 +80,16 @@ class FunctionOptions:
     def _check(self) -> None:
         if self.text is not None and names_file(self.text):
             raise self._error(f"schema {self.text!r} looks like a file's name, and must be the text of the schema")
-        if self.text is not None and "schemaId" in self.own:
-            raise self._error("schema and option schemaId exclude each other: remove one of them")
-        if self.registry is None:
-            for name in ("subject", "schemaId", "schemaEvolution", "autoRegisterSchemas", "useLatestVersion"):
-                if name in self.own:
-                    raise self._error(f"{name} needs schemaRegistryUrl")
+        given = self.own.keys() if self.text is None else {*self.own, "schema"}
+        self._names.check(self.format, given, has_registry=self.registry is not None)
+        for name in ("schemaEvolution", "autoRegisterSchemas", "useLatestVersion") if self.registry is None else ():
+            if name in self.own:
+                raise self._error(f"option {name} needs schemaRegistryUrl")
+
+    @property
+    def _names(self) -> RowNames:
+        own = "schema", "schemaId", "subject", "messageName"
+        return RowNames(f"{self.function}: option", "schemaRegistryUrl", "format", *own)
 
     def _error(self, what: str) -> ConfigError:
         return ConfigError(f"{self.function}: {what}")
@@ -105,12 +110,7 @@ class FunctionOptions:
         if source.text is None and source.schema_id is None and source.subject is None:
             has = "subject, or schema" if self.registry is not None else "schema, or subject and schemaRegistryUrl"
             raise self._error(f"set {has}: Spark has to know the type of the rows before it reads them")
-        if evolution != "keep" and (source.subject is None or source.text is not None):
-            raise self._error(f"schemaEvolution={evolution} needs subject, and no schema")
-        if evolution == "fail" and source.schema_id is None:
-            raise self._error("schemaEvolution=fail needs schemaId, the version to stay with")
-        if evolution == "restart" and source.schema_id is not None:
-            raise self._error("options schemaEvolution=restart and schemaId exclude each other")
+        check_evolution(source, evolution, self._names)
         return source
 
     def writing(self) -> WriteFormat:

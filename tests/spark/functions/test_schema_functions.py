@@ -358,7 +358,7 @@ def test_as_sparks_own_functions(tmp_path: Path) -> None:
         ),
         ({"options": {"mode": None}}, "option mode must be a text, not a NoneType"),
         ({"options": {"subject": "a"}, "subject": "b"}, "option subject and another name of the same option differ"),
-        ({"subject": "s"}, "from_avro: subject needs schemaRegistryUrl"),
+        ({"subject": "s"}, "from_avro: option subject needs schemaRegistryUrl"),
         ({"schemaRegistryAddress": "http://127.0.0.1:1"}, "set subject, or schema"),
         ({"schemaRegistryAddress": "127.0.0.1:1", "subject": "s"}, "schemaRegistryUrl must be http://HOST:PORT"),
         ({"schema": '"int"', "headers": "h"}, "headers need schemaRegistryUrl"),

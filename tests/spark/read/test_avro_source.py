@@ -312,7 +312,7 @@ def test_a_newer_version_without_a_field_is_not_lost(
         ),
         (
             {"valueFormat": "avro", "valueSchema": '"int"', "schemaEvolution": "restart"},
-            "option schemaEvolution=restart needs a subject",
+            "option schemaEvolution=restart needs valueSubject, and no valueSchema",
         ),
         ({"valueFormat": "avro", "schemaRegistry.urls": "x"}, "needs schemaRegistryUrl"),
         ({"valueFormat": "avro", "schemaRegistryUrl": "http://a", "schemaRegistry.x": "x"}, "unknown setting"),
