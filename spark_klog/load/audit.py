@@ -23,7 +23,7 @@ from spark_klog.load.journal.history import open_load, read_idle, read_plan
 from spark_klog.load.journal.listing import committed, is_below, stored_path, table_files
 from spark_klog.load.journal.model import PartitionAudit
 from spark_klog.load.journal.store import Store
-from spark_klog.load.journal.summary import LOAD, Finding, Summary, nothing_of
+from spark_klog.load.journal.summary import HOLE, LOAD, Finding, Summary, nothing_of
 from spark_klog.load.run import Loaded
 from spark_klog.tables.table import Table
 
@@ -164,8 +164,7 @@ def status(output: str) -> Status:
     summary = read_summary(store)
     number, totals, findings = summary.run, summary.totals, list(summary.findings)
     for (topic, partition, incarnation), of_partition in sorted(summary.holes().items()):
-        what = "[{}, {}) is in no run, and offsets after it are: --from-offsets loads it"
-        findings += [Finding(topic, partition, what.format(*hole)) for hole in of_partition]
+        findings += [Finding(topic, partition, HOLE.format(*hole)) for hole in of_partition]
         if totals[topic, partition]["incarnation"] == incarnation:
             totals[topic, partition]["holes"] = of_partition
     findings = _missing_files(store, identity.table_at(output), summary) + findings
@@ -177,7 +176,8 @@ def status(output: str) -> Status:
         new = {**nothing_of(part), "until": part.until, "incarnation": 0, "topic_id": ""}
         totals.setdefault((part.topic, part.partition), new)["lag"] = part.lag
     partitions = [totals[key] for key in sorted(totals)]
-    settings = _settings(store, number)
+    plan = read_plan(store, number) if number else None
+    settings = {} if plan is None else plan.settings
     # whether a load merges binds all its runs
     runs = [line | {"files": None} for line in summary.runs] if settings.get("upsert_key") else summary.runs
     names = ("topic", "column", "format", "subject", "version", "id")
@@ -191,11 +191,6 @@ def status(output: str) -> Status:
         idle.finished if idle else "",
         [{name: row.get(name) for name in names} for row in settings.get("rows", [])],
     )
-
-
-def _settings(store: Store, run: int) -> dict[str, Any]:
-    plan = read_plan(store, run) if run else None
-    return {} if plan is None else plan.settings
 
 
 def _missing_files(store: Store, table: Table | None, summary: Summary) -> list[Finding]:

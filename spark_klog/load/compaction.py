@@ -202,7 +202,10 @@ class _Step:
             store.create(marker, b"")
         try:
             with store.scratch(paths.staging(number)) as folder:
-                results = self._write_all(folder, number, token)
+                results = {
+                    key: [self._write(key, group, folder, number, token) for group in groups]
+                    for key, groups in self.groups.items()
+                }
                 store.settle()
         except LoadError:
             with suppress(LoadError):  # else they go as if this was killed
@@ -216,12 +219,6 @@ class _Step:
         return manifest
 
     # ----- files
-
-    def _write_all(self, folder: Path, number: int, token: str) -> dict[TopicPartition, list[RangeResult]]:
-        return {
-            key: [self._write(key, group, folder, number, token) for group in groups]
-            for key, groups in self.groups.items()
-        }
 
     def _write(
         self, key: TopicPartition, group: Sequence[RangeResult], scratch: Path, number: int, token: str

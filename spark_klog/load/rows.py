@@ -318,33 +318,15 @@ def named_type(reader: ReaderSchema, *, renames: bool = False) -> pa.DataType:
     """
     if reader.format.format != "avro":
         return reader.type
-    return _with_names(reader.type, reader.format.codec.parse(reader.text, reader.references), renames)
+    from spark_klog.schemas.avro.columns import columns_of
+    from spark_klog.schemas.avro.schema import AvroField
 
+    def label(field: pa.Field, of: AvroField | AvroSchema) -> pa.Field:
+        if isinstance(of, AvroField):
+            return with_aliases(field, of.aliases if renames else ())
+        return field.with_metadata({_BRANCH: json.dumps([of.name or of.kind, *of.aliases])})
 
-def _with_names(kind: pa.DataType, schema: AvroSchema, renames: bool) -> pa.DataType:
-    if schema.kind == "union":
-        branches = [branch for branch in schema.branches if branch.kind != "null"]
-        if len(branches) == 1:
-            return _with_names(kind, branches[0], renames)
-        if not pa.types.is_struct(kind):  # int and long are one
-            return kind
-        members = zip(kind, branches, strict=True)
-        return pa.struct([_member(field.with_type(_with_names(field.type, of, renames)), of) for field, of in members])
-    if schema.kind == "record" and pa.types.is_struct(kind):
-        fields = [
-            (field.with_type(_with_names(field.type, of.schema, renames)), of.aliases if renames else ())
-            for field, of in zip(kind, schema.fields, strict=True)
-        ]
-        return pa.struct([with_aliases(*field) for field in fields])
-    if schema.items is not None and pa.types.is_map(kind):
-        return pa.map_(kind.key_type, kind.item_field.with_type(_with_names(kind.item_type, schema.items, renames)))
-    if schema.items is not None and pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_with_names(kind.value_type, schema.items, renames)))
-    return kind
-
-
-def _member(field: pa.Field, branch: AvroSchema) -> pa.Field:
-    return field.with_metadata({_BRANCH: json.dumps([branch.name or branch.kind, *branch.aliases])})
+    return columns_of(reader.format.codec.parse(reader.text, reader.references), label=label).type
 
 
 def _branch_names(field: pa.Field) -> list[str]:

@@ -30,7 +30,7 @@ from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import open_load, read_plan
 from spark_klog.load.journal.listing import CommittedFile, committed, is_below, stored_path, table_files
 from spark_klog.load.journal.store import Store, arrow_file
-from spark_klog.load.journal.summary import Finding, Incarnation, joined
+from spark_klog.load.journal.summary import HOLE, Finding, Incarnation, joined
 from spark_klog.load.settings import PARQUET, VALUES
 from spark_klog.load.tasks.task import READ
 from spark_klog.spark.options import PREFIX, source_options
@@ -215,17 +215,13 @@ class _Verification:
         place = *key, line["incarnation"]
         if is_told:
             for result in self._summary.known_ranges(place):
-                there = self._sets[place].count(result.start, result.until)
-                if there != result.records:
-                    missing = result.records - there
-                    words = (
-                        f"{missing} of {result.records} records are"
-                        if missing > 0
-                        else f"{-missing} records too many are"
-                    )
-                    self._add(key, f"[{result.start}, {result.until}): {words} {'missing' if missing > 0 else 'there'}")
-        for start, until in self._summary.holes().get(place, ()):
-            self._add(key, f"[{start}, {until}) is in no run, and offsets after it are: --from-offsets loads it")
+                missing = result.records - self._sets[place].count(result.start, result.until)
+                if missing:
+                    words = f"{missing} of {result.records} records are missing"
+                    words = words if missing > 0 else f"{-missing} records too many are there"
+                    self._add(key, f"[{result.start}, {result.until}): {words}")
+        for hole in self._summary.holes().get(place, ()):
+            self._add(key, HOLE.format(*hole))
         extents = self._summary.extents.get(place, [])
         count = sum(self._sets[place].count(*extent) for extent in extents)
         records = sum(result.records for result in self._summary.known_ranges(place))

@@ -24,7 +24,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
@@ -353,7 +353,13 @@ def _load_files(options: JobOptions, client: dict[str, str]) -> int:
     run = partial(load, asked, runner, partial(progress_bar, options.as_json), publish)
 
     def once() -> Loaded:
-        return _with_lineage(asked, run, runner) if options.lineage else run()
+        if not options.lineage:
+            return run()
+        from spark_klog.load.lineage import with_lineage
+        from spark_klog.spark.lineage import lineage_settings
+
+        # the session is begun before: its settings say where the events go and who the parent is
+        return with_lineage(asked, run, lineage_settings(runner.spark))
 
     try:
         if options.follow:
@@ -382,14 +388,6 @@ def _set_group(options: JobOptions, client: dict[str, str], offsets: Mapping[Top
     address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
     with open_store(address, options.group, client, writing=True) as store:
         store.commit(offsets)
-
-
-def _with_lineage(asked: LoadOptions, run: Callable[[], Loaded], runner: SparkRunner) -> Loaded:
-    """Do the load; the session is begun before, as its settings say where the events go and who the parent is."""
-    from spark_klog.load.lineage import with_lineage
-    from spark_klog.spark.lineage import lineage_settings
-
-    return with_lineage(asked, run, lineage_settings(runner.spark))
 
 
 def _load_table(options: JobOptions, client: dict[str, str]) -> int:

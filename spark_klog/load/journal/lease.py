@@ -203,8 +203,12 @@ class _Lease:
         ).encode()
 
     def _under_way(self, state: _State | None) -> LoadError:
-        which = f" ({state})" if state else ""
-        return LoadError(f"another run of the load in {self._store.address} is under way{which}: wait for its end")
+        return under_way(self._store.address, f" ({state})" if state else "")
+
+
+def under_way(address: str, which: str = "") -> LoadError:
+    """The error of a call that finds another run, with what is known of `which` it is."""
+    return LoadError(f"another run of the load in {address} is under way{which}: wait for its end")
 
 
 def _path(epoch: int) -> str:

@@ -20,7 +20,7 @@ from spark_klog.files import open_folder
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder, reason
 from spark_klog.load.journal import paths
-from spark_klog.load.journal.lease import lease
+from spark_klog.load.journal.lease import lease, under_way
 
 _LOCK = f"{paths.FOLDER}/lock"
 #: The files below an output.
@@ -104,7 +104,7 @@ def locked(store: Store) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _under_way(store) from None
+            raise under_way(store.address) from None
         except OSError as error:
             is_ours = True  # nobody has a lock here
             raise LoadError(
@@ -112,17 +112,13 @@ def locked(store: Store) -> Iterator[None]:
                 "store"
             ) from None
         if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file)):
-            raise _under_way(store)  # a run that failed has removed the file since it was opened here
+            raise under_way(store.address)  # a run that failed has removed the file since it was opened here
         is_ours = True
         yield
     finally:
         if is_ours:
             _remove_if_empty(path, made)
         os.close(file)
-
-
-def _under_way(store: Store) -> LoadError:
-    return LoadError(f"another run of the load in {store.address} is under way: wait for its end")
 
 
 def _make_folders(folder: Path) -> list[Path]:

@@ -16,6 +16,8 @@ from spark_klog.load.journal.model import FileEntry, Manifest, PartitionAudit, R
 Incarnation = tuple[str, int, int]
 Extents = list[tuple[int, int]]
 LOAD, COMPACTION = "load", "compaction"
+#: What is missing between a load's ranges, by the first offset and that after the last one.
+HOLE = "[{}, {}) is in no run, and offsets after it are: --from-offsets loads it"
 #: The cause of a loss, as of `spark.read.ranges`.
 _RETENTION = "retention"
 

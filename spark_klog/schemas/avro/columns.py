@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,9 +29,11 @@ import pyarrow as pa
 
 from spark_klog.errors import SchemaError
 from spark_klog.schemas.arrow_columns import Column, Kind, arrow_field
-from spark_klog.schemas.avro.schema import AvroSchema
+from spark_klog.schemas.avro.schema import AvroField, AvroSchema
 
 Types = Literal["spark", "arrow"]
+#: What becomes of the Arrow field of a record's field, or of the union's member that is a branch.
+Label = Callable[[pa.Field, AvroField | AvroSchema], pa.Field]
 #: Fractions of a second that a unit has.
 UNITS = {"ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _SPARK_DIGITS, _ARROW_DIGITS = 38, 76
@@ -45,17 +48,18 @@ _PLAIN = {
 }
 
 
-def columns_of(schema: AvroSchema, types: Types = "spark") -> Column:
+def columns_of(schema: AvroSchema, types: Types = "spark", label: Label = lambda field, _: field) -> Column:
     """The column of a schema, nullable whatever the schema is: a row that does not decode is null.
 
-    `SchemaError` for a decimal with more digits than the types have.
+    `label` may give the fields of its type metadata. `SchemaError` for a decimal with more digits than the types have.
     """
-    return _Numbering(types).column(schema, "", nullable=True)
+    return _Numbering(types, label).column(schema, "", nullable=True)
 
 
 @dataclass
 class _Numbering:
     types: Types
+    label: Label
     next_slot: int = 0
 
     def column(self, schema: AvroSchema, path: str, nullable: bool = False) -> Column:
@@ -66,8 +70,8 @@ class _Numbering:
         if schema.kind == "record":
             column.kind = Kind.STRUCT
             column.children = [self.column(entry.schema, _below(path, entry.name)) for entry in schema.fields]
-            names = [entry.name for entry in schema.fields]
-            column.type = pa.struct(list(map(arrow_field, names, column.children)))
+            named = zip(schema.fields, column.children, strict=True)
+            column.type = pa.struct([self.label(arrow_field(entry.name, child), entry) for entry, child in named])
         elif schema.kind == "array":
             assert schema.items is not None
             column.kind = Kind.LIST
@@ -113,7 +117,8 @@ class _Numbering:
         column.children = [
             self.column(branch, _below(path, name), nullable=True) for branch, name in zip(branches, names, strict=True)
         ]
-        column.type = pa.struct(list(map(arrow_field, names, column.children)))
+        fields = map(arrow_field, names, column.children)
+        column.type = pa.struct(list(map(self.label, fields, branches)))
         numbers = iter(range(len(branches)))
         column.members = tuple(-1 if branch.kind == "null" else next(numbers) for branch in schema.branches)
         column.end = self.next_slot
