@@ -22,7 +22,7 @@ from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
 from spark_klog.client.net.connection import Connection
 from spark_klog.errors import ConfigError, DecodeError, KlogError, ProtocolError
 from spark_klog.protocol.schema import Api
-from spark_klog.spark.write.decisions import decision_log, decision_topic, log_states
+from spark_klog.spark.write.decisions import decision_log, log_states
 from spark_klog.spark.write.decisions.decision_log import DecisionLog
 from spark_klog.spark.write.decisions.entries import Identity, LiveEntries, encode_entry, record_key
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
@@ -153,17 +153,17 @@ def test_a_topic_that_gets_partitions(servers: str, topic: str, monkeypatch: pyt
     ],
 )
 def test_risks(replicas: int, settings: dict[str, str | None], possible: int, risks: list[str]) -> None:
-    assert decision_topic._risks(replicas, settings, possible) == risks
+    assert decision_log._risks(replicas, settings, possible) == risks
 
 
 def test_a_warning_of_risks(
     servers: str, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, decision_topic.__name__)
+    caplog.set_level(logging.WARNING, decision_log.__name__)
     Driver(servers, topic, monkeypatch).read()
     Driver(servers, topic, monkeypatch).read()
     assert not caplog.text
-    monkeypatch.setattr(decision_topic, "replicas_for", lambda _: 3)
+    monkeypatch.setattr(decision_log, "replicas_for", lambda _: 3)
     Driver(servers, topic, monkeypatch).read()
     assert f"topic {topic}, which keeps decisions" in caplog.text
     assert "it has 1 of 3 replicas" in caplog.text

@@ -17,6 +17,7 @@ is always found.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -28,19 +29,22 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from spark_klog.base.cache import Newest
+from spark_klog.client.admin.admin import Admin, create_compacted, replicas_for, settings_of_compacted
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer.decoding import ConsumerRecord, RecordDecoder
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import client_config
-from spark_klog.errors import ConfigError, KlogError, ProtocolError, RequestTimedOut
+from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.security.config import Settings
 from spark_klog.spark.options import PREFIX
-from spark_klog.spark.write.decisions.decision_topic import prepare_topic, read_records, refused_access
 from spark_klog.spark.write.decisions.entries import Identity, LiveEntries, encode_entry, record_key
 from spark_klog.spark.write.exactly_once import Decision, Entry, Log
 
+_log = logging.getLogger(__name__)
 #: A record to write: key and value, None for a tombstone.
 _Record = tuple[bytes, bytes | None]
 #: The settings of the log's client, which those of the query can't change. A decision of many tasks is large.
@@ -64,6 +68,13 @@ _NO_TIME = (
 )
 #: Reads of the end while the topic is being compacted.
 _MOST_READS = 3
+_ENOUGH_REPLICAS = 3
+#: Records that are decoded at a time.
+_MOST_ROWS = 10_000
+#: Of a batch, compressed: the decision of about 100,000 tasks.
+_LARGEST_BYTES = 4 * 1024 * 1024
+_UNCLEAN, _IN_SYNC = "unclean.leader.election.enable", "min.insync.replicas"
+_REFUSED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED})
 
 
 class DecisionLog:
@@ -86,7 +97,7 @@ class DecisionLog:
 
         `identity` is of the entries that were read before (`is_claimed`), or of a log that is empty. A decision is not
         sent after `decide_by`, in seconds since 1970, and `RequestTimedOut` if it is not confirmed then. The topic is
-        created if it is missing, by the first call: see `prepare_topic` for its errors. Each call raises
+        created if it is missing, by the first call: see `_prepare_topic` for its errors. Each call raises
         `ProtocolError`, `ConnectionFailed` and `RequestTimedOut` within request.timeout.ms or, of an append, within
         delivery.timeout.ms.
         """
@@ -176,7 +187,7 @@ class DecisionLog:
                     session.forget(self._topic)
                     raise
         except ProtocolError as error:
-            raise refused_access(error, self._topic) from None
+            raise _refused_access(error, self._topic) from None
 
 
 @dataclass(eq=False)
@@ -194,7 +205,7 @@ class _Session:
 
     def prepare(self, topic: str) -> None:
         if topic not in self._prepared:
-            prepare_topic(self.cluster, topic)
+            _prepare_topic(self.cluster, topic)
             self._prepared[topic] = self.cluster.topic_ids.get(topic)
 
     def live(self, topic: str, key: str) -> LiveEntries:
@@ -326,3 +337,90 @@ class _Sessions:
 _SESSIONS = _Sessions()
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_SESSIONS.forget)
+
+
+# ----- the topic
+
+
+def _settings_of_topic(replicas: int | None) -> dict[str, str]:
+    """The settings of the topic, beside its compaction. Segments are small, as brokers do not compact the last one,
+    which each start reads."""
+    settings = {
+        _UNCLEAN: "false",
+        "segment.bytes": str(_LARGEST_BYTES),
+        "max.message.bytes": str(_LARGEST_BYTES),
+        "min.cleanable.dirty.ratio": "0.1",
+    }
+    if replicas is not None:
+        settings[_IN_SYNC] = str(max(1, replicas - 1))
+    return settings
+
+
+def is_there(cluster: Cluster, topic: str) -> bool:
+    return topic in cluster.attempt(lambda: cluster.partitions([topic], missing_ok=True))
+
+
+def read_records(cluster: Cluster, topic: str, start: int, end: int) -> Iterator[tuple[Iterator[ConsumerRecord], int]]:
+    """The records from `start` to `end`, and perhaps more: those of each fetch, and the offset after them.
+
+    Raises what `fetch_range` does.
+    """
+    decoder = RecordDecoder(cluster.config.decompressed_max_bytes, _MOST_ROWS)
+    for fetched in fetch_range(cluster, topic, 0, start, end):
+        yield (record for records, _ in decoder.parts(fetched) for record in records), fetched.next_offset
+
+
+def _prepare_topic(cluster: Cluster, topic: str) -> None:
+    """Create the topic if it is missing, or check the one that is there.
+
+    It gets three replicas, or one for each broker if there are fewer, and min.insync.replicas one below; a warning says
+    so if one that is there has less. Of its partitions only the first one is used. Raises `ConfigError` if it is there
+    and not compacted; `ProtocolError` if ACLs forbid it.
+    """
+    admin = Admin(cluster)
+    was_there = is_there(cluster, topic)
+    if not was_there:
+        create_compacted(admin, topic, _settings_of_topic)
+        cluster.attempt(lambda: cluster.partitions([topic]))
+    try:
+        settings = settings_of_compacted(admin, topic, "decisions")
+    except ProtocolError as error:
+        if error.code not in _REFUSED:
+            raise
+        _log.info("whether topic %s is compacted is not checked: %s", topic, error)
+        return
+    if was_there:
+        replicas = len(admin.describe_topic(topic).partitions[0].replicas)
+        if risks := _risks(replicas, settings, replicas_for(admin)):
+            _log.warning(
+                "topic %s, which keeps decisions of exactly-once writes, may lose some when brokers fail: it has %s. "
+                "Rows may be written twice then, see docs/recipes/exactly-once.md",
+                topic,
+                ", ".join(risks),
+            )
+
+
+def _risks(replicas: int, settings: Mapping[str, str | None], possible: int) -> list[str]:
+    """What a topic has that does not keep decisions safe, if it could have this many `possible` replicas."""
+    unclean, in_sync = settings.get(_UNCLEAN), settings.get(_IN_SYNC)
+    risks = []
+    if replicas < possible:
+        risks.append(f"{replicas} of {possible} replicas")
+    if replicas > 1 and unclean == "true":
+        risks.append(f"{_UNCLEAN}=true")
+    if replicas >= _ENOUGH_REPLICAS and in_sync == "1":
+        risks.append(f"{_IN_SYNC}=1")
+    return risks
+
+
+def _refused_access(error: ProtocolError, topic: str) -> ProtocolError:
+    """The error of any request about the topic; for want of ACLs with those that are needed."""
+    if error.code not in _REFUSED:
+        return error
+    settings = {"cleanup.policy": "compact"} | _settings_of_topic(_ENOUGH_REPLICAS)
+    configs = " ".join(f"--config {name}={value}" for name, value in settings.items())
+    advice = (
+        f"allow Read, Write and Describe on topic {topic}, which keeps decisions of exactly-once writes; and Create, "
+        f"or create it: klog topics create {topic} --partitions 1 --replication-factor {_ENOUGH_REPLICAS} {configs}"
+    )
+    return ProtocolError(error.code, error.what, advice=advice)

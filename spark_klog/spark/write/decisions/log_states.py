@@ -17,8 +17,8 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import offset_range
 from spark_klog.errors import DecodeError, ErrorCode, KlogError, ProtocolError
 from spark_klog.groups.checkpoint import CheckpointState
+from spark_klog.spark.write.decisions.decision_log import is_there, read_records
 from spark_klog.spark.write.decisions.decision_place import DecisionPlace, planned, query_key, stream_key
-from spark_klog.spark.write.decisions.decision_topic import is_there, read_records
 from spark_klog.spark.write.decisions.entries import Identity, LiveEntries, decode_entry
 from spark_klog.spark.write.exactly_once import PLAN, Decision, Ended, Log, Transaction
 
