@@ -55,20 +55,20 @@ def changes(
     `InvalidSchema` for a text that is none; `MissingPackage` for Protobuf without its package.
     """
     before, after = fields_of(format, old, old_references), fields_of(format, new, new_references)
-    found, renamed = [], set()
+    told, renamed = [], set()
     for path, field in after.items():
         earlier = before.get(path)
         if earlier is None:
             alias = next((one for one in field.aliases if one in before and one not in after), None)
             if alias is None:
-                found.append(Change("added", path, None, field.text))
+                told.append(Change("added", path, None, field.text))
             else:
                 renamed.add(alias)
-                found.append(Change("renamed", path, f"{alias}: {before[alias].text}", field.text))
+                told.append(Change("renamed", path, f"{alias}: {before[alias].text}", field.text))
         elif earlier.text != field.text:
-            found.append(Change("changed", path, earlier.text, field.text))
+            told.append(Change("changed", path, earlier.text, field.text))
     gone = [path for path in before if path not in after and path not in renamed]
-    return found + [Change("removed", path, before[path].text, None) for path in gone]
+    return told + [Change("removed", path, before[path].text, None) for path in gone]
 
 
 def fields_of(format: Format, text: str, references: References = NO_REFERENCES) -> dict[str, FieldText]:
@@ -112,8 +112,8 @@ def incompatibilities(
 
 def in_words(reason: str) -> str:
     """The sentence of a registry's reason: Confluent's have {errorType:'...', description:'...', ...} around it."""
-    found = _DESCRIPTION.fullmatch(reason)
-    return found[1] if found else reason
+    match = _DESCRIPTION.fullmatch(reason)
+    return match[1] if match else reason
 
 
 def _below(path: str, name: str) -> str:
@@ -187,10 +187,10 @@ def _dereferenced(reference: str, root: Any) -> Any:
     """What a reference within the document refers to; None if it is elsewhere, or nothing."""
     if not reference.startswith("#"):
         return None
-    found = root
+    node = root
     for part in reference[1:].split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    return found
+        node = node.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(node, dict) else None
+    return node
 
 
 def _json_type(node: Any, root: Any) -> str:

@@ -534,15 +534,21 @@ class Registry:
 
     def delete_config(self, subject: str | None) -> dict[str, Any]:
         """Forget a configuration; what it was."""
+
+        def held(state: State) -> dict[str, Any] | None:
+            self._check_writable(state, subject)
+            return state.config(subject)
+
+        return self._forget(CONFIG, subject, held) or {"compatibilityLevel": DEFAULT_LEVEL}
+
+    def _forget(self, keytype: str, subject: str | None, held: Callable[[State], _T | None]) -> _T | None:
+        """Forget a setting of a subject, a context or (None) all, which has to be there unless it is that of all."""
         with self._change() as deadline:
-            with self._log.lock:
-                self._check_writable(self._log.state, subject)
-                old = self._log.state.config(subject)
-            if old is None:
-                if subject is not None:
-                    raise errors.subject_not_found(subject)
-                return {"compatibilityLevel": DEFAULT_LEVEL}
-            self._log.append([Record(Key(CONFIG, subject), None)], deadline)
+            old = self.read(held)
+            if old is None and subject is not None:
+                raise errors.subject_not_found(subject)
+            if old is not None:
+                self._log.append([Record(Key(keytype, subject), None)], deadline)
             return old
 
     def set_mode(self, subject: str | None, mode: str, *, force: bool) -> None:
@@ -570,14 +576,7 @@ class Registry:
 
     def delete_mode(self, subject: str | None) -> str:
         """Forget the mode of a subject, a context or (None) all; what it was."""
-        with self._change() as deadline:
-            old = self.read(lambda state: state.mode(subject))
-            if old is None:
-                if subject is not None:
-                    raise errors.subject_not_found(subject)
-                return DEFAULT_MODE
-            self._log.append([Record(Key(MODE, subject), None)], deadline)
-            return old
+        return self._forget(MODE, subject, lambda state: state.mode(subject)) or DEFAULT_MODE
 
 
 def _source(definition: Definition, references: tuple[tuple[str, str], ...]) -> Source:

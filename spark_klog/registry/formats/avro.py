@@ -97,7 +97,7 @@ def _parsed(parser: AvroParser, text: str, *, is_new: bool) -> Node:
 def _dumps(value: Any) -> str:
     """The JSON text as Java's Jackson writes it: without white space, and with Java's form of doubles."""
     if isinstance(value, dict):
-        return f"{{{','.join(f'{_dumps(key)}:{_dumps(item)}' for key, item in value.items())}}}"
+        return f"{{{','.join(f'{_dumps(key)}:{_dumps(entry)}' for key, entry in value.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(map(_dumps, value))}]"
     return _java_double(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
@@ -162,8 +162,8 @@ class _Default:
                 self.is_of(each, items) for each in values
             )
         return isinstance(value, dict) and all(
-            self.is_of(value[item.name], item.schema) if item.name in value else item.default is not NO_DEFAULT
-            for item in schema.fields
+            self.is_of(value[field.name], field.schema) if field.name in value else field.default is not NO_DEFAULT
+            for field in schema.fields
         )
 
 
@@ -196,7 +196,7 @@ def _java(schema: Node, namespace: str, seen: set[str]) -> Any:
         if schema.default_symbol is not None:
             made["default"] = schema.default_symbol
     else:
-        made["fields"] = [_java_field(item, schema.namespace, seen) for item in schema.fields]
+        made["fields"] = [_java_field(field, schema.namespace, seen) for field in schema.fields]
     made |= schema.props
     if schema.aliases:
         made["aliases"] = [
@@ -206,17 +206,17 @@ def _java(schema: Node, namespace: str, seen: set[str]) -> Any:
     return made
 
 
-def _java_field(item: AvroField, namespace: str, seen: set[str]) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": item.name, "type": _java(item.schema, namespace, seen)}
-    if item.doc is not None:
-        made["doc"] = item.doc
-    if item.default is not NO_DEFAULT:
-        made["default"] = item.default
-    if item.order != "ascending":
-        made["order"] = item.order
-    if item.aliases:
-        made["aliases"] = list(item.aliases)
-    return made | item.props
+def _java_field(field: AvroField, namespace: str, seen: set[str]) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": field.name, "type": _java(field.schema, namespace, seen)}
+    if field.doc is not None:
+        made["doc"] = field.doc
+    if field.default is not NO_DEFAULT:
+        made["default"] = field.default
+    if field.order != "ascending":
+        made["order"] = field.order
+    if field.aliases:
+        made["aliases"] = list(field.aliases)
+    return made | field.props
 
 
 def _normal(schema: Node, seen: set[str]) -> Any:
@@ -233,7 +233,7 @@ def _normal(schema: Node, seen: set[str]) -> Any:
     elif kind == "fixed":
         made["size"] = schema.size
     else:
-        made["fields"] = [_normal_field(item, seen) for item in schema.fields]
+        made["fields"] = [_normal_field(field, seen) for field in schema.fields]
     props = _normal_props(schema.props)
     made.update((key, props[key]) for key in _LOGICAL if "logicalType" in props and key in props)
     if schema.doc:
@@ -257,18 +257,18 @@ def _normal_props(props: dict[str, Any]) -> dict[str, Any]:
 def _ordered(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _ordered(value[key]) for key in sorted(value)}
-    return [_ordered(item) for item in value] if isinstance(value, list) else value
+    return [_ordered(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _normal_field(item: AvroField, seen: set[str]) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": item.name, "type": _normal(item.schema, seen), "order": item.order}
-    if item.doc is not None:
-        made["doc"] = item.doc
-    if item.aliases:
-        made["aliases"] = sorted(set(item.aliases))
-    if item.default is not NO_DEFAULT:
-        made["default"] = _ordered(item.default)
-    return made | _normal_props(item.props)
+def _normal_field(field: AvroField, seen: set[str]) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": field.name, "type": _normal(field.schema, seen), "order": field.order}
+    if field.doc is not None:
+        made["doc"] = field.doc
+    if field.aliases:
+        made["aliases"] = sorted(set(field.aliases))
+    if field.default is not NO_DEFAULT:
+        made["default"] = _ordered(field.default)
+    return made | _normal_props(field.props)
 
 
 @dataclass(frozen=True)
@@ -370,20 +370,20 @@ class _Comparison:
                 yield from self._fields(reader, writer, path)
 
     def _fields(self, reader: Node, writer: Node, path: tuple[str, ...]) -> Iterator[_Difference]:
-        written = {item.name: item for item in writer.fields}
+        written = {field.name: field for field in writer.fields}
         self._names += len(written)
-        for index, item in enumerate(reader.fields):
+        for index, field in enumerate(reader.fields):
             place = (*path, "fields", str(index))
-            self._names += 1 + len(item.aliases)
+            self._names += 1 + len(field.aliases)
             if self._names > _MOST_NAMES:
                 raise TooComplex(f"more than {_MOST_NAMES:,} names and aliases of fields would have to be looked for")
-            names = [name for name in (item.name, *item.aliases) if name in written]
+            names = [name for name in (field.name, *field.aliases) if name in written]
             if len(names) > 1:
-                raise _Ambiguous(f"field {item.name} of {reader.name} matches several fields: {', '.join(names)}")
+                raise _Ambiguous(f"field {field.name} of {reader.name} matches several fields: {', '.join(names)}")
             if names:
-                yield from self.compare(item.schema, written[names[0]].schema, (*place, "type"))
-            elif item.default is NO_DEFAULT:
-                if item.schema.kind == "enum" and item.schema.default_symbol is not None:
-                    yield from self.compare(item.schema, writer, (*place, "type"))
+                yield from self.compare(field.schema, written[names[0]].schema, (*place, "type"))
+            elif field.default is NO_DEFAULT:
+                if field.schema.kind == "enum" and field.schema.default_symbol is not None:
+                    yield from self.compare(field.schema, writer, (*place, "type"))
                 else:
-                    yield _Difference("READER_FIELD_MISSING_DEFAULT_VALUE", place, item.name)
+                    yield _Difference("READER_FIELD_MISSING_DEFAULT_VALUE", place, field.name)

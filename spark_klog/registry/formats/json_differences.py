@@ -180,13 +180,13 @@ def differences(old: Node, new: Node) -> list[Change]:
     patterns, pairs = _Patterns(), _MOST_PAIRS
     for _ in range(_MOST_PASSES):
         comparison = _Comparison(incompatible, patterns, pairs)
-        found = comparison.compare(old, new)
+        told = comparison.compare(old, new)
         again = {pair: changes for pair, changes in comparison.compared.items() if not _is_compatible(changes)}
         if not comparison.has_assumed or again.keys() == incompatible.keys():
             break
         pairs -= len(comparison.compared)
         incompatible = again
-    return [Change(kind, "#/" + "/".join(path)) for kind, *path in found]
+    return [Change(kind, "#/" + "/".join(path)) for kind, *path in told]
 
 
 #: A change's kind, then the parts of its path.
@@ -312,7 +312,7 @@ class _Comparison:
         for index, part in enumerate(olds):
             compared = [self.compare(part, other) for other in news]
             place = f"{old.criterion}\0{index}"
-            fitting.append({n: _below(place, found) for n, found in enumerate(compared) if _is_compatible(found)})
+            fitting.append({n: _below(place, changes) for n, changes in enumerate(compared) if _is_compatible(changes)})
         partners = _matched(fitting)
         for index, partner in sorted(partners.items()):
             made += fitting[index][partner]

@@ -85,20 +85,20 @@ class JsonSchema:
     def unreadable(self, writer: ParsedSchema) -> list[str]:
         assert isinstance(writer, JsonSchema)
         try:
-            found = differences(writer.root, self.root)
+            changes = differences(writer.root, self.root)
         except TooComplex as error:
             return [f"Unexpected exception during compatibility check: {error}"]
-        return limited(change.text() for change in found if not change.is_compatible)
+        return limited(change.text() for change in changes if not change.is_compatible)
 
 
 def _written(value: Any, *, is_sorted: bool) -> str:
     """The JSON text as Java's Jackson writes it, with decimals as they were: 1.50, 1E+300."""
     if isinstance(value, dict):
         items = sorted(value.items()) if is_sorted else value.items()
-        made = (f"{_written(key, is_sorted=False)}:{_written(item, is_sorted=is_sorted)}" for key, item in items)
+        made = (f"{_written(key, is_sorted=False)}:{_written(below, is_sorted=is_sorted)}" for key, below in items)
         return f"{{{','.join(made)}}}"
     if isinstance(value, list):
-        return f"[{','.join(_written(item, is_sorted=is_sorted) for item in value)}]"
+        return f"[{','.join(_written(below, is_sorted=is_sorted) for below in value)}]"
     return str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
 
 
@@ -130,7 +130,7 @@ def _check_lists(value: Any) -> None:
                 named += below[name].values()
         for values in named:
             if isinstance(values, list) and len(values) > _MOST_UNORDERED:
-                kinds = {type(item) for item in values}
+                kinds = {type(below) for below in values}
                 if kinds != {str} and not kinds <= {int, float}:
                     raise InvalidSchema(f"a list has more than {_MOST_UNORDERED:,} values of several types")
 

@@ -95,8 +95,8 @@ class ProtobufSchema:
 
     def unreadable(self, writer: ParsedSchema) -> list[str]:
         assert isinstance(writer, ProtobufSchema)
-        found = differences(writer.files, self.files)
-        return limited(change.text() for change in found if not change.is_compatible)
+        changes = differences(writer.files, self.files)
+        return limited(change.text() for change in changes if not change.is_compatible)
 
 
 @dataclass(frozen=True)
@@ -261,9 +261,9 @@ class _Comparison:
             pair = id(before), id(after)
             if pair not in self._compared:
                 self._compared[pair] = True
-                found = list(self._messages(before, after, tuple(name.split("."))))
-                self._compared[pair] = all(change.is_compatible for change in found)
-                yield from found
+                changes = list(self._messages(before, after, tuple(name.split("."))))
+                self._compared[pair] = all(change.is_compatible for change in changes)
+                yield from changes
             if not self._compared[pair]:
                 yield _change("FIELD_NAMED_TYPE_CHANGED", path)
 
