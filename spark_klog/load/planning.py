@@ -23,6 +23,7 @@ from spark_klog.spark.read.ranges import (
     TRUNCATED,
     Lost,
     OffsetRange,
+    grouped,
     limit_bytes,
     limit_rows,
     pack,
@@ -185,12 +186,4 @@ def _together(ranges: list[OffsetRange], cores: int) -> list[list[OffsetRange]]:
     """The ranges of each task: small ones share tasks, as they are fetched together."""
     small = [part for part in ranges if part.end - part.start <= _SMALL]
     most = max(_SMALL, sum(part.end - part.start for part in small) // (_TASKS_OF_CORE * cores))
-    tasks: list[list[OffsetRange]] = []
-    room = 0
-    for part in small:
-        room -= part.end - part.start
-        if room < 0 or len(tasks[-1]) == MOST_RANGES:
-            tasks.append([])
-            room = most - (part.end - part.start)
-        tasks[-1].append(part)
-    return [[part] for part in ranges if part.end - part.start > _SMALL] + tasks
+    return [[part] for part in ranges if part.end - part.start > _SMALL] + grouped(small, most, MOST_RANGES)

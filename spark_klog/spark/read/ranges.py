@@ -232,15 +232,20 @@ def pack(ranges: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRan
     small = [span.end - span.start for span in ranges if span.end - span.start <= _SHARED_RECORDS]
     shared = max(1, tasks - (len(ranges) - len(small)))
     most = min(sum(small) // shared, _SHARED_RECORDS, limits.max_records or _SHARED_RECORDS)
-    packed: list[list[OffsetRange]] = []
+    return list(map(tuple, grouped(ranges, most)))
+
+
+def grouped(ranges: Sequence[OffsetRange], records: int, most: float = math.inf) -> list[list[OffsetRange]]:
+    """Ranges in groups of up to so many records, or of a larger one, and of `most` ranges."""
+    groups: list[list[OffsetRange]] = []
     room = 0
     for span in ranges:
         room -= span.end - span.start
-        if room < 0 or not packed:
-            packed.append([])
-            room = most - (span.end - span.start)
-        packed[-1].append(span)
-    return [tuple(items) for items in packed]
+        if room < 0 or not groups or len(groups[-1]) == most:
+            groups.append([])
+            room = records - (span.end - span.start)
+        groups[-1].append(span)
+    return groups
 
 
 class LossReporter:
