@@ -201,4 +201,4 @@ def test_spark_gives_a_micro_batch_up(task: Callable[..., Any], monkeypatch: pyt
     writer.abort([None], 11)
     assert settled == []
     writer.abort([None, WrittenInTransaction({}, claimed, Transaction("x", 1, 0))], 11)
-    assert settled == [(claimed, [Transaction("x", 1, 0)])]
+    assert settled == [(claimed, (Transaction("x", 1, 0),))]
