@@ -16,7 +16,7 @@ from tests.golden.streams import start_copy
 def main(servers: str, checkpoints: str) -> None:
     spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     while True:
-        start_copy(spark, servers, Path(checkpoints), "exact").awaitTermination()
+        start_copy(spark, servers, Path(checkpoints), "exact", 100_000).awaitTermination()
         sys.stdout.write("done\n")
         sys.stdout.flush()
 

@@ -16,9 +16,9 @@ STREAMS = {"copied": "at-least-once", "exact": "exactly-once"}
 UPSERTED, ONCE = "upserted", "once"
 
 
-def start_copy(spark: SparkSession, servers: str, checkpoints: Path, to: str) -> StreamingQuery:
-    """Start the stream that copies the values of `NUMBERS` to a topic, to the end."""
-    writer = _numbers(spark, servers).select("value").writeStream.format("klog")
+def start_copy(spark: SparkSession, servers: str, checkpoints: Path, to: str, most: int = 25) -> StreamingQuery:
+    """Start the stream that copies the values of `NUMBERS` to a topic, to the end; a micro-batch has `most` offsets."""
+    writer = _numbers(spark, servers, most).select("value").writeStream.format("klog")
     writer = writer.option("kafka.bootstrap.servers", servers).option("topic", to)
     writer = writer.option("deliveryGuarantee", STREAMS[to]).option("checkpointLocation", str(checkpoints / to))
     return writer.trigger(availableNow=True).start()
@@ -26,14 +26,14 @@ def start_copy(spark: SparkSession, servers: str, checkpoints: Path, to: str) ->
 
 def start_upsert(spark: SparkSession, servers: str, checkpoints: Path, table: Path) -> StreamingQuery:
     """Start the stream that merges the values of `NUMBERS` into a Delta table, by their ids."""
-    changes = _numbers(spark, servers).withColumn("value", F.from_json(F.col("value").cast("string"), "id bigint"))
+    changes = _numbers(spark, servers, 25).withColumn("value", F.from_json(F.col("value").cast("string"), "id bigint"))
     writer = changes.writeStream.foreachBatch(upsert(f"delta:{table}", key="id"))
     return writer.option("checkpointLocation", str(checkpoints / UPSERTED)).trigger(availableNow=True).start()
 
 
-def _numbers(spark: SparkSession, servers: str) -> DataFrame:
+def _numbers(spark: SparkSession, servers: str, most: int) -> DataFrame:
     stream = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers).option("subscribe", NUMBERS)
-    return stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "25").load()
+    return stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(most)).load()
 
 
 def write_once(spark: SparkSession, servers: str) -> None:

@@ -14,7 +14,7 @@ import threading
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -38,14 +38,14 @@ _WHERE = "import spark_klog; print(spark_klog.__file__)"
 
 
 class _Upgraded:
-    """A command that runs by the old code, until `upgrade` replaces its process by one of the new code."""
+    """A command whose process is replaced by one of another code."""
 
-    def __init__(self, folder: Path, old: Path, name: str, command: list[str], ready: str) -> None:
+    def __init__(self, folder: Path, name: str, command: list[str], ready: str) -> None:
         self._folder, self._command, self._ready = folder, command, ready
         self._log = folder / f"{name}.log"
-        self._start(old)
 
-    def _start(self, code: Path) -> None:
+    def start(self, code: Path) -> None:
+        """Start the process, and wait until its log says that it is ready."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -56,19 +56,20 @@ class _Upgraded:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.wait_until_ready()
-
-    def wait_until_ready(self) -> None:
         wait_until(lambda: self._ready in self._log.read_text(), f"{self._ready!r} in {self._log}", _SECONDS)
 
-    def upgrade(self, number: int = signal.SIGTERM) -> None:
-        self.stop(number)
-        self._start(ROOT)
-
-    def stop(self, number: int = signal.SIGTERM) -> None:
+    def stop(self, number: int) -> None:
         assert self._process.poll() is None, self._log.read_text()[-3000:]
         os.killpg(self._process.pid, number)
         self._process.communicate(timeout=_SECONDS)
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def __enter__(self) -> _Upgraded:
+        return self
 
 
 def _environment(code: Path) -> dict[str, str]:
@@ -129,8 +130,8 @@ def test_each_process_is_exchanged_while_records_flow(old: Path, server_dir: Pat
     with ExitStack() as stack:
 
         def begin(name: str, command: list[str], ready: str) -> _Upgraded:
-            made = _Upgraded(server_dir, old, name, command, ready)
-            stack.callback(made.stop, signal.SIGKILL)
+            made = stack.enter_context(_Upgraded(server_dir, name, command, ready))
+            made.start(old)
             return made
 
         brokers = []
@@ -149,7 +150,8 @@ def test_each_process_is_exchanged_while_records_flow(old: Path, server_dir: Pat
             stream = begin("stream", program, "done")
             run_load(old)
             for process in (brokers[0], mirror, stream, brokers[1], brokers[2]):
-                process.upgrade(signal.SIGKILL if process is stream else signal.SIGTERM)
+                process.stop(signal.SIGKILL if process is stream else signal.SIGTERM)
+                process.start(ROOT)
                 before = count[0]
                 wait_until(lambda before=before: count[0] > before + 200, "records flow", _SECONDS)  # type: ignore[misc]
                 run_load(ROOT if process is mirror else old)
