@@ -44,7 +44,7 @@ from spark_klog.client.places import (
     warning_of_future,
 )
 from spark_klog.client.serialization import split_settings
-from spark_klog.client.settings import named_cluster
+from spark_klog.client.settings import check_settings, named_cluster
 from spark_klog.columns.decode import PartitionDecoder, Unreadable
 from spark_klog.columns.schema import WITHOUT_HEADERS, subset, with_types
 from spark_klog.errors import ConfigError, OffsetOutOfRange, ReaderClosed, StartAfterEnd
@@ -261,6 +261,8 @@ def _fetches(brokers: Cluster, ranges: _Ranges, topic_ids: Mapping[str, UUID]) -
 def _settings(
     bootstrap_servers: str | Sequence[str] | None, cluster: str | None, settings: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
+    if settings is not None:
+        check_settings("read", settings)
     given = {
         "bootstrap_servers": bootstrap_servers,
         "cluster": cluster,

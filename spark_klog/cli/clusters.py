@@ -11,6 +11,7 @@ import click
 
 from spark_klog.base.names import OF_REGISTRY, TopicPartition
 from spark_klog.base.settings import parse_settings
+from spark_klog.cli.output import reading_arguments
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.settings import check_names, named_cluster, of_bytes, parse_bootstrap
@@ -60,10 +61,12 @@ class ChosenCluster(NamedTuple):
     name: str | None = None
     option: str = "--bootstrap-server"
 
+    @reading_arguments()
     def client_settings(self) -> dict[str, str]:
         """The client's settings of the properties file or of the named cluster, without -b; errors as of `_given`."""
         return Settings({name: value for name, value in self._given().items() if not name.startswith(OF_REGISTRY)})
 
+    @reading_arguments()
     def registry_settings(self, url: str | None, own: Mapping[str, str]) -> Settings:
         """The settings of the schema registry without their prefix, of the file or cluster, --set and the option -r.
 
@@ -104,6 +107,7 @@ class ChosenCluster(NamedTuple):
         file = self.command_config
         return of_bytes(parse_properties(file.read_bytes(), str(file)) if file else {})
 
+    @reading_arguments()
     def settings(self) -> dict[str, str]:
         """Client settings with bootstrap.servers of -b, or else of the file or the cluster, or else missing.
 
@@ -127,6 +131,7 @@ class ChosenCluster(NamedTuple):
         """`settings`, with this machine's broker if they name none."""
         return Settings({"bootstrap.servers": DEFAULT_SERVERS}) | self.settings()
 
+    @reading_arguments()
     def set_settings(self, settings: tuple[str, ...]) -> dict[str, str]:
         """The settings of --set, a registry's, too.
 
@@ -142,7 +147,8 @@ class ChosenCluster(NamedTuple):
 
     def connect(self) -> Admin:
         """Connect to the cluster; errors as of `settings` and `Admin`."""
-        return Admin(self.local_settings())
+        with reading_arguments():
+            return Admin(self.local_settings())
 
 
 def client_options(function: _Command) -> _Command:

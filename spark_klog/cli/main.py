@@ -25,7 +25,18 @@ from click.core import ParameterSource
 from spark_klog.base.names import VERSION
 from spark_klog.base.settings import parse_settings
 from spark_klog.cli.foreign import FOREIGN_COMMANDS, CommandGroup
-from spark_klog.cli.output import FORMATS, INTERRUPTED, JSON, LEVELS, TEXT, escaped, log_to_stderr, os_error_text
+from spark_klog.cli.output import (
+    FORMATS,
+    INTERRUPTED,
+    JSON,
+    LEVELS,
+    TEXT,
+    WrongArguments,
+    escaped,
+    log_to_stderr,
+    os_error_text,
+    reading_arguments,
+)
 from spark_klog.errors import ConfigError, KlogError
 
 if TYPE_CHECKING:
@@ -135,7 +146,7 @@ class _Group(CommandGroup):
             return super().invoke(ctx)
         except KlogError as error:
             click.echo(f"klog: {escaped(str(error), has_lines=True)}", err=True)
-            sys.exit(1)
+            sys.exit(2 if isinstance(error, WrongArguments) else 1)
         except KeyboardInterrupt:
             click.echo("klog: interrupted", err=True)
             sys.exit(INTERRUPTED)
@@ -252,19 +263,20 @@ def broker(
 
     if zookeeper and directories:
         raise click.UsageError("give only one of --zookeeper and --directories")
-    chosen = parse_settings(settings)
-    if listen and "listeners" in chosen:
-        raise click.UsageError("give only one of --listen and the setting listeners")
-    _log_as(ctx, log_format)
-    config = broker_config(
-        parse_properties(properties.read_bytes(), str(properties)) if properties else {},
-        chosen,
-        listen=listen,
-        data_dir=data_dir,
-        broker_id=broker_id,
-        directories=f"zookeeper://{zookeeper}" if zookeeper else directories,
-        metrics=metrics,
-    )
+    with reading_arguments():
+        chosen = parse_settings(settings)
+        if listen and "listeners" in chosen:
+            raise click.UsageError("give only one of --listen and the setting listeners")
+        _log_as(ctx, log_format)
+        config = broker_config(
+            parse_properties(properties.read_bytes(), str(properties)) if properties else {},
+            chosen,
+            listen=listen,
+            data_dir=data_dir,
+            broker_id=broker_id,
+            directories=f"zookeeper://{zookeeper}" if zookeeper else directories,
+            metrics=metrics,
+        )
     make_server: Callable[[Broker], Server] = Server
     addresses: list[str] = []
     if faults or control is not None:
@@ -275,7 +287,8 @@ def broker(
         script = first_script(lines)
         make_server = partial(FaultyServer, script=script)
         if control is not None:
-            served = serve_control(script, control, allow_remote_control)
+            with reading_arguments():
+                served = serve_control(script, control, allow_remote_control)
             addresses.append(f"faults at http://{served.address}/faults")
         if faults:
             _stop_after(lambda: follow(script, lines, click.echo))
@@ -289,7 +302,8 @@ def broker(
                 f"--schema-registry can't log in to the first listener, {first.name} ({first.protocol}): run "
                 "klog schema-registry with --command-config"
             )
-        registry = _OwnRegistry(schema_registry)
+        with reading_arguments():
+            registry = _OwnRegistry(schema_registry)
 
     def ready(line: str) -> None:
         click.echo("\n".join([line, *addresses]))
@@ -425,15 +439,15 @@ def cluster(
 
     if zookeeper_port is not None and not zookeeper:
         raise click.UsageError("--zookeeper-port needs --zookeeper")
-    chosen = parse_settings(settings)
     _log_as(ctx, log_format)
-    made = EmbeddedCluster(
-        *(brokers, zookeeper, data_dir, chosen),
-        log_format=log_format,
-        listen=listen,
-        zookeeper_port=zookeeper_port,
-        schema_registry=schema_registry or False,
-    )
+    with reading_arguments():
+        made = EmbeddedCluster(
+            *(brokers, zookeeper, data_dir, parse_settings(settings)),
+            log_format=log_format,
+            listen=listen,
+            zookeeper_port=zookeeper_port,
+            schema_registry=schema_registry or False,
+        )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), made as running:
         click.echo(f"klog cluster ready on {running.bootstrap_servers}")

@@ -6,6 +6,8 @@ A line of the log is text, or JSON: time (ISO 8601, UTC, in ms), level, logger, 
 Names of clients, users and groups come from outside. A line break in one would forge a line of the log, and an escape
 sequence would act on the reader's terminal: control characters are written as Python escapes, in text as in JSON, and
 the lines of a traceback are indented.
+
+A command ends with 2 if it refuses its arguments (`WrongArguments`), before its work, and with 1 if the work fails.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import IO, Any, TypeVar
 from unicodedata import combining, east_asian_width
 
 import click
+
+from spark_klog.errors import ConfigError, MissingPackage
 
 #: Work that is done sooner shows no bar.
 _BAR_AFTER = 1.0
@@ -47,6 +52,21 @@ _BAR_CELLS = 24
 _USUAL_SIZE = os.terminal_size((80, 24))
 #: Seconds between two drawings of a bar.
 _DRAWN_EVERY = 0.1
+
+
+class WrongArguments(ConfigError):
+    """Arguments, or files that they name, are refused before the work: the exit code is 2, as for click's errors."""
+
+
+@contextmanager
+def reading_arguments() -> Iterator[None]:
+    """Around what reads arguments, or as a decorator: its `ConfigError` becomes `WrongArguments`."""
+    try:
+        yield
+    except (MissingPackage, WrongArguments):
+        raise
+    except ConfigError as error:
+        raise WrongArguments(str(error)) from None
 
 
 class Counter:

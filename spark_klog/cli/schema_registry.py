@@ -11,9 +11,11 @@ import click
 from spark_klog.base.names import OF_REGISTRY
 from spark_klog.base.settings import parse_settings
 from spark_klog.cli.clusters import ChosenCluster
-from spark_klog.errors import ConfigError
+from spark_klog.cli.output import reading_arguments
+from spark_klog.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import ColumnFormat
     from spark_klog.schemas.registry.client import RegistrySettings
 
 
@@ -27,6 +29,7 @@ class ChosenRegistry(NamedTuple):
     def is_given(self) -> bool:
         return self.url is not None or bool(self.texts)
 
+    @reading_arguments()
     def settings(self, cluster: ChosenCluster, client: Mapping[str, str]) -> RegistrySettings | None:
         """The registry's settings, also those of the cluster, checked; None without any. `ConfigError`."""
         own = parse_settings(self.texts)
@@ -41,6 +44,16 @@ class ChosenRegistry(NamedTuple):
 
         registry_config(chosen, OF_REGISTRY, client)
         return RegistrySettings.beside(client, chosen)
+
+
+def check_text(form: ColumnFormat) -> ColumnFormat:
+    """The format; `ConfigError` if the text of its schema can't be read."""
+    try:
+        if form.text is not None:
+            _ = form.reader().type
+    except SchemaError as error:
+        raise ConfigError(f"--{form.column}-schema: {error}") from None
+    return form
 
 
 def registry_options(function: Callable[..., Any]) -> Callable[..., Any]:

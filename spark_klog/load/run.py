@@ -107,6 +107,9 @@ class LoadOptions:
     def __post_init__(self) -> None:
         settings, columns = self.settings, {form.column for form in self.formats}
         has_fields = bool(settings.schema) or "value" in columns
+        for name in settings.dictionary:
+            if name in columns or (name == "value" and has_fields):
+                raise ConfigError(f"dictionary: {name}s are rows here, and only plain columns have a dictionary")
         if is_table(self.output):
             self._check_table(settings, has_fields)
         elif settings.table_columns == VALUES:

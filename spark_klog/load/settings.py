@@ -97,9 +97,6 @@ class WriteSettings:
         unknown = [name for name in self.dictionary if name not in FULL.names]
         if unknown:
             raise ConfigError(f"dictionary: no column {', '.join(unknown)}; the columns are {', '.join(FULL.names)}")
-        with_schemas = {"value"} if self.schema else {row.column for row in self.rows}
-        if plain := sorted(with_schemas.intersection(self.dictionary)):
-            raise ConfigError(f"dictionary: {plain[0]} is not a plain column with a schema")
         if self.rows and self.format == PARQUET:
             self._check_parquet()
         self._check_order()

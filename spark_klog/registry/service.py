@@ -20,7 +20,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
 from spark_klog.client import Admin, Consumer, Producer
-from spark_klog.client.settings import of_bytes
+from spark_klog.client.settings import check_settings, of_bytes
 from spark_klog.errors import KlogError
 from spark_klog.registry import errors
 from spark_klog.registry.api import Answer, answer, content_type, refusal_body
@@ -73,6 +73,7 @@ class SchemaRegistry:
         host, _ = parse_listen(listen, _OPTION, LOOPBACK)
         #: A page of another site can send requests here under a name of its own; only who listens on one more knows it.
         self._host = host if is_loopback(host) else None
+        check_settings("SchemaRegistry", settings)
         settings = Settings({name: value for name, value in of_bytes(settings).items() if name not in _LEFT_OUT})
         with ExitStack() as opened:
             admin = opened.enter_context(Admin(settings))

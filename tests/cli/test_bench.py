@@ -122,7 +122,7 @@ def test_settings_of_connections_are_for_all_clients(cluster: EmbeddedCluster) -
     servers = f"bootstrap.servers={cluster.bootstrap_servers}"
     found = json.loads(klog("bench", "-X", servers, "-n", "10", "--probes", "0", "--json").stdout)
     assert found["consume"]["recordsPerSecond"] > 0
-    refused = klog_refusal("bench", "-X", servers, "-X", "security.protocol=SASL_PLAINTEXT", "-n", "1")
+    refused = klog_refusal("bench", "-X", servers, "-X", "security.protocol=SASL_PLAINTEXT", "-n", "1", code=2)
     assert "sasl.mechanism" in refused
 
 

@@ -52,7 +52,7 @@ def test_a_named_cluster(broker: SecureBroker, tmp_path: Path, monkeypatch: pyte
     file.write_text("\n".join(["[prod]", *settings, 'sasl.password = "env:KLOG_TEST_PASSWORD"']))
     monkeypatch.setenv("KLOG_CONFIG", str(file))
     done = klog("topics", "list", "--cluster", "prod")
-    assert (done.returncode, "KLOG_TEST_PASSWORD is not set" in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, "KLOG_TEST_PASSWORD is not set" in done.stderr) == (2, True), done.stderr
     monkeypatch.setenv("KLOG_TEST_PASSWORD", PASSWORDS["alice"])
     for command in (("topics", "create", "by-name"), ("groups", "list")):
         done = klog(*command, "--cluster", "prod")
@@ -116,7 +116,7 @@ def test_two_clusters_are_refused(tmp_path: Path, command: tuple[str, ...]) -> N
     file = tmp_path / "client.properties"
     file.write_text("bootstrap.servers=other:9092\n")
     done = klog(*command, "--bootstrap-server", "127.0.0.1:1", "--command-config", str(file))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"--bootstrap-server 127.0.0.1:1 and bootstrap.servers in {file} differ (other:9092)" in done.stderr
 
 

@@ -144,7 +144,7 @@ def test_the_lines_of_export_zk_offsets(place: Place, topic: str, tmp_path: Path
         (f"/consumers/{topic}/offsets/t/0:{1 << 63}", "not an offset in decimal"),
     ):
         file.write_text(text)
-        assert told in klog_refusal("offsets", *to)
+        assert told in klog_refusal("offsets", *to, code=2)
     show = ("offsets", "show", "--group", "from", "--from", place.coordinator)
     klog_refusal(*show, "--export", "--json", code=2)
 
@@ -198,19 +198,16 @@ def test_what_is_refused(place: Place, topic: str, tmp_path: Path) -> None:
         ((*to, "--topic", topic, "--shift-by", "1"), f"nothing to shift: the group has no offset of {topic}-0"),
         ((*to, "--topic", f"{topic}:0,3", "--to-latest"), f"topic {topic} has no partition 3"),
         ((*to, "--topic", "missing", "--to-latest"), "topic missing: UNKNOWN_TOPIC_OR_PARTITION (3)"),
-        *(
-            (
-                (*to, "--topic", topic, f"--to-time={text}"),
-                f"klog: --to-time {text} must be an ISO time (2026-11-21T10:00:00Z)",
-            )
-            for text in ("yesterday", "-1000", "9" * 20)
-        ),
-        ((*group, "--to", f"checkpoint://{tmp_path}", "--topic", topic, "--to-latest"), "can't be written"),
         (("offsets", "show", "--group", "nobody", "--from", place.coordinator), "has no offsets for group nobody"),
         (("offsets", "show", "--group", "nobody", "--from", str(tmp_path / "x")), "has no offsets for group nobody"),
         (("offsets", "show", "--group", "nobody", "--from", f"checkpoint://{tmp_path}"), "no completed micro-batch"),
     ):
         assert told in klog_refusal(*arguments)
+    for text in ("yesterday", "-1000", "9" * 20):
+        told = klog_refusal(*to, "--topic", topic, f"--to-time={text}", code=2)
+        assert f"klog: --to-time {text} must be an ISO time (2026-11-21T10:00:00Z)" in told
+    told = klog_refusal(*group, "--to", f"checkpoint://{tmp_path}", "--topic", topic, "--to-latest", code=2)
+    assert "can't be written" in told
     told = klog_refusal(*group, "--to", place.servers, "--topic", topic, "--to-latest", code=2)
     assert told.endswith(f"did you mean {place.coordinator} or zookeeper://{place.servers}?")
     for arguments in (

@@ -307,7 +307,7 @@ def test_without_a_registry(klog: Klog, topic: str, tmp_path: Path) -> None:
         (("-s", "value=avro", "-X", "schema.registry.uri=http://h"), "unknown setting schema.registry.uri"),
         (("-s", "value=avro", "-X", "schema.registry.bearer.auth.token=abc"), "but no URL: give --schema-registry"),
     ):
-        told = bare("consume", topic, *arguments, code=1)[1]
+        told = bare("consume", topic, *arguments, code=2)[1]
         assert error in told
         assert "abc" not in told
     for arguments, error in (

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as ConfluentConsumer, Producer as ConfluentProducer
 from kafka import KafkaConsumer, KafkaProducer
 
+from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.settings import (
     KAFKA_PYTHONS,
     LIBRDKAFKAS,
@@ -17,6 +21,8 @@ from spark_klog.client.settings import (
     is_known,
 )
 from spark_klog.errors import ConfigError
+from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.topic_reader import read
 
 
 def _said(name: str, prefix: str = "") -> str:
@@ -95,3 +101,14 @@ def test_the_names_are_those_of_the_clients() -> None:
     assert theirs >= KAFKA_PYTHONS.keys()
     hinted = {*LIBRDKAFKAS.values(), *LIBRDKAFKAS_COUNTS.values(), *KAFKA_PYTHONS.values()}
     assert [name for name in hinted if not is_known(name)] == []
+
+
+@pytest.mark.parametrize("settings", ["host:9092", None, 3, [("bootstrap.servers", "h:1")], {1: "x"}], ids=str)
+@pytest.mark.parametrize("client", [Producer, Consumer, Admin, SchemaRegistry, partial(read, "t")])
+def test_what_is_no_dict_of_settings(client: Callable[..., Any], settings: Any) -> None:
+    name = getattr(client, "__name__", "read")
+    if (name, settings) == ("read", None):
+        return  # its default
+    words = {"settings": settings} if name == "read" else {}
+    with pytest.raises(ConfigError, match=f"^{name} takes a dict of settings .*, not (a dict with|str|None|int|list)"):
+        client(**words) if words else client(settings)

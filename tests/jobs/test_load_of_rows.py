@@ -24,6 +24,7 @@ from tests.spark.support import Sent, create_topic, produce
 from tests.support.processes import kill, named
 
 _GIVEN = ("-b", "127.0.0.1:1", "--topics", "t", "--output", "o")
+_JSON_VALUES = ("--value-format", "json", "--schema", "a int")
 _PARTITIONS, _EACH = 3, 400
 #: Picks the processes to kill from those of a run.
 _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
@@ -55,7 +56,12 @@ def _written(url: str, topic: str, names: tuple[str, ...], numbers: range) -> li
             ["--value-format", "json"],
             "--value-format json needs --schema: fields as DDL, 'user_id bigint, at timestamp",
         ),
-        (["--schema", "a int"], "Error: --schema needs --value-format json, --value-schema avro, "),
+        (["--schema", "a int"], "--value-schema, or --schema, needs --value-format json, avro, "),
+        (["--value-schema", '"int"'], "--value-schema, or --schema, needs --value-format json, avro, "),
+        (
+            [*_JSON_VALUES, "-r", "http://r"],
+            "--schema-registry needs --value-format or --key-format avro, protobuf or json-schema: the schema of json",
+        ),
         (["--key-subject", "s"], "--key-subject needs --key-format avro"),
         (["--value-format", "json", "--schema", "a int", "--value-schema-id", "1"], "--value-schema-id needs"),
         (["--value-format", "avro", "--value-schema-id", "1", "--value-subject", "s"], "give only one of"),
@@ -79,6 +85,14 @@ def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureF
         (["--value-format", "avro", "--value-schema", "/no/file.avsc"], "--value-schema /no/file.avsc does not exist"),
         (["--value-format", "avro"], "--value-format avro needs --schema-registry, or --value-schema"),
         (["--value-format", "avro", "--value-schema-id", "1"], "needs --schema-registry"),
+        (["--value-format", "avro", "--value-schema", '{"type": "recrd"}'], "Error: --value-schema: "),
+        (["--key-format", "protobuf", "--key-schema", "message {"], "Error: --key-schema: "),
+        (
+            [*_JSON_VALUES, "--key-format", "avro", "--key-schema", '"string"', "--dictionary", "topic,key"],
+            "dictionary: keys are rows here",
+        ),
+        ([*_JSON_VALUES, "--dictionary", "value"], "dictionary: values are rows here"),
+        (["--key-format", "avro", "--key-schema", '"string"', "--dictionary", "key"], "dictionary: keys are rows here"),
         (["--value-format", "avro", "--schema-registry", "ftp://me:hunter2@r"], "schema.registry.url must be http"),
         (["--value-format", "avro", "-X", "schema.registry.basic.auth.username=me"], "no URL: give --schema-registry"),
         (["--value-format", "avro", "-X", "sasl.password=hunter2"], "-X sasl.password: only settings of the schema"),
@@ -96,7 +110,7 @@ def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureF
     ],
 )
 def test_wrong_settings(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match="2"):
         batch_load([*_GIVEN, *options])
     said = capsys.readouterr().err
     assert words in said

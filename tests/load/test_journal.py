@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from spark_klog.errors import LoadError
+from spark_klog.load.journal.history import Identity
 from spark_klog.load.journal.model import FileEntry, RangeResult, from_json
 
 _FILE = {"path": "t/t+0.parquet", "topic": "t", "partition": 0, "first": 0, "last": 3, "records": 4, "size": 9}
@@ -44,13 +45,21 @@ def test_times_before_the_epoch_are_read() -> None:
         ("files", [{**_FILE, "min_time": 0, "max_time": 0, "size": -1}], "files: size: -1"),
         ("files", [_FILE], "files: without min_time, max_time"),
         ("files", ["t.parquet"], "no JSON object for FileEntry"),
-        ("version", 2, "version 2, this is version 1"),
         ("by", "hand", "unknown by"),
     ],
 )
 def test_what_nobody_has_written_is_named(name: str, value: Any, words: str) -> None:
     with pytest.raises(LoadError, match=rf"^offsets\.json is not what a run has written \(.*{words}.*\): restore it$"):
         from_json(RangeResult, {**_RANGE, name: value}, "offsets.json")
+
+
+def test_a_journal_of_another_version() -> None:
+    with pytest.raises(
+        LoadError, match=r"^load\.json has version 2, and this klog reads version 1: go on with the klog"
+    ):
+        from_json(Identity, {"load": "a", "version": 2, "new": []}, "load.json")
+    with pytest.raises(LoadError, match=r"load\.json is not what a run has written \(version: '1'\): restore it$"):
+        from_json(Identity, {"load": "a", "cluster_id": "b", "format": "parquet", "version": "1"}, "load.json")
 
 
 def test_ranges_as_one() -> None:

@@ -200,7 +200,7 @@ def test_the_commands_of_lag_refuse(cluster: EmbeddedCluster) -> None:
     assert "give at least one GROUP" in klog("groups", "lag", "-b", cluster.bootstrap_servers).stderr
     both = klog("groups", "lag", "--metrics", "0", "--watch", "-b", cluster.bootstrap_servers)
     assert "without --watch" in both.stderr
-    refusal = klog_refusal("groups", "lag", "--metrics", "nowhere", "-b", "127.0.0.1:1")  # rejected before it connects
+    refusal = klog_refusal("groups", "lag", "--metrics", "nowhere", "-b", "127.0.0.1:1", code=2)  # before it connects
     assert refusal == "klog: --metrics: 'nowhere' is not HOST:PORT"
 
 

@@ -179,21 +179,25 @@ def test_named_clusters(
     done = klog("mirror", "--from", "here", "--to", "there", "--topics", topic, "--name", topic, "--until-end")
     assert done.returncode == 0, done.stderr
     assert [seen.value for seen in read_topic(target.bootstrap_servers, topic, 1)[0]] == [b"1"]
-    assert "did you mean there?" in klog_refusal("mirror", "--from", "here", "--to", "ther")
+    assert "did you mean there?" in klog_refusal("mirror", "--from", "here", "--to", "ther", code=2)
 
 
 def test_refusals(cluster: EmbeddedCluster, target: EmbeddedCluster, tmp_path: Path) -> None:
     sides = ("--from", cluster.bootstrap_servers, "--to", target.bootstrap_servers, "--until-end")
     same = ("--from", cluster.bootstrap_servers, "--to", cluster.bootstrap_servers, "--until-end")
     assert "same cluster" in klog_refusal("mirror", *same)
-    assert "not a regular expression" in klog_refusal("mirror", *sides, "--topics", "(")
-    assert "of a mirror" in klog_refusal("mirror", *sides, "--name", "a/b")
-    assert "neither a file nor HOST:PORT" in klog_refusal("mirror", "--from", "nowhere", "--to", "127.0.0.1:1")
+    assert "not a regular expression" in klog_refusal("mirror", *sides, "--topics", "(", code=2)
+    assert "of a mirror" in klog_refusal("mirror", *sides, "--name", "a/b", code=2)
+    assert "neither a file nor HOST:PORT" in klog_refusal("mirror", "--from", "nowhere", "--to", "127.0.0.1:1", code=2)
     file = tmp_path / "no.properties"
     file.write_text("acks=all\n")
-    assert "does not set bootstrap.servers" in klog_refusal("mirror", "--from", str(file), "--to", "127.0.0.1:1")
+    assert "does not set bootstrap.servers" in klog_refusal(
+        "mirror", "--from", str(file), "--to", "127.0.0.1:1", code=2
+    )
     file.write_text(f"bootstrap.servers={target.bootstrap_servers}\nacks=0\n")
-    assert "acks=0" in klog_refusal("mirror", "--from", cluster.bootstrap_servers, "--to", str(file), "--until-end")
+    assert "acks=0" in klog_refusal(
+        "mirror", "--from", cluster.bootstrap_servers, "--to", str(file), "--until-end", code=2
+    )
     file.write_text(f"bootstrap.servers={target.bootstrap_servers}\ntransaction.timeout.ms=2000\n")
     late = ("--from", cluster.bootstrap_servers, "--to", str(file), "--exactly-once", "--commit-interval", "2")
     assert "--commit-interval 2 needs a transaction.timeout.ms" in klog_refusal("mirror", *late, "--name", "late")

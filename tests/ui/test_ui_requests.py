@@ -684,11 +684,11 @@ def test_without_a_log_in(cluster: EmbeddedCluster) -> None:
 
 
 def test_what_the_command_refuses(cluster: EmbeddedCluster) -> None:
-    line = klog_refusal("ui", "--listen", "0.0.0.0:0", "--allow-remote", "--token", "off")
+    line = klog_refusal("ui", "--listen", "0.0.0.0:0", "--allow-remote", "--token", "off", code=2)
     assert line.startswith("klog: --token off is for loopback addresses")
-    assert "must be 16 to 200 of a-z" in klog_refusal("ui", "--listen", "0", "--token", "short-secret")
-    assert "short-secret" not in klog_refusal("ui", "--listen", "0", "--token", "short-secret")
-    line = klog_refusal("ui", "--listen", "0.0.0.0:0", "-b", cluster.bootstrap_servers)
+    assert "must be 16 to 200 of a-z" in klog_refusal("ui", "--listen", "0", "--token", "short-secret", code=2)
+    assert "short-secret" not in klog_refusal("ui", "--listen", "0", "--token", "short-secret", code=2)
+    line = klog_refusal("ui", "--listen", "0.0.0.0:0", "-b", cluster.bootstrap_servers, code=2)
     assert "--allow-remote" in line
-    line = klog_refusal("ui", "--listen", "nowhere", "-b", cluster.bootstrap_servers)
+    line = klog_refusal("ui", "--listen", "nowhere", "-b", cluster.bootstrap_servers, code=2)
     assert line == "klog: --listen: 'nowhere' is not HOST:PORT"

@@ -26,6 +26,7 @@ from spark_klog.cli.output import (
     fitting,
     print_lines,
     print_table,
+    reading_arguments,
     say,
     table_lines,
     terminal_size,
@@ -298,14 +299,16 @@ def _serve_lag(
 
     A first look-up that fails ends the command; a later one is logged, and the last figures are served.
     """
-    parse_listen(address, "--metrics", LOOPBACK)  # a mistyped one must not wait for a broker
+    with reading_arguments():
+        parse_listen(address, "--metrics", LOOPBACK)  # a mistyped one must not wait for a broker
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     own = cluster.client_settings()
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         settings = cluster.local_settings()
         if not settings.keys() & _TIMEOUTS.keys():
             settings.update(_TIMEOUTS)
-        admin = stack.enter_context(Admin(settings))
+        with reading_arguments():
+            admin = stack.enter_context(Admin(settings))
 
         @cache
         def others(group: str) -> list[OffsetStore]:

@@ -14,7 +14,7 @@ import click
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import topic_pattern
 from spark_klog.cli.clusters import ChosenCluster
-from spark_klog.cli.output import StatusLine, say
+from spark_klog.cli.output import StatusLine, reading_arguments, say
 from spark_klog.client.settings import parse_bootstrap
 from spark_klog.errors import ConfigError
 from spark_klog.mirror.mirror import Mirror, Totals
@@ -122,6 +122,7 @@ def mirror(until_end: bool, as_json: bool, **options: Any) -> None:
         click.echo(_text(running.totals))
 
 
+@reading_arguments()
 def mirror_settings(
     source: str, target: str, topics: str, exclude: str | None, groups: str | None = None, **others: Any
 ) -> MirrorSettings:

@@ -20,7 +20,7 @@ from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
 from spark_klog.cli.clusters import ChosenCluster, client_options, parse_topics, partitions_of
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.output import print_lines
+from spark_klog.cli.output import print_lines, reading_arguments
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import OffsetSpec, TimeSpec, offsets_by_partition, parse_time
@@ -142,7 +142,9 @@ def show(
     if as_lines and as_json:
         raise click.UsageError("give --export or --json, not both")
     chosen = parse_topics("--topic ", topics)
-    with open_store(source, group, cluster.client_settings()) as store:
+    with ExitStack() as stack:
+        with reading_arguments():
+            store = stack.enter_context(open_store(source, group, cluster.client_settings()))
         offsets = sorted(_stored(store, source, group, chosen).items())
     if as_lines:
         for key, offset in offsets:
@@ -232,7 +234,8 @@ def set_(
     targets: list[Target] = []
     targets += [OffsetSpec(EARLIEST)] if to_earliest else []
     targets += [OffsetSpec(LATEST)] if to_latest else []
-    targets += [TimeSpec(parse_time("--to-time", to_time))] if to_time is not None else []
+    with reading_arguments():
+        targets += [TimeSpec(parse_time("--to-time", to_time))] if to_time is not None else []
     targets += [ShiftBy(shift_by)] if shift_by is not None else []
     targets += [to_offset] if to_offset is not None else []
     if len(targets) + (from_file is not None) != 1:
@@ -256,6 +259,7 @@ def set_(
         _apply(opened, plan_changes(current, new_offsets, topics_of), dry_run, as_json)
 
 
+@reading_arguments()
 def _parse_file(path: Path, group: str) -> dict[TopicPartition, int]:
     try:
         text = path.read_text()
@@ -303,8 +307,9 @@ def _opened(
     """
     settings = cluster.settings()
     with ExitStack() as stack:
-        to_store = stack.enter_context(open_store(target, group, settings, writing=True))
-        from_stores = [stack.enter_context(open_store(source, group, settings)) for source in sources]
+        with reading_arguments():
+            to_store = stack.enter_context(open_store(target, group, settings, writing=True))
+            from_stores = [stack.enter_context(open_store(source, group, settings)) for source in sources]
         stores = list(zip((target, *sources), (to_store, *from_stores), strict=True))
         topics_of = next((store.cluster for _, store in stores if store.cluster is not None), None)
         if cluster.servers is not None or (topics_of is None and "bootstrap.servers" in settings):

@@ -9,6 +9,7 @@ from contextlib import suppress
 import click
 
 from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
+from spark_klog.cli.output import reading_arguments
 
 
 @click.command(
@@ -37,7 +38,9 @@ def schema_registry(listen: str, topic: str, stop_with_stdin: bool, cluster: Cho
     from spark_klog.schema_registry import SchemaRegistry
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt), SchemaRegistry(cluster.local_settings(), listen, topic) as registry:
+    with reading_arguments():
+        made = SchemaRegistry(cluster.local_settings(), listen, topic)
+    with suppress(KeyboardInterrupt), made as registry:
         click.echo(f"klog schema registry ready on {registry.url}")
         if stop_with_stdin:
             while os.read(0, 4096):

@@ -15,7 +15,7 @@ import click
 from spark_klog.base.names import OF_REGISTRY, ROW_FORMATS, Format
 from spark_klog.cli.clusters import ChosenCluster, client_options
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.output import escaped, print_lines, say
+from spark_klog.cli.output import WrongArguments, escaped, print_lines, say
 from spark_klog.cli.schema_registry import ChosenRegistry, registry_options
 from spark_klog.errors import ConfigError, MissingPackage, RegistryError, SchemaError
 from spark_klog.schemas.registry.schemas import LEVELS
@@ -184,9 +184,9 @@ def _schema_options(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             text = file.read()
         except UnicodeDecodeError:
-            raise ConfigError(f"{file.name} is not UTF-8") from None
+            raise WrongArguments(f"{file.name} is not UTF-8") from None
         if not text.strip():
-            raise ConfigError(f"{file.name} is empty: it must hold a schema")
+            raise WrongArguments(f"{file.name} is empty: it must hold a schema")
         schema = Schema(text, kind or cast("Format", _ENDINGS.get(ending, "avro")), used)
         return function(*args, schema=schema, **others)
 

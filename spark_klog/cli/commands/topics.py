@@ -11,7 +11,7 @@ import click
 from spark_klog.base.settings import parse_settings
 from spark_klog.cli.clusters import ChosenCluster, cluster_options, parse_topics, partitions_of
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.output import print_lines, say
+from spark_klog.cli.output import print_lines, reading_arguments, say
 from spark_klog.client import Admin
 from spark_klog.client.admin.topics import ConfigResource
 from spark_klog.client.offsets import NO_OFFSET, first_and_end, list_offsets
@@ -54,11 +54,11 @@ def create(
 ) -> None:
     """Create the topic NAME."""
     created = True
+    with reading_arguments():
+        configs = parse_settings(settings)
     with cluster.connect() as admin:
         try:
-            admin.create_topic(
-                name, partitions, replication_factor=replication_factor, configs=parse_settings(settings)
-            )
+            admin.create_topic(name, partitions, replication_factor=replication_factor, configs=configs)
         except ProtocolError as error:
             if not (if_not_exists and error.code == ErrorCode.TOPIC_ALREADY_EXISTS):
                 raise
@@ -200,7 +200,8 @@ def alter(
     """Alter the settings or the number of partitions of the topic NAME."""
     if partitions is None and not settings and not removed:
         raise click.UsageError("nothing to alter: give --partitions, --config or --delete-config")
-    changes = parse_settings(settings)
+    with reading_arguments():
+        changes = parse_settings(settings)
     if both := set(changes) & set(removed):
         raise click.UsageError(f"{', '.join(sorted(both))}: give only one of --config and --delete-config")
     with cluster.connect() as admin:

@@ -57,15 +57,15 @@ def _sink_options(function: _Command) -> _Command:
         "checkpoints",
         multiple=True,
         metavar="DIRECTORY",
-        help="The checkpointLocation of an exactly-once query of this package, with its decision log; repeatable. "
-        "Decisions in the topic are found without it.",
+        help="The checkpointLocation of an exactly-once query of this package, by which it is then named, and its "
+        "decisions are looked up; repeatable. Without it they are found by the transactional ids.",
     )
     topic = click.option(
         "--decision-topic",
         default=DECISION_TOPIC,
         show_default=True,
         metavar="TOPIC",
-        help="The topic in which the other exactly-once queries keep their decisions.",
+        help="The topic in which exactly-once queries keep their decisions, their option decisionTopic.",
     )
     return checkpoint(topic(function))
 
@@ -161,7 +161,7 @@ def describe(
 def _log_states(
     admin: Admin, wanted: Iterable[TransactionDescription], checkpoints: Sequence[str], topic: str
 ) -> list[LogState]:
-    """The decision logs of checkpoints, and those in the topic that own one of the open transactions."""
+    """The decision logs in the topic: those of checkpoints, and those that own one of the open transactions."""
     ids = [txn.transactional_id for txn in wanted if txn.state in _OPEN and _OF_SINK.fullmatch(txn.transactional_id)]
     if not checkpoints and not (ids and is_usable("pyarrow")):
         return []
@@ -378,7 +378,7 @@ def abort(
     that is refused unless the transaction hangs, as other partitions would stay open.
 
     A transaction that an exactly-once query of this package has decided is refused: its rows would be lost, and the
-    query commits it when it runs again. If the decisions of the query can't be found, give its --checkpoint.
+    query commits it when it runs again. If the decisions of the query are not found, give its --decision-topic.
     """
     in_partition = (topic, partition, start_offset, producer_id, producer_epoch, coordinator_epoch)
     if (transactional_id is None) == all(option is None for option in in_partition):
@@ -467,7 +467,7 @@ def _check_undecided(now: TransactionDescription, states: Sequence[LogState]) ->
     if holder is None and _OF_SINK.fullmatch(name):
         raise ConfigError(
             f"{name} looks like a transaction of an exactly-once sink, whose decision log is not known: give the "
-            "--checkpoint of its query, or --decision-topic; or --force, which loses its rows if they are decided"
+            "--decision-topic of its query; or --force, which loses its rows if they are decided"
         )
 
 

@@ -8,6 +8,7 @@ import click
 
 from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
+from spark_klog.cli.output import reading_arguments
 from spark_klog.cli.schema_registry import ChosenRegistry, registry_options
 from spark_klog.errors import MissingPackage
 from spark_klog.groups.stores import tree_addresses
@@ -80,7 +81,8 @@ def ui(
             click.echo(f"klog: {error}; the page shows bytes", err=True)
             decoding = None
     sources = Sources(settings, json_lines, stores, checkpoints, loads, cluster.name, config, decoding)
-    serve(sources, listen, allow_changes, allow_remote, token, _tell)
+    with reading_arguments():
+        serve(sources, listen, allow_changes, allow_remote, token, _tell)
 
 
 def _tell(address: str, token: Token | None) -> None:

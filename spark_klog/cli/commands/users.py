@@ -11,7 +11,7 @@ from spark_klog.base.names import SCRAM_HASHES
 from spark_klog.broker.security.config import ANONYMOUS
 from spark_klog.broker.security.mechanisms import make_credential
 from spark_klog.broker.security.users import check_user_name, read_users, remove_user, set_credentials
-from spark_klog.cli.output import say
+from spark_klog.cli.output import reading_arguments, say
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.security import MAX_ITERATIONS, MIN_ITERATIONS
 
@@ -51,12 +51,13 @@ Examples:
 @click.option("--password-stdin", is_flag=True, help="Read the password from a line of stdin.")
 def add(name: str, path: Path, mechanisms: tuple[str, ...], iterations: int, password_stdin: bool) -> None:
     """Add a user, or change a user's password. The user's rules in the file stay."""
-    check_user_name(name)
-    if name == ANONYMOUS:
-        raise ConfigError(f"{ANONYMOUS} stands for clients without authentication, and can't have a password")
-    password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _ask()
-    if not password or "\0" in password:
-        raise ConfigError("the password is empty or contains a NUL")
+    with reading_arguments():
+        check_user_name(name)
+        if name == ANONYMOUS:
+            raise ConfigError(f"{ANONYMOUS} stands for clients without authentication, and can't have a password")
+        password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _ask()
+        if not password or "\0" in password:
+            raise ConfigError("the password is empty or contains a NUL")
     chosen = mechanisms or tuple(SCRAM_HASHES)
     others = set_credentials(path, name, {kind: make_credential(kind, password, iterations) for kind in chosen})
     kept = f"; {others[0]} keeps its password: give no --mechanism to change both" if others else ""

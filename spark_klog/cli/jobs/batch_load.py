@@ -56,11 +56,14 @@ from spark_klog.cli.jobs.running import (
     progress_bar,
     spark_session,
 )
-from spark_klog.cli.output import print_table, say
-from spark_klog.cli.schema_registry import ChosenRegistry, registry_options
-from spark_klog.errors import ConfigError, MissingPackage
+from spark_klog.cli.output import print_table, reading_arguments, say
+from spark_klog.cli.schema_registry import ChosenRegistry, check_text, registry_options
+from spark_klog.client.settings import client_config
+from spark_klog.errors import ConfigError
 from spark_klog.groups.stores import open_store, tree_addresses
 from spark_klog.security.config import Settings
+from spark_klog.wire.http import LOOPBACK
+from spark_klog.wire.listening import parse_listen
 
 if TYPE_CHECKING:
     from spark_klog.load.rows import Evolution
@@ -199,20 +202,24 @@ class RowFormatOptions:
             kind = self.of(column, "format")
             given = [f"--{column}-{name.replace('_', '-')}" for name in _NAMES if self.of(column, name) is not None]
             if kind not in ROW_FORMATS and given and not (kind == "json" and given == ["--value-schema"]):
-                kinds = any_of(ROW_FORMATS)
                 if given == ["--value-schema"]:  # it has a second name, which the user may have given
-                    raise click.UsageError(f"--schema needs --value-format json, --value-schema {kinds}")
-                raise click.UsageError(f"{given[-1]} needs --{column}-format {kinds}")
+                    kinds = any_of(["json", *ROW_FORMATS])
+                    raise click.UsageError(f"--value-schema, or --schema, needs --value-format {kinds}")
+                raise click.UsageError(f"{given[-1]} needs --{column}-format {any_of(ROW_FORMATS)}")
             if len(given) > 1:
                 raise click.UsageError(f"give only one of {' and '.join(given)}")
             if self.of(column, "message") is not None and kind != "protobuf":
                 raise click.UsageError(f"--{column}-message needs --{column}-format protobuf")
         if not self.has_rows:
             if self.registry.is_given:
-                raise click.UsageError("--schema-registry needs --value-format or --key-format, such as avro")
+                raise click.UsageError(
+                    f"--schema-registry needs --value-format or --key-format {any_of(ROW_FORMATS)}: the schema of "
+                    "json is in no registry"
+                )
             if self.schema_evolution != "keep" and self.value_format != "json":
                 raise click.UsageError("--schema-evolution needs --value-format or --key-format, such as avro or json")
 
+    @reading_arguments()
     def formats(self, cluster: ChosenCluster, client: Mapping[str, str]) -> tuple[ColumnFormat, ...]:
         """The formats of columns that become rows; `client` are the settings of the Kafka client.
 
@@ -239,7 +246,7 @@ class RowFormatOptions:
                 raise ConfigError(f"--{column}-schema-id and --{column}-subject need --schema-registry")
             text = None if text is None else _text_of(f"--{column}-schema", text)
             message = self.of(column, "message")
-            formats.append(ColumnFormat(column, kind, registry, text, schema_id, subject, message=message))
+            formats.append(check_text(ColumnFormat(column, kind, registry, text, schema_id, subject, message=message)))
         return tuple(formats)
 
 
@@ -389,39 +396,37 @@ class JobOptions:
         """The fields of an upsert's key; "" to append."""
         return self.upsert_key or (RECORD_KEY if self.envelope != "none" else "")
 
+    @reading_arguments()
     def load_options(self, client: dict[str, str]) -> LoadOptions:
-        """What to load. `UsageError` if values exclude each other or can't be read; errors of the registry's settings,
-        which may stand in files, are those of `RowFormatOptions.formats`."""
+        """What to load; `WrongArguments` if values exclude each other or can't be read."""
+        client_config(client)
+        if self.metrics is not None:
+            parse_listen(self.metrics, "--metrics", LOOPBACK)
         formats = self.row_formats.formats(self.cluster, client)
         written = {each.name: getattr(self, each.name) for each in fields(WriteSettings) if hasattr(self, each.name)}
         written |= {"sort_by": self.sort_by or "", "upsert_key": self.key, "event_time": self.event_time or ""}
         written["dictionary"] = tuple(name for name in self.dictionary.split(",") if name)
-        try:
-            if self.row_formats.value_format == "json":
-                kind = read_schema(str(self.row_formats.value_schema))
-                written["schema"] = schema_text(debezium_type(kind) if self.envelope == "debezium" else kind)
-            if self.table:
-                open_table(self.table)
-            written["compression"] = self.compression or CODECS.get(self.format, ("",))[0]
-            return LoadOptions(
-                client,
-                self.topics,
-                self.destination,
-                WriteSettings(**written),
-                Limits(self.max_records, self.max_bytes),
-                self.max_time,
-                self.max_file_records,
-                self.max_bad,
-                self.fail_on_data_loss == "true",
-                self._start(),
-                _until(self.until, self.time_zone),
-                formats,
-                self.row_formats.schema_evolution,
-            )
-        except MissingPackage:
-            raise
-        except ConfigError as error:
-            raise click.UsageError(str(error)) from None
+        if self.row_formats.value_format == "json":
+            kind = read_schema(str(self.row_formats.value_schema))
+            written["schema"] = schema_text(debezium_type(kind) if self.envelope == "debezium" else kind)
+        if self.table:
+            open_table(self.table)
+        written["compression"] = self.compression or CODECS.get(self.format, ("",))[0]
+        return LoadOptions(
+            client,
+            self.topics,
+            self.destination,
+            WriteSettings(**written),
+            Limits(self.max_records, self.max_bytes),
+            self.max_time,
+            self.max_file_records,
+            self.max_bad,
+            self.fail_on_data_loss == "true",
+            self._start(),
+            _until(self.until, self.time_zone),
+            formats,
+            self.row_formats.schema_evolution,
+        )
 
     def _start(self) -> Place | None:
         if self.from_run is not None:

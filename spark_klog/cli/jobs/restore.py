@@ -32,7 +32,8 @@ from spark_klog.cli.jobs.running import (
     progress_bar,
     spark_session,
 )
-from spark_klog.cli.output import say
+from spark_klog.cli.output import reading_arguments, say
+from spark_klog.client.settings import client_config
 
 _JOB = "restore"
 
@@ -62,6 +63,8 @@ def _restore(
     output: str, topics: str, prefix: str, name: str | None, append: bool, cluster: ChosenCluster, as_json: bool
 ) -> int:
     client = cluster.settings()
+    with reading_arguments():
+        client_config(client)
     names = [topic.strip() for topic in topics.split(",") if topic.strip()]
     parts = plan_restore(RestoreOptions(output, client, names, prefix, name, append))
 

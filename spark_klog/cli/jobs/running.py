@@ -18,10 +18,10 @@ import click
 
 from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, client_options
-from spark_klog.cli.output import INTERRUPTED, Bar, escaped, secho
+from spark_klog.cli.output import INTERRUPTED, Bar, WrongArguments, escaped, secho
 from spark_klog.errors import KlogError, MissingPackage
 
-#: Exit codes. 2 is for arguments that can't be read or exclude each other.
+#: Exit codes. 2 is click's, for arguments that are refused before the work.
 DONE, FAILED, NOTHING_NEW, DONE_WITH_BAD = 0, 1, 3, 4
 #: Of a job's command.
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -103,12 +103,14 @@ def complain(job: str, text: str) -> None:
 def exit_code(job: str, work: Callable[[], int]) -> int:
     """Run `work` and return its exit code. If it raises, print the cause on stderr and return FAILED.
 
-    After Ctrl-C return INTERRUPTED. click's `UsageError` is for click, which ends with 2.
+    After Ctrl-C return INTERRUPTED. Wrong arguments are for click, which ends with 2.
     """
     try:
         return work()
     except click.UsageError:
         raise
+    except WrongArguments as error:
+        raise click.UsageError(str(error)) from None
     except KeyboardInterrupt:
         complain(job, "interrupted; the next call goes on from what is complete")
         return INTERRUPTED

@@ -15,7 +15,7 @@ import click
 
 from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
-from spark_klog.cli.output import Bar, print_table
+from spark_klog.cli.output import Bar, print_table, reading_arguments
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.settings import without_ids
@@ -109,7 +109,9 @@ def bench(
         raise click.UsageError("--set transactional.id: klog bench writes without transactions")
     name = topic or f"klog-bench-{secrets.token_hex(4)}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with Producer(own) as producer, Admin(shared) as admin:
+    with reading_arguments():
+        clients = Producer(own), Admin(shared)
+    with clients[0] as producer, clients[1] as admin:
         # in this order: the topic is deleted while the connections are there, and nothing of the producer follows
         with _topic(admin, name, existing, keep, partitions, replication_factor):
             count, speeds, latency = _measure(admin, producer, shared, name, records, size, probes)

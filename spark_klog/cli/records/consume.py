@@ -21,7 +21,7 @@ from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import OF_REGISTRY, TopicPartition, topic_pattern
 from spark_klog.cli.clusters import ChosenCluster, cluster_options, partitions_of
 from spark_klog.cli.foreign import RecordsCommand
-from spark_klog.cli.output import Counter
+from spark_klog.cli.output import Counter, reading_arguments
 from spark_klog.cli.records.form import RecordForm, json_text, record_lines, whole_number
 from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
 from spark_klog.cli.records.serdes import Serdes, SerdesOptions, serdes_options
@@ -141,28 +141,31 @@ def consume(
     if group is not None and (partitions or until is not None):
         raise click.UsageError("a group shares the partitions and has its own offsets: no --partition, --until")
     as_arrow = is_usable("pyarrow")  # the same, faster
-    filters = [Where(text) for text in where]
     given = cluster.set_settings(settings)
     formats = serdes.parsed(cluster, given, topics)
     if stop_on_error and not formats:
         raise click.UsageError("--stop-on-error needs -s: without it all records are printed as they are")
-    printed = _form(form, key_separator, delimiter, shows_null, as_json, as_arrow, formats)
+    with reading_arguments():
+        filters = [Where(text) for text in where]
+        printed = _form(form, key_separator, delimiter, shows_null, as_json, as_arrow, formats)
     render = _json_lines(as_arrow) if printed is None else printed.render
     own = {name: value for name, value in given.items() if not name.startswith(OF_REGISTRY)}
     _check_own(own, group)
     chosen = {"auto.offset.reset": "earliest"} | cluster.local_settings() | own
     if isolation is not None:
         chosen["isolation.level"] = isolation
-    # a mistyped argument must not wait for a broker
-    check_consumer_settings(chosen)
-    for text in topics:
-        _pattern(text)
-    if group is None:
-        place, stop = parse_place("--from", begin or "earliest"), parse_place("--until", until or "latest")
-        check_until(stop)
-    elif begin not in (None, "earliest", "latest"):
+    if group is not None and begin not in (None, "earliest", "latest"):
         raise click.UsageError("with --group, --from is earliest or latest, for partitions without an offset")
-    with Admin(chosen) as admin:
+    # a mistyped argument must not wait for a broker
+    with reading_arguments():
+        check_consumer_settings(chosen)
+        for text in topics:
+            _pattern(text)
+        if group is None:
+            place, stop = parse_place("--from", begin or "earliest"), parse_place("--until", until or "latest")
+            check_until(stop)
+        connected = Admin(chosen)
+    with connected as admin:
         reading: _Group | _Partitions
         if group is not None:
             if not follow:

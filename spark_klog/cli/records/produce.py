@@ -21,7 +21,7 @@ from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import OF_REGISTRY
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import RecordsCommand
-from spark_klog.cli.output import INTERRUPTED, Counter
+from spark_klog.cli.output import INTERRUPTED, Counter, reading_arguments
 from spark_klog.cli.records.form import JsonRecord, parse_json, parse_record, unescape
 from spark_klog.cli.records.serdes import SerdesOptions, serdes_options
 from spark_klog.client import Admin, Producer
@@ -124,10 +124,11 @@ def produce(
         chosen["compression.type"] = compression
     if transaction is not None:
         chosen["transactional.id"] = transaction
-    end = unescape("--delimiter", delimiter)
+    with reading_arguments():
+        end = unescape("--delimiter", delimiter)
+        separator = None if key_separator is None else unescape("--key-separator", key_separator)
     if as_json and not end:
         raise click.UsageError("--json needs a delimiter: each record is a line")
-    separator = None if key_separator is None else unescape("--key-separator", key_separator)
     if separator == b"":
         raise click.UsageError("--key-separator must not be empty")
     of_all = tuple(_header(text) for text in headers)
@@ -180,7 +181,9 @@ def _check_topic(settings: Mapping[str, str], topic: str, partition: int | None)
 
     `ConfigError` for a topic that does not exist, `ConnectionFailed`, `ProtocolError`.
     """
-    with Cluster.connect(settings) as cluster:
+    with reading_arguments():
+        connected = Cluster.connect(settings)
+    with connected as cluster:
         try:
             there = cluster.attempt(lambda: cluster.partitions([topic], create=True, missing_ok=True), _CREATED_MS)
             if not there and not _create_topics(settings):

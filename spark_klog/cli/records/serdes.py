@@ -19,6 +19,8 @@ import click
 from spark_klog.base.extras import require
 from spark_klog.base.names import OF_REGISTRY, ROW_FORMATS
 from spark_klog.cli.clusters import ChosenCluster
+from spark_klog.cli.output import reading_arguments
+from spark_klog.cli.schema_registry import check_text
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
 
@@ -99,6 +101,7 @@ class SerdesOptions(NamedTuple):
     ids: dict[Column, int | None]
     messages: dict[Column, str | None]
 
+    @reading_arguments()
     def parsed(
         self, cluster: ChosenCluster, own: dict[str, str], topics: Sequence[str], *, is_writing: bool = False
     ) -> Serdes:
@@ -124,9 +127,12 @@ class SerdesOptions(NamedTuple):
         registry = None
         if any(text in ROW_FORMATS for text in chosen.values()):
             from spark_klog.schemas.registry.client import RegistrySettings
+            from spark_klog.schemas.registry.settings import registry_config
 
             if settings := cluster.registry_settings(self.url, own):
-                registry = RegistrySettings(settings, OF_REGISTRY, Settings(cluster.client_settings()) | own)
+                client = Settings(cluster.client_settings()) | own
+                registry_config(settings, OF_REGISTRY, client)
+                registry = RegistrySettings(settings, OF_REGISTRY, client)
         for column, text in sorted(chosen.items()):
             if text in ROW_FORMATS:
                 by_schema.append(self._column_format(column, text, registry, topics))
@@ -167,7 +173,7 @@ class SerdesOptions(NamedTuple):
         except UnicodeDecodeError:
             raise ConfigError(f"--{column}-schema {file} is not UTF-8") from None
         subject = f"{topics[0]}-{column}" if registry is not None and len(topics) == 1 else None
-        return ColumnFormat(column, name, registry, text, schema_id, subject, message=self.messages[column])
+        return check_text(ColumnFormat(column, name, registry, text, schema_id, subject, message=self.messages[column]))
 
 
 def _chosen(texts: Sequence[str]) -> dict[Column, str]:

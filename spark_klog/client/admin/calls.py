@@ -18,7 +18,7 @@ from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
 from spark_klog.client.offsets import UNKNOWN_SECONDS
 from spark_klog.client.requests import unsent
-from spark_klog.client.settings import ClientConfig, client_config, setting_texts
+from spark_klog.client.settings import ClientConfig, check_settings, client_config, setting_texts
 from spark_klog.errors import (
     AdminClosed,
     AuthenticationError,
@@ -139,6 +139,7 @@ class AdminCalls:
             self.cluster = settings
             self._timeout_ms, self._limit = settings.config.request_timeout_ms, "request.timeout.ms"
         else:
+            check_settings("Admin", settings)
             config, self._timeout_ms = admin_config(settings)
             self.cluster, self._limit = Cluster(config), _API_TIMEOUT
             try:

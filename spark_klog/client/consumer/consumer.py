@@ -40,6 +40,7 @@ from spark_klog.client.net.waiting import Waker
 from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.client.retry import CALL_TIMEOUT
 from spark_klog.client.serialization import split_settings
+from spark_klog.client.settings import check_settings
 from spark_klog.errors import (
     ConcurrentUse,
     ConfigError,
@@ -191,6 +192,7 @@ class Consumer:
         timestamp_unit: Literal["us", "ms"] = "us",
     ) -> None:
         unit = one_of("timestamp_unit", timestamp_unit, ("us", "ms"))
+        check_settings("Consumer", settings)
         settings, serialization = split_settings(settings, "deserializer")
         deserializers = None if serialization is None else Deserializers(serialization)
         self._config = consumer_config(settings)

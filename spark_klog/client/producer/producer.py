@@ -42,7 +42,7 @@ from spark_klog.client.producer.transactions import PreparedTransaction, State, 
 from spark_klog.client.requests import PendingRequest
 from spark_klog.client.retry import Retry
 from spark_klog.client.serialization import split_settings
-from spark_klog.client.settings import without_effect
+from spark_klog.client.settings import check_settings, without_effect
 from spark_klog.errors import (
     BufferExhausted,
     CallInterrupted,
@@ -117,6 +117,7 @@ class Producer:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Connect with `settings` by Kafka's names; raises what `Cluster.connect` raises."""
+        check_settings("Producer", settings)
         of_client, serialization = split_settings(settings, "serializer")
         serializers = None if serialization is None else Serializers(serialization)
         if ignored := without_effect(of_client):

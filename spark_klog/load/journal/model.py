@@ -225,6 +225,12 @@ def offsets_json(progress: dict[TopicPartition, Progress]) -> dict[str, dict[str
 
 def from_json(kind: type[_T], value: Any, where: str) -> _T:
     """A dataclass of this module from its JSON; `LoadError` names the file `where` and what is wrong in it."""
+    version = value.get("version", VERSION) if isinstance(value, dict) else VERSION
+    if type(version) is int and version != VERSION:
+        raise LoadError(
+            f"{where} has version {version}, and this klog reads version {VERSION}: go on with the klog that wrote it, "
+            "or load into another --output or --table"
+        )
     try:
         made: _T = _build(kind, value)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -235,8 +241,6 @@ def from_json(kind: type[_T], value: Any, where: str) -> _T:
 def _build(kind: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         raise TypeError(f"no JSON object for {kind.__name__}")
-    if value.get("version", VERSION) != VERSION:
-        raise ValueError(f"version {value['version']}, this is version {VERSION}")
     required, readers = _fields(kind)
     if unknown := value.keys() - readers.keys():
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")

@@ -14,6 +14,7 @@ decimals, which must be equal. An array whose items do not match is an error eve
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Iterator
@@ -220,7 +221,7 @@ def encoded_default(field: AvroField, path: str) -> bytes:
     try:
         _encode(field.default, field.schema, result, iter(range(MAX_PAIRS)))
     except (TypeError, ValueError, KeyError, OverflowError, struct.error):
-        raise SchemaError(f"field {path}: the default {field.default!r} is no {field.schema}") from None
+        raise SchemaError(f"field {path}: the default {json.dumps(field.default)} is no {field.schema}") from None
     return bytes(result)
 
 

@@ -272,10 +272,10 @@ class AvroParser:
     def _declared(self, kind: str, node: Mapping[str, Any], namespace: str, path: str, depth: int) -> AvroSchema:
         name, space = node.get("name"), node.get("namespace")
         if not isinstance(name, str) or not name.rpartition(".")[2]:
-            raise SchemaError(f"{_at(path)}: {kind} with the name {_text(name)}")
+            raise SchemaError(f"{_at(path)}: {kind} {_stated(node, 'name')}")
         name = _full_name(name, space if isinstance(space, str) else namespace).removeprefix(".")
         if name in PRIMITIVES:
-            raise SchemaError(f"{_at(path)}: {kind} with the name {name!r}, which is an Avro type's")
+            raise SchemaError(f"{_at(path)}: {kind} with the name {_text(name)}, which is an Avro type's")
         if name in self.named:
             raise SchemaError(f"{_at(path)}: {name} is defined twice")
         schema = AvroSchema("record" if kind == "error" else kind, name=name, is_error=kind == "error")
@@ -287,7 +287,7 @@ class AvroParser:
         if kind == "fixed":
             size = node.get("size")
             if not _is_number(size) or not 0 <= size < 1 << 31:
-                raise SchemaError(f"{_at(path)}: fixed {name} has the size {_text(size)}")
+                raise SchemaError(f"{_at(path)}: fixed {name} {_stated(node, 'size')}")
             schema.size = size
             return _with_logical(schema)
         if kind == "enum":
@@ -305,7 +305,7 @@ class AvroParser:
             if not isinstance(name, str) or not name or "type" not in entry:
                 raise SchemaError(f"{_at(path)}: record {schema.name} has a field without name or type: {_text(entry)}")
             if name in fields:
-                raise SchemaError(f"{_at(path)}: record {schema.name} has two fields {name!r}")
+                raise SchemaError(f"{_at(path)}: record {schema.name} has two fields {_text(name)}")
             below = _below(path, name)
             kind = self._node(entry["type"], schema.namespace, below, depth + 1)
             order = entry.get("order", "ascending")
@@ -344,7 +344,11 @@ def _below(path: str, name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    return repr(value)[:_MOST_LETTERS]
+    return json.dumps(value, default=str)[:_MOST_LETTERS]
+
+
+def _stated(node: Mapping[str, Any], key: str) -> str:
+    return f"with the {key} {_text(node[key])}" if key in node else f"without a {key}"
 
 
 def _full_name(name: str, namespace: str) -> str:

@@ -152,8 +152,8 @@ def test_records_in_unions_by_name_then_by_structure() -> None:
         ),
         (["null", "string"], "int", "string is not int"),
         ("string", ["null", "int"], "string is not union<null, int>"),
-        (record(), record(("a", "int", "seven")), "field a: the default 'seven' is no int"),
-        (record(), record(("a", ["null", "int"], "seven")), "field a: the default 'seven' is no union"),
+        (record(), record(("a", "int", "seven")), 'field a: the default "seven" is no int'),
+        (record(), record(("a", ["null", "int"], "seven")), 'field a: the default "seven" is no union'),
     ],
 )
 def test_no_value_can_be_read(writer: Any, reader: Any, text: str) -> None:

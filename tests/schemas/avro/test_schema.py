@@ -61,8 +61,8 @@ def test_texts_of_a_primitive(text: str | bytes) -> None:
     ("schema", "text"),
     [
         ("{", "must be JSON"),
-        (record(("a", "Unknown")), "field a: 'Unknown' is neither an Avro type nor a name"),
-        (record(("a", "int"), ("a", "int")), "record R has two fields 'a'"),
+        (record(("a", "Unknown")), 'field a: "Unknown" is neither an Avro type nor a name'),
+        (record(("a", "int"), ("a", "int")), 'record R has two fields "a"'),
         (record(("next", ["null", "R"])), "field next: record R contains itself"),
         (
             record(("a", {"type": "array", "items": {"type": "map", "values": "R"}})),
@@ -71,9 +71,9 @@ def test_texts_of_a_primitive(text: str | bytes) -> None:
         (record(("a", ["int", ["null"]])), "field a: a union directly in a union"),
         (record(("a", ["int", {"type": "int", "logicalType": "date"}])), "is twice in a union"),
         (record(("a", [])), "field a: a union without branches"),
-        (record(("a", {"type": "fixed", "name": "F", "size": -1})), "fixed F has the size -1"),
+        (record(("a", {"type": "fixed", "name": "F", "size": -1})), "fixed F with the size -1"),
         (record(("a", {"type": "enum", "name": "E", "symbols": ["A", "A"]})), "a symbol twice"),
-        (record(("a", {"type": "enum", "name": "E", "symbols": ["A"], "default": "B"})), "the default 'B'"),
+        (record(("a", {"type": "enum", "name": "E", "symbols": ["A"], "default": "B"})), 'the default "B"'),
         (record(("a", {"type": "array"})), "array without 'items'"),
         (record(("a", {"type": "fixed", "name": "R", "size": 1})), "R is defined twice"),
         ({"type": "record", "name": "R"}, "record R without a list 'fields'"),
@@ -95,11 +95,11 @@ _ODD: list[tuple[Any, str | None, str | None]] = [
     ([], None, "a union without branches has no values"),
     ({"type": "array", "items": []}, None, r"field \[\]: a union without branches"),
     ({"type": "fixed", "name": ".F", "size": 1}, None, None),
-    ({"type": "fixed", "name": "F.", "size": 1}, "fixed with the name 'F.'", None),
+    ({"type": "fixed", "name": "F.", "size": 1}, 'fixed with the name "F."', None),
     ({"type": "fixed", "name": "F", "namespace": None, "size": 1}, None, None),
     ({"type": "fixed", "name": "F", "namespace": 7, "size": 1}, None, None),
-    ({"type": "fixed", "name": "F", "size": 1 << 31}, "fixed F has the size 2147483648", None),
-    ({"type": "fixed", "name": "F", "size": True}, "fixed F has the size True", None),
+    ({"type": "fixed", "name": "F", "size": 1 << 31}, "fixed F with the size 2147483648", None),
+    ({"type": "fixed", "name": "F", "size": True}, "fixed F with the size true", None),
     (
         {"type": "fixed", "name": "F", "size": 1, "aliases": "G"},
         "aliases of fixed F must be a list",
@@ -110,19 +110,19 @@ _ODD: list[tuple[Any, str | None, str | None]] = [
         "aliases of fixed F must be a list",
         "",
     ),
-    ({"type": "fixed", "name": "long", "size": 1}, "with the name 'long', which is an Avro type's", None),
+    ({"type": "fixed", "name": "long", "size": 1}, 'with the name "long", which is an Avro type\'s', None),
     ({"type": "fixed", "name": "n.long", "size": 1}, None, None),
     ({"type": "enum", "name": "E", "symbols": [1]}, "the symbols of enum E must be a list of strings", None),
-    ({"type": "enum", "name": "E", "symbols": ["A"], "default": ["A"]}, "the default \\['A'\\] of enum E", None),
+    ({"type": "enum", "name": "E", "symbols": ["A"], "default": ["A"]}, 'the default \\["A"\\] of enum E', None),
     ({"type": "enum", "name": "E", "symbols": []}, None, None),
     ({"type": "error", "name": "E", "fields": []}, None, None),
     ({"type": ["null", "int"]}, None, None),
     ({"type": {"type": {"type": "int"}}}, None, None),
-    ({"type": "array", "items": {"type": 7}}, r"field \[\]: {'type': 7} has no type", None),
+    ({"type": "array", "items": {"type": 7}}, r'field \[\]: {"type": 7} has no type', None),
     ({"type": "int", "logicalType": 7}, None, None),
     (["int", {"type": "int", "logicalType": "date"}], "is twice in a union", None),
-    ("Unknown", "'Unknown' is neither an Avro type nor a name", None),
-    (None, "None is not an Avro type", None),
+    ("Unknown", '"Unknown" is neither an Avro type nor a name', None),
+    (None, "null is not an Avro type", None),
     (record(("next", ["null", "R"])), None, "field next: record R contains itself"),
     (record(("a", ["int", "R"]), ("b", {"type": "map", "values": "R"})), None, "field a: record R contains itself"),
     ({"type": "record", "name": "R", "fields": [{"name": "", "type": "int"}]}, "a field without name or type", None),
@@ -130,10 +130,10 @@ _ODD: list[tuple[Any, str | None, str | None]] = [
     ({"type": "record", "name": "R", "fields": {}}, "record R without a list 'fields'", None),
 ]
 _ODD_FIELDS: list[tuple[dict[str, Any], str | None]] = [
-    ({"order": "up"}, "field f: the order 'up'; ascending, descending and ignore are known"),
-    ({"order": None}, "field f: the order None"),
+    ({"order": "up"}, 'field f: the order "up"; ascending, descending and ignore are known'),
+    ({"order": None}, "field f: the order null"),
     ({"order": "Ignore"}, None),
-    ({"aliases": "g"}, "field f: the aliases must be a list of strings, not 'g'"),
+    ({"aliases": "g"}, 'field f: the aliases must be a list of strings, not "g"'),
     ({"aliases": [1]}, "field f: the aliases must be a list of strings"),
     ({"aliases": None}, "field f: the aliases must be a list of strings"),
     ({"default": float("nan")}, "must be JSON: NaN is not JSON"),
@@ -185,7 +185,7 @@ def test_a_full_name_may_end_with_that_of_a_type() -> None:
     rows = pa.array([{"string": {"a": 1}}], pa.struct([("string", pa.struct([("a", pa.int32())]))]))
     text = schema_of(rows.type)
     assert encode(text, rows) == written(json.loads(text), *rows.to_pylist())
-    with pytest.raises(SchemaError, match="record with the name 'string', which is an Avro type's"):
+    with pytest.raises(SchemaError, match='record with the name "string", which is'):
         parse_schema(record(("a", "int"), name="string"))
 
 

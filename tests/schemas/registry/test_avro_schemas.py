@@ -78,21 +78,21 @@ def test_the_normalized_text() -> None:
         ('{"type":"int","x":1e400}', "1e400 is too large"),
         ("7", "7 is not an Avro type"),
         ("{}", "has no type"),
-        ('"R"', "'R' is neither an Avro type nor a name"),
+        ('"R"', '"R" is neither an Avro type nor a name'),
         ('{"type":"array"}', "array without 'items'"),
-        ('{"type":"fixed","name":"F"}', "fixed F has the size None"),
+        ('{"type":"fixed","name":"F"}', "fixed F without a size"),
         ('{"type":"enum","name":"E","symbols":["A","A"]}', "has a symbol twice"),
         (
             '{"type":"enum","name":"E","symbols":["A"],"default":"B"}',
-            "the default 'B' of enum E is not one of its symbols",
+            'the default "B" of enum E is not one of its symbols',
         ),
         ('{"type":"record","name":"R"}', "record R without a list 'fields'"),
-        ('{"type":"record","fields":[]}', "record with the name None"),
-        ('{"type":"record","name":"int","fields":[]}', "name 'int', which is an Avro type's"),
+        ('{"type":"record","fields":[]}', "record without a name"),
+        ('{"type":"record","name":"int","fields":[]}', 'name "int", which is an Avro type'),
         ('{"type":"record","name":"1R","fields":[]}', "Illegal name"),
         (
             '{"type":"record","name":"R","fields":[{"name":"a","type":"int"},{"name":"a","type":"int"}]}',
-            "two fields 'a'",
+            'two fields "a"',
         ),
         ('{"type":"record","name":"R","fields":[{"name":"a","type":"int","default":"x"}]}', "Invalid default"),
         (  # the default has no "b"
@@ -117,7 +117,7 @@ def test_references() -> None:
     schema = AvroSchema('{"type":"array","items":"n.A"}', references)
     assert schema.canonical() == '{"type":"array","items":"n.A"}'
     assert '"size":2' in schema.formatted("resolved")
-    with pytest.raises(InvalidSchema, match=r"reference n\.A: field f: 'F' is neither"):
+    with pytest.raises(InvalidSchema, match=r'reference n\.A: field f: "F" is neither'):
         AvroSchema('{"type":"array","items":"n.A"}', {"n.A": references["n.A"]})
 
 
