@@ -36,6 +36,7 @@ test-all: $(VENV)/test.installed $(VENV)/spark-home.made
 	$(PYTEST) $(ARGS)
 
 # The long runs of which CI has a short slice: tens of kills, a storm of rebalances, ten minutes of fuzzing for each target.
+soak: export SPARK_KLOG_SOAK := 1
 soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k '(kill or acknowledged) and not table_kills' tests/broker tests/zookeeper tests/jobs tests/load tests/log tests/restore tests/spark $(ARGS)
 	SPARK_KLOG_RUNS=200 $(BIN)/python -m pytest --timeout=3600 tests/load/test_year.py $(ARGS)
@@ -54,10 +55,12 @@ soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_FAULT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_random_faults.py tests/client/consumer/test_consumer_faults.py tests/client/net/test_tcp_faults.py tests/client/consumer/test_member_epochs.py $(ARGS)
 	SPARK_KLOG_EXACTLY_ONCE=full $(BIN)/python -m pytest --timeout=3600 tests/spark/exactly_once $(ARGS)
 	SPARK_KLOG_ROUND_TRIP=1000000 $(BIN)/python -m pytest --timeout=3600 tests/spark/test_round_trip.py $(ARGS)
+	$(BIN)/python -m pytest --timeout=3600 tests/tables/test_filters.py tests/tables/test_delta_spark.py tests/tables/test_unclear_commits.py tests/tables/test_iceberg_sequences.py tests/tables/test_iceberg_history.py tests/load/test_table_neighbours.py tests/load/test_two_runs.py tests/load/test_upserts.py tests/load/test_tables.py tests/load/test_table_rows.py tests/load/test_iceberg.py tests/load/test_compaction.py $(ARGS)
+	$(BIN)/python -m pytest --timeout=3600 tests/schemas/json_schema tests/schemas/protobuf/test_properties.py tests/schemas/avro tests/spark/functions/test_schema_functions.py tests/broker/clients/test_franz_go_suite.py tests/broker/transactions/test_transactions_2.py tests/jobs/test_mac_wheel.py tests/jobs/test_load_of_rows.py tests/spark/read/test_schema_stream_kills.py $(ARGS)
 
 # pyspark 4.0 to 4.3, each with a Python of its own (see tests/support/spark/pyspark_versions.py): in environments of the cache.
 matrix: $(VENV)/test.installed $(VENV)/spark-home.made
-	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py tests/spark/read/test_checkpoint_switch.py tests/jobs/test_packaging.py $(ARGS)
+	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py tests/spark/read/test_checkpoint_switch.py tests/spark/read/test_available_now.py tests/jobs/test_packaging.py tests/jobs/test_extras.py $(ARGS)
 	$(BIN)/python -m tests.spark.matrix $(ARGS)
 
 # The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.

@@ -112,6 +112,26 @@ def test_reasons_not_to_be_in_make_test() -> None:
     assert used == set()
 
 
+def _lines(target: str) -> list[str]:
+    """The commands of a target of the Makefile."""
+    [commands] = re.findall(rf"^{target}: \$\(VENV\).*\n((?:\t.*\n)+)", (_ROOT / "Makefile").read_text(), re.MULTILINE)
+    return list(commands.splitlines())
+
+
+@pytest.mark.parametrize(("target", "names"), [("soak", {"SOAK", "in_soak"}), ("matrix", {"in_matrix"})])
+def test_what_test_all_cuts_short_is_whole_elsewhere(target: str, names: set[str]) -> None:
+    """The Makefile runs all of each file that asks for the target's variable."""
+    whole = {word for line in _lines(target) if " -k " not in line for word in line.split()}
+    users = {
+        path.relative_to(_ROOT)
+        for path in (_ROOT / "tests").rglob("test_*.py")
+        for imported in re.findall(r"^from tests\.support\.runs\.soak import (.+)$", path.read_text(), re.MULTILINE)
+        if names & set(imported.split(", "))
+    }
+    assert users
+    assert [user for user in users if not whole & {str(user), *map(str, user.parents)}] == []
+
+
 def _pytest(folder: Path, files: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
     for name, text in {"conftest.py": _CONFTEST, **files}.items():
         (folder / name).write_text(text)

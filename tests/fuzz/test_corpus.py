@@ -1,4 +1,4 @@
-"""Read all kept inputs, and fuzz: one target for a second in `make test`, all for five in `make test-all`, and longer
+"""Read all kept inputs, and fuzz: one target for a second in `make test`, all for two in `make test-all`, and longer
 in `make soak`.
 """
 
@@ -16,7 +16,7 @@ from .inputs import all_inputs
 from .run import bounded_memory
 from .targets import TARGETS
 
-SECONDS = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "5"))
+SECONDS = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "2"))
 _QUICK = 1
 _LONG = 60
 #: Of each start most is the instrumentation of the code; of the other targets `make test` reads the kept inputs.

@@ -21,6 +21,7 @@ from tests.jobs.support import ROOT
 from tests.support.packages import conda
 from tests.support.packages.registries import download
 from tests.support.packages.wheel import fresh_environment, pip_of, site_packages
+from tests.support.runs.soak import in_matrix
 
 _SECONDS = 300
 #: As `du -m` counts, with pip's .pyc files.
@@ -333,6 +334,7 @@ def _check_archive(archive: Path, folder: Path) -> None:
 
 
 @pytest.mark.test_all("long")
+@in_matrix
 @pytest.mark.skipif(
     platform.system() != "Linux" or platform.machine() != "x86_64" or sys.base_prefix == "/usr",
     reason="the Python of these tests can't be made a package of conda's",
@@ -378,6 +380,7 @@ def _pyspark_of_doctor(python: Path, folder: Path) -> str:
 
 
 @pytest.mark.test_all("version")
+@in_matrix
 def test_a_pyspark_that_was_there_before_is_left_alone(wheel: Path, tmp_path: Path) -> None:
     python = fresh_environment(tmp_path, f"pyspark=={_OLD_PYSPARK}")
     before = _hashes(site_packages(python))
@@ -388,6 +391,7 @@ def test_a_pyspark_that_was_there_before_is_left_alone(wheel: Path, tmp_path: Pa
 
 
 @pytest.mark.test_all("version")  # the round trip, with a pyspark that pip does not know
+@in_matrix
 def test_a_platform_whose_pyspark_is_newer_and_has_no_metadata(wheel: Path, tmp_path: Path) -> None:
     """As on Databricks, where pyspark is on sys.path from a folder of the platform's own."""
     folder = tmp_path / "platform" / "python"

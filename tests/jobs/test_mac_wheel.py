@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.packages.registries import download
 from tests.support.packages.wheel import build_wheel
+from tests.support.runs.soak import in_soak
 
 #: zig is a C compiler with the libraries of its targets, in a wheel; macholib reads what it makes.
 _TOOLS = ("ziglang==0.17.*", "macholib==1.16.*")
@@ -33,7 +34,8 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.test_all("long")
 @pytest.mark.parametrize(
-    ("architecture", "target", "cpu"), [("arm64", "aarch64", _CPU_ARM64), ("x86_64", "x86_64", _CPU_X86_64)]
+    ("architecture", "target", "cpu"),
+    [("arm64", "aarch64", _CPU_ARM64), pytest.param("x86_64", "x86_64", _CPU_X86_64, marks=in_soak)],
 )
 def test_the_native_kernel_is_built_for_macos(
     architecture: str, target: str, cpu: int, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,7 @@ from spark_klog.load.verify import verify
 from tests.load.support import Killed, by_duckdb, by_pyarrow, die, expected, failing, kills, run
 from tests.spark.support import Sent, create_topic, delete_topic, produce, values
 from tests.support.clients.klog import klog
+from tests.support.runs.soak import SOAK
 
 _TIME = 1_700_002_800_000
 _HOUR_MS = 3_600_000
@@ -136,7 +137,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
     chance = random.Random(side)
     _load(servers, topic, tmp_path / "first", 2)
     while died:
-        number += 1 if side < 0 else 6
+        number += 6 if side > 0 else 1 if SOAK else 4
         output = tmp_path / str(number)
         run(servers, output, topic, limits=Limits(max_records=40), max_task_records=10)
         run(servers, output, topic, max_task_records=10)
@@ -169,8 +170,8 @@ def test_killed_at_any_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path
     """A process that compacts gets SIGKILL; runs of the load go on, and what it has left does no harm."""
     servers, chance, count = cluster.bootstrap_servers, random.Random(5), 0
     create_topic(servers, topic, 2)
-    killed = 0
-    for _ in range(30):
+    killed, rounds = 0, 30 if SOAK else 6
+    for _ in range(rounds):
         for _ in range(2):
             produce(servers, topic, values(40, partitions=2, start=count))
             count += 40
@@ -185,7 +186,7 @@ def test_killed_at_any_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path
         killed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) < 0
         whole = expected(topic, {0: count // 2, 1: count // 2})
         assert by_pyarrow([item.path for item in files(str(tmp_path))]) == whole
-    assert killed > 10
+    assert killed > rounds // 3
     run(servers, tmp_path, topic)
     compact(str(tmp_path))
     assert by_pyarrow(tmp_path) == by_duckdb(tmp_path) == whole

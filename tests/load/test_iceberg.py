@@ -20,6 +20,7 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.tables.iceberg import IcebergTable
 from tests.load.support import InProcess, Killed, Place, die, expected, failing, run
 from tests.spark.support import Sent, create_topic, produce, values
+from tests.support.runs.soak import SOAK
 from tests.tables.iceberg_tables import Warehouse
 
 _ADDRESS = "iceberg:c.ns.t"
@@ -65,7 +66,7 @@ def test_runs_of_a_table(cluster: EmbeddedCluster, topic: str, warehouse: Wareho
 
 
 @pytest.mark.test_all("kill")
-@pytest.mark.parametrize(("side", "step"), [(1, 2), (-1, 1)])
+@pytest.mark.parametrize(("side", "step"), [(1, 2), (-1, 1)] if SOAK else [(1, 7), (-1, 5)])
 def test_killed_at_each_change(
     cluster: EmbeddedCluster, topic: str, warehouse: Warehouse, side: int, step: int
 ) -> None:

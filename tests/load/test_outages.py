@@ -46,6 +46,7 @@ from tests.load.support import InProcess, Place, by_duckdb, by_pyarrow, expected
 from tests.load.tables import Kind, by_spark, check_each_once as check_places, make_lake
 from tests.spark.support import Sent, create_topic, produce, values
 from tests.support.processes import kill, named
+from tests.support.runs.soak import in_soak
 
 _SECONDS = 480
 #: Picks the processes to kill from those of a run; the broker is not one of them.
@@ -61,7 +62,7 @@ _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     _BROKER: lambda tree: [],
 }
 #: Which of them die without SPARK_KLOG_KILLS.
-_OF_THE_SLICE = ["an executor", "all workers"]
+_OF_THE_SLICE = ["an executor"]
 _SPARK = """
 import json, sys
 from pyspark.sql import SparkSession
@@ -257,7 +258,7 @@ def test_a_broker_that_is_killed(topic: str, server_dir: Path, tmp_path: Path) -
             marks=pytest.mark.skipif(not kills(), reason="part of make soak; jobs/test_batch_load.py has the slice"),
         ),
         "delta",
-        "iceberg",
+        pytest.param("iceberg", marks=in_soak),
     ],
 )
 def test_processes_of_a_cluster(

@@ -64,7 +64,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, si
     whole = expected(topic, {0: 60, 1: 60})
     number, died, size = 0, True, 40 if kills() or side < 0 else 60
     while died:
-        number += 1 if kills() else 4 if side < 0 else 8
+        number += 1 if kills() else 9 if side < 0 else 23
         uri = bucket(s3, f"b{number}{'ab'[side > 0]}")
         try:
             with failing(ArrowFolder, side * number, die):
@@ -88,7 +88,7 @@ def test_a_compaction_killed_at_each_change(cluster: EmbeddedCluster, topic: str
     servers, number, died, count = cluster.bootstrap_servers, 0, True, 0
     create_topic(servers, topic)
     while died:
-        number += 1 if kills() else 3 if side < 0 else 6
+        number += 1 if kills() else 11 if side < 0 else 23
         uri = bucket(s3, f"c{number}{'ab'[side > 0]}")
         for _ in range(3):
             produce(servers, topic, values(10, start=count))

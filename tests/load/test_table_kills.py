@@ -1,7 +1,7 @@
 """A load into a table is killed by SIGKILL at any moment: readers find each record once, in tables on disk and in S3.
 
-SPARK_KLOG_KILLS sets the number of kills of each kind of table and place (default: one of each moment), and
-SPARK_KLOG_SEED the random choices. tests/load/test_outages.py kills the processes of Spark.
+SPARK_KLOG_KILLS sets the number of kills of each kind of table and place (default: one of each moment, in two of the
+four), and SPARK_KLOG_SEED the random choices. tests/load/test_outages.py kills the processes of Spark.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
 from tests.load.support import expected, kills, run
 from tests.load.tables import Kind, Lake, by_spark, check_each_once, make_lake
 from tests.spark.support import create_topic, produce, values
+from tests.support.runs.soak import in_soak
 
 _SECONDS = 120
 #: Records of a run, and partitions of the topic.
@@ -43,8 +44,13 @@ _BY_ITSELF = ("before", "after")
 pytestmark = [
     pytest.mark.timeout(0),  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
     pytest.mark.test_all("kill"),
-    pytest.mark.parametrize("place", ["disk", "s3"]),
-    pytest.mark.parametrize("kind", ["delta", "iceberg"]),
+    pytest.mark.parametrize(
+        ("kind", "place"),
+        [
+            *(("delta", "s3"), ("iceberg", "disk")),
+            *(pytest.param(kind, place, marks=in_soak) for kind, place in (("delta", "disk"), ("iceberg", "s3"))),
+        ],
+    ),
 ]
 
 

@@ -29,6 +29,7 @@ from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
 from tests.load.support import InProcess, expected, run
 from tests.load.tables import CATALOG, NAME, Kind, Lake, check_each_once, make_lake, places
 from tests.spark.support import Sent, consume, create_topic, delete_records, delete_topic, produce, set_topic, values
+from tests.support.runs.soak import SOAK, in_soak
 from tests.support.spark.spark_tables import SparkTables
 
 _KINDS = pytest.mark.parametrize("kind", ["delta", "iceberg"])
@@ -66,7 +67,8 @@ class _InTurns(InProcess):
 @pytest.mark.test_all("long")
 @_KINDS
 def test_two_loads_race(cluster: EmbeddedCluster, topic: str, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty times, without locks: whoever loses is told so, and each record is there once."""
+    """Again and again, without locks: whoever loses is told so, and each record is there once."""
+    rounds = 20 if SOAK else 5
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
     monkeypatch.setattr("spark_klog.load.run.locked", _unlocked)
@@ -80,7 +82,7 @@ def test_two_loads_race(cluster: EmbeddedCluster, topic: str, lake: Lake, monkey
         except LoadError as error:
             lost.append(str(error))
 
-    for number in range(20):
+    for number in range(rounds):
         produce(servers, topic, values(60, start=number * 60, partitions=2))
         threads = [threading.Thread(target=work) for _ in range(2)]
         for thread in threads:
@@ -101,7 +103,7 @@ def test_two_loads_race(cluster: EmbeddedCluster, topic: str, lake: Lake, monkey
 
 @pytest.mark.peer
 @pytest.mark.test_all("client")
-@_KINDS
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=in_soak)])  # tables/test_iceberg_spark.py
 def test_spark_between_runs(cluster: EmbeddedCluster, topic: str, tmp_path: Path, lake: Lake) -> None:
     """It appends, compacts, and removes old versions with their files: the load goes on, and nobody loses a row."""
     servers = cluster.bootstrap_servers
@@ -122,13 +124,13 @@ def test_spark_between_runs(cluster: EmbeddedCluster, topic: str, tmp_path: Path
     with SparkTables(lake.kind, tmp_path / "spark", CATALOG, lake.warehouse) as spark:
         for statement in begin:
             spark.do(statement)
-        for number in range(4):
+        for number in range(4 if SOAK else 2):
             produce(servers, topic, values(40, start=number * 40, partitions=2))
             assert run(servers, lake.address, topic, max_task_records=10).runs == [number + 1]
             if lake.kind == "iceberg":
                 spark.sql(f"REFRESH TABLE {name}")
             spark.sql(f"INSERT INTO {name} VALUES ({row.format(number)})")
-            for statement in care if number % 2 else ():
+            for statement in () if number % 2 else care:
                 spark.do(statement)
             wanted = [*expected(topic, dict.fromkeys(range(2), 20 * (number + 1)))]
             wanted = sorted([*wanted, *(("theirs", 9, offset) for offset in range(number + 1))])

@@ -29,6 +29,7 @@ from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.security.config import Settings
 from tests.load.support import Killed, die, failing, run
 from tests.spark.support import Sent, create_topic, produce
+from tests.support.runs.soak import SOAK
 
 _OF_VALUES = WriteSettings(table_columns=VALUES)
 
@@ -169,12 +170,13 @@ def test_an_existing_table_with_wider_columns(
 
 
 @pytest.mark.test_all("long")
-def test_thirty_runs_each_with_a_new_field(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+def test_runs_each_with_a_new_field(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     expected: list[dict[str, Any]] = []
     names: list[str] = []
-    for number in range(30):
+    runs = 30 if SOAK else 10
+    for number in range(runs):
         names.append(f"f{number}")
         rows = [{"id": number * 10 + row, names[-1]: f"{row}"} for row in range(10)]
         _send(servers, registry, topic, _schema(*names), [*rows])
@@ -188,7 +190,7 @@ def test_thirty_runs_each_with_a_new_field(cluster: EmbeddedCluster, registry: s
         _load(servers, tmp_path, topic, registry, evolution="latest", max_task_records=5)
         empty = dict.fromkeys(["id", *names])
         assert _rows(tmp_path) == [{**empty, **row} for row in expected]
-    assert len(status(str(tmp_path)).runs) == 30
+    assert len(status(str(tmp_path)).runs) == runs
 
 
 def test_values_of_json(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from spark_klog.tables.table import STREAMS, Run, RunConflict
 from tests.load.buckets import bucket, seen as seen_in_bucket
 from tests.load.support import DiesLate, InProcess, Killed, Place, die, expected, failing, run
 from tests.spark.support import Sent, create_topic, delete_topic, produce, values
+from tests.support.runs.soak import SOAK, in_soak
 
 
 def seen(location: Path) -> list[Place]:
@@ -87,7 +88,7 @@ _KILL = pytest.mark.test_all("kill")
 
 @pytest.mark.parametrize(
     ("side", "step"),
-    [(1, 6), pytest.param(1, 1, marks=_KILL), pytest.param(-1, 1, marks=_KILL)],
+    [(1, 6), pytest.param(1, 1, marks=[_KILL, in_soak]), pytest.param(-1, 1 if SOAK else 4, marks=_KILL)],
     ids=["some", "before", "after"],
 )
 def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: Path, side: int, step: int) -> None:
@@ -328,7 +329,7 @@ def _seen_in(uri: str) -> list[Place]:
 
 
 @pytest.mark.test_all("kill")
-@pytest.mark.parametrize("step", [25, 3])
+@pytest.mark.parametrize("step", [25, pytest.param(3, marks=in_soak)])
 def test_killed_at_each_change_in_a_bucket(cluster: EmbeddedCluster, topic: str, s3_process: str, step: int) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)

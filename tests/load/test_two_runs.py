@@ -32,6 +32,7 @@ from tests.load.buckets import bucket, committed, seen
 from tests.load.support import InProcess, expected, kills, run
 from tests.load.unreliable_s3 import Fate, UnreliableS3, serving
 from tests.spark.support import create_topic, produce, values
+from tests.support.runs.soak import SOAK
 
 _SECONDS = 30
 #: The address of a server, and the server.
@@ -282,7 +283,7 @@ class _UntilOneIsRefused(InProcess):
         super().run(tasks, job)
 
 
-@pytest.mark.parametrize("pairs", [1, pytest.param(20, marks=pytest.mark.test_all("long"))])
+@pytest.mark.parametrize("pairs", [1, pytest.param(20 if SOAK else 3, marks=pytest.mark.test_all("long"))])
 def test_pairs_of_loads_at_once(cluster: EmbeddedCluster, topic: str, served: Served, pairs: int) -> None:
     servers, uri = cluster.bootstrap_servers, bucket(served[0], f"pairs-{pairs}")
     create_topic(servers, topic, 2)
@@ -338,7 +339,7 @@ def test_pairs_of_processes_of_which_one_is_killed(cluster: EmbeddedCluster, top
     create_topic(servers, topic, 2)
     chance = random.Random(7)
     codes: list[int] = []
-    rounds = kills() or 5
+    rounds = kills() or 2
     for _ in range(rounds):
         produce(servers, topic, values(40, partitions=2))
         command = [sys.executable, "-c", _LOAD, servers, topic, uri]

@@ -45,6 +45,7 @@ from tests.load.change_source import KEYED, ROW, ChangeSource, offsets_of, rows_
 from tests.load.support import Killed, die, failing, kills, run
 from tests.spark.support import Sent, consume, create_topic, produce, wait_for
 from tests.support.clients.klog import klog
+from tests.support.runs.soak import SOAK
 
 FORMATS = ("delta", "iceberg")
 BY_ID = WriteSettings(schema=ROW, upsert_key="id")
@@ -90,7 +91,7 @@ def check(source: ChangeSource, address: str) -> Mapping[str, int]:
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [("delta", 12), *(pytest.param(kind, 2, marks=pytest.mark.test_all("kill")) for kind in FORMATS)],
+    [("delta", 12), *(pytest.param(kind, 2 if SOAK else 9, marks=pytest.mark.test_all("kill")) for kind in FORMATS)],
 )
 def test_killed_at_each_change(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str, step: int
@@ -131,7 +132,7 @@ def test_killed_at_each_change_in_a_bucket(
     _catalog(monkeypatch, {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": "s3://lake/wh", **keys})
     number, died = 0, True
     while died:
-        number += 12
+        number += 12 if SOAK else 40
         uri = bucket(s3_process, f"upserts{number}")
         address = f"delta:{uri}" if kind == "delta" else address_of(kind, tmp_path, f"t{number}")
         try:

@@ -5,7 +5,6 @@ Part of `make matrix`, as is Spark 4.1 with the newest other dependencies; it al
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,11 +16,10 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import ROOT
 from tests.support.packages import pythons
+from tests.support.runs.soak import in_matrix
 from tests.support.spark import pyspark_versions
 
 from .support import consume, create_topic, produce, values
-
-_OF_MATRIX = pytest.mark.skipif(os.environ.get("SPARK_KLOG_MATRIX") != "all", reason="part of make matrix")
 
 RECORDS, PARTITIONS, MORE, LIMIT = 200, 2, 100, 40
 _PROGRAM = Path(__file__).with_name("oldest_program.py")
@@ -41,7 +39,7 @@ print("started")
 """
 
 
-@_OF_MATRIX
+@in_matrix
 @pytest.mark.parametrize(
     ("version", "make"), [("4.0.", pyspark_versions.oldest), ("4.1.", pyspark_versions.with_connector)]
 )
@@ -80,7 +78,7 @@ def test_main_job_reads_writes_and_streams(
     )
 
 
-@_OF_MATRIX
+@in_matrix
 def test_all_modules_compile_and_the_broker_starts(tmp_path: Path) -> None:
     """Some syntax is new in Python 3.11, and a linter with an older target version does not find all of it."""
     python = pyspark_versions.oldest()

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
 from spark_klog.tables.table import STREAMS, Run
+from tests.support.runs.soak import SOAK
 from tests.tables.iceberg_tables import LOAD, Warehouse, rows, run_of, write
 
 _NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # it would take minutes
@@ -194,7 +195,7 @@ def test_orders(steps: list[Any], advice: bool) -> None:
 
 
 @pytest.mark.test_all("long")
-@settings(deadline=None, max_examples=60, phases=_NO_SHRINKING, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=60 if SOAK else 15, phases=_NO_SHRINKING, suppress_health_check=list(HealthCheck))
 @given(steps=_orders([*_WAYS, "loses_metadata", "upgrades"], 16), advice=st.booleans())
 def test_many_orders(steps: list[Any], advice: bool) -> None:
     _play([("runs", 1), *steps], follows_advice=advice)

@@ -1,7 +1,8 @@
 """Streams from topics into Spark's own sinks of Delta and Iceberg, with the real jars.
 
 Each statement of docs/recipes/tables-streaming.md has its test here. SPARK_KLOG_KILLS sets the number of kills of each
-sink (default: two).
+sink (default: two). The sinks are not ours, and a micro-batch of theirs takes seconds of processor time: so
+`make test-all` has only the kill between two commits, and `make soak` the rest.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from tests.load.support import Place, expected, kills
 from tests.spark.support import create_topic, produce, values
+from tests.support.runs.soak import in_soak
 from tests.support.spark.spark_tables import Kind, SparkTables
 from tests.support.waiting import wait_until
 
@@ -138,6 +140,7 @@ def flow(
     return made
 
 
+@pytest.mark.parametrize("flow", [pytest.param("delta", marks=in_soak), "batches", "iceberg"], indirect=True)
 def test_killed_between_the_two_commits(flow: Flow) -> None:
     """The micro-batch is done again, and the table takes it once."""
     assert flow.killed_between_the_commits() == 1
@@ -151,6 +154,7 @@ def test_killed_between_the_two_commits(flow: Flow) -> None:
         assert len(flow.places()) == len(flow.whole()) + _EACH
 
 
+@in_soak
 def test_a_checkpoint_that_moves(flow: Flow) -> None:
     """The query's id is in the checkpoint: its copy elsewhere goes on, with a micro-batch that was not finished."""
     flow.killed_between_the_commits()
@@ -162,6 +166,7 @@ def test_a_checkpoint_that_moves(flow: Flow) -> None:
     assert flow.places() == flow.whole()
 
 
+@in_soak
 def test_a_checkpoint_that_is_lost(flow: Flow) -> None:
     """A new one is a new query, which begins again: the offsets of the table are where it has to begin."""
     shutil.rmtree(flow.checkpoint)
@@ -182,6 +187,7 @@ def test_a_checkpoint_that_is_lost(flow: Flow) -> None:
     assert flow.places() == sorted(2 * flow.whole())
 
 
+@in_soak
 def test_a_checkpoint_of_a_backup(flow: Flow) -> None:
     """It plans micro-batches anew that the table has had with other records: what is new in them is lost."""
     shutil.copytree(flow.checkpoint, flow.folder / "backup")
@@ -200,6 +206,7 @@ def test_a_checkpoint_of_a_backup(flow: Flow) -> None:
     assert flow.places() == flow.whole()
 
 
+@in_soak
 @pytest.mark.parametrize("flow", ["iceberg"], indirect=True)
 def test_snapshots_that_expire(flow: Flow) -> None:
     """Iceberg's sink looks for the query in the summaries of snapshots: without them it writes a micro-batch twice."""
@@ -218,6 +225,7 @@ def test_snapshots_that_expire(flow: Flow) -> None:
     assert len(own) == len(flow.whole()) + _EACH
 
 
+@in_soak
 @pytest.mark.parametrize("flow", ["delta"], indirect=True)
 def test_transactions_that_expire(flow: Flow) -> None:
     """Delta's sink looks for the query's last transaction, which the table may be told to forget."""
@@ -229,6 +237,7 @@ def test_transactions_that_expire(flow: Flow) -> None:
 
 
 @pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
+@in_soak
 @pytest.mark.parametrize("sink", _SINKS)
 def test_killed_at_any_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path, sink: Sink) -> None:
     """SIGKILL of the driver, its JVM and the workers, while records come: each is in the table once."""

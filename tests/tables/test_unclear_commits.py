@@ -24,6 +24,7 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from spark_klog.tables.delta import DeltaLakeTable
 from spark_klog.tables.iceberg import IcebergTable
 from spark_klog.tables.table import DataFile, Run, Table
+from tests.support.runs.soak import SOAK
 from tests.tables.change_support import FORMAT, Change, change_batch, written
 
 _ANSWERS: dict[str, Callable[[], Exception]] = {
@@ -39,13 +40,16 @@ _LONG = pytest.mark.test_all("long")
 
 
 def _cases() -> list[Any]:
+    """All in `make soak`, otherwise one of seven beside those of `make test`: seven divides none of the lengths."""
     cases = []
-    for call, outcome, answer, others in itertools.product(_CALLS, _OUTCOMES, _ANSWERS, _OTHERS):
+    product = itertools.product(_CALLS, _OUTCOMES, _ANSWERS, _OTHERS)
+    for number, (call, outcome, answer, others) in enumerate(product):
         is_telling = answer == "conflict" and (
             (outcome == "committed" and others in ("append and expire", "rewrite manifests and expire"))
             or (outcome == "late" and others == "nothing")
         )
-        cases.append(pytest.param(call, outcome, answer, others, marks=() if is_telling else _LONG))
+        if is_telling or SOAK or number % 7 == 0:
+            cases.append(pytest.param(call, outcome, answer, others, marks=() if is_telling else _LONG))
     return cases
 
 

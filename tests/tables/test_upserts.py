@@ -257,7 +257,7 @@ def test_the_table_equals_the_model_after_each_run(kind: str, keys: str, steps: 
 
 @pytest.mark.test_all("long")
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(deadline=None, max_examples=int(os.environ.get("SPARK_KLOG_UPSERTS", "60")))
+@settings(deadline=None, max_examples=int(os.environ.get("SPARK_KLOG_UPSERTS", "15")))
 @given(**_MODEL)
 def test_many_tables_equal_the_model(kind: str, keys: str, steps: list[Any], slice_bytes: int) -> None:
     _check_model(kind, keys, steps, slice_bytes)

@@ -13,6 +13,7 @@ import pytest
 from tests.support.clients.build import built, compile_program, copy_into
 from tests.support.clients.process import sources
 from tests.support.packages.registries import download, program, run
+from tests.support.runs.soak import SOAK
 from tests.support.servers.broker import KlogBroker
 
 pytestmark = [pytest.mark.peer, pytest.mark.test_all("client")]
@@ -20,7 +21,12 @@ pytestmark = [pytest.mark.peer, pytest.mark.test_all("client")]
 _MODULE = "github.com/twmb/franz-go"
 #: UNSUPPORTED.md has why: here no internal topic is assigned by a regular expression.
 _SKIPPED = "^Test848RegexBrokerResolves$"
-_SETTINGS = {"KGO_TEST_RF": "1", "KGO_TEST_RECORDS": "20000", "KGO_TEST_MAX_TOPIC_PARTS": "7", "KGO_LOG_LEVEL": "none"}
+_SETTINGS = {
+    "KGO_TEST_RF": "1",
+    "KGO_TEST_RECORDS": "20000" if SOAK else "3000",
+    "KGO_TEST_MAX_TOPIC_PARTS": "7",
+    "KGO_LOG_LEVEL": "none",
+}
 _SECONDS = 400
 
 

@@ -28,6 +28,7 @@ from tests.support.brokers.producer_batches import batch
 from tests.support.brokers.raw_client import RawClient
 from tests.support.clients.topics import make_topic
 from tests.support.clients.transactional.readers import by_confluent
+from tests.support.runs.soak import in_soak
 from tests.support.servers.any_broker import serving
 from tests.support.servers.kafka import NEWEST, versions
 from tests.support.servers.shared_kafka import SharedKafkas
@@ -456,6 +457,7 @@ def test_the_level_is_that_of_the_least_broker() -> None:
 
 
 @pytest.mark.test_all("long")
+@pytest.mark.parametrize("servers", ["ours", pytest.param(NEWEST, marks=[pytest.mark.peer, in_soak])], indirect=True)
 def test_after_the_last_epoch_another_producer_id_follows(servers: str, raw: Raw, topic: str) -> None:
     pid = raw.producer_id
     while raw.epoch < _LAST_EPOCH:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.avro.schema import parse_schema
+from tests.support.runs.soak import SOAK
 from tests.support.spark.jvm_connector import spark_artifact
 from tests.support.spark.pyspark_versions import child_environment, with_connector
 
@@ -26,7 +27,7 @@ from .spark_types import case_of, every_type, plain, spark_type
 from .support import written
 
 _SECONDS = 600
-_EXAMPLES = 50
+_EXAMPLES = 50 if SOAK else 10
 
 
 def _by_spark(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.schema import CONNECT, parse_schema
+from tests.support.runs.soak import SOAK
 
 from .support import record
 
@@ -79,7 +80,7 @@ def _damaged(source: random.Random) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("rounds", [500, pytest.param(20_000, marks=pytest.mark.test_all("long"))])
+@pytest.mark.parametrize("rounds", [500, pytest.param(20_000 if SOAK else 3000, marks=pytest.mark.test_all("long"))])
 def test_damaged_records(rounds: int) -> None:
     schema = parse_schema(json.dumps(_SCHEMA))
     decoder, by_python = JsonDecoder(schema.column), JsonDecoder(schema.column)

@@ -14,6 +14,7 @@ from spark_klog.errors import SchemaError
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
 from spark_klog.schemas.json_schema.schema import CONNECT, JsonSchema, parse_schema
+from tests.support.runs.soak import SOAK
 
 _NAMES = st.sampled_from(["a", "b", "c", 'd "\u20ac"'])
 _LEAVES = st.sampled_from(
@@ -220,7 +221,7 @@ def _check_any_rows(schema: dict[str, Any], data: st.DataObject) -> None:
 
 @pytest.mark.test_all("long")
 @given(_SCHEMAS, st.data())
-@settings(deadline=None, max_examples=1000, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=1000 if SOAK else 150, suppress_health_check=list(HealthCheck))
 def test_more_of_both(schema: dict[str, Any], data: st.DataObject) -> None:
     _check_valid_rows(schema, data)
     _check_any_rows(schema, data)

@@ -14,6 +14,7 @@ from spark_klog.schemas.protobuf.encoder import ProtobufEncoder
 from spark_klog.schemas.protobuf.schema import ProtobufSchema, parse_schema
 from spark_klog.schemas.rows import Decoded
 from tests.schemas.oracles import of_kernel
+from tests.support.runs.soak import SOAK
 
 from .random_messages import damaged, fill, random_schema, shuffled
 from .support import message_class, plain
@@ -78,7 +79,7 @@ def test_decoding_and_encoding(seed: int) -> None:
 
 
 @pytest.mark.test_all("long")
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150 if SOAK else 30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_SEEDS)
 def test_much(seed: int) -> None:
     _check_decoding(seed)

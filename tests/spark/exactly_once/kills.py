@@ -1,6 +1,6 @@
 """Kill programs and brokers at any moment: what tests of this folder share.
 
-SPARK_KLOG_KILLS is the number of kills (default 2), SPARK_KLOG_SEED the random seed.
+SPARK_KLOG_KILLS is the number of kills (default 1), SPARK_KLOG_SEED the random seed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.processes import kill, named, workers
 from tests.support.servers.kafka import NEWEST, Kafka
 from tests.support.waiting import wait_until
 
-KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
+KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "1"))
 SEED = int(os.environ.get("SPARK_KLOG_SEED", "1"))
 SECONDS = 600.0
 #: Runs to start until one is alive at the chosen moment: a killed worker may end its run.

@@ -12,18 +12,18 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from tests.spark.support import Sent, consume, produce
 from tests.support.clients.transactional.java import JavaClient
+from tests.support.runs.soak import in_soak
 from tests.support.servers.kafka import NEWEST, Version
 from tests.support.servers.shared_kafka import SharedKafkas
 
 PARTITIONS = 3
 OURS = "ours"
-#: Parameters of a fixture by `brokers_of`: our broker, and Kafka in test-all.
+#: Parameters of a fixture by `brokers_of`: our broker, Kafka in test-all, and an older one in make soak.
+_KAFKA = [pytest.mark.peer, pytest.mark.test_all("version")]
 OURS_AND_KAFKA = [
     OURS,
-    *(
-        pytest.param(version, marks=[pytest.mark.peer, pytest.mark.test_all("version")])
-        for version in (NEWEST, "3.9.1")
-    ),
+    pytest.param(NEWEST, marks=_KAFKA),
+    pytest.param("3.9.1", marks=[*_KAFKA, in_soak]),
 ]
 
 

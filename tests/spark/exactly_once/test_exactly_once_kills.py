@@ -102,7 +102,7 @@ class CopyInBucket(Copy):
     ("kills", "place"),
     [
         pytest.param(1, "folder", id="1-folder"),
-        pytest.param(KILLS, "folder", marks=pytest.mark.test_all("kill"), id=f"{KILLS}-folder"),
+        pytest.param(max(2, KILLS), "folder", marks=pytest.mark.test_all("kill"), id=f"{max(2, KILLS)}-folder"),
         pytest.param(KILLS, "bucket", marks=[pytest.mark.test_all("kill"), pytest.mark.peer], id=f"{KILLS}-bucket"),
     ],
 )

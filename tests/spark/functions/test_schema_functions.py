@@ -46,6 +46,7 @@ from tests.schemas.avro.spark_types import case_of, every_type
 from tests.schemas.avro.support import written
 from tests.spark.support import Sent, create_topic, error_of, produce
 from tests.support.packages.maven import resolve
+from tests.support.runs.soak import SOAK
 from tests.support.spark.pyspark_versions import WITH_CONNECTOR, child_environment, with_connector
 
 pytestmark = [pytest.mark.usefixtures("one_attempt")]
@@ -304,7 +305,7 @@ def test_as_sparks_own_functions(tmp_path: Path) -> None:
     (jar,) = resolve(f"spark-avro-alone-{WITH_CONNECTOR}", (artifact,), dependencies=False).glob("*.jar")
     cases = [every_type()]
 
-    @settings(max_examples=20, deadline=None, phases=[Phase.generate], database=None)
+    @settings(max_examples=20 if SOAK else 6, deadline=None, phases=[Phase.generate], database=None)
     @given(data=st.data())
     def addcase(data: st.DataObject) -> None:
         schema = data.draw(records())

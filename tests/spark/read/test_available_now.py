@@ -25,6 +25,7 @@ from spark_klog.spark.read import stream
 from spark_klog.spark.read.source import KlogDataSource
 from tests.spark.support import create_topic, delete_topic, produce, values
 from tests.support.brokers.scripted_broker import ScriptedCluster
+from tests.support.runs.soak import in_matrix
 from tests.support.spark.jvm_connector import connector_jars
 from tests.support.spark.pyspark_versions import report_of, with_connector
 
@@ -294,6 +295,7 @@ def test_what_is_left_in_the_checkpoint() -> None:
 
 @pytest.mark.peer
 @pytest.mark.test_all("version")
+@in_matrix
 def test_beside_the_connector(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     servers, limit, python = cluster.bootstrap_servers, 200, with_connector()
     create_topic(servers, topic, 3)

@@ -6,7 +6,6 @@ Cases: stateless, stateful, several sources, added partitions and topics, limits
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.groups.checkpoint import checkpoint_state
+from tests.support.runs.soak import in_matrix
 from tests.support.spark.jvm_connector import connector_jars
 from tests.support.spark.pyspark_versions import report_of, with_connector
 
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.test_all("long"),
-    pytest.mark.skipif(os.environ.get("SPARK_KLOG_MATRIX") != "all", reason="part of make matrix"),
+    in_matrix,
 ]
 
 _PROGRAM = Path(__file__).with_name("switch_program.py")
