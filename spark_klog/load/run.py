@@ -51,6 +51,7 @@ from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
 from spark_klog.load.target import Target, show_letters
 from spark_klog.load.tasks.task import Job, SparkRunner
 from spark_klog.load.tasks.time_limit import TimeLimit
+from spark_klog.load.values import parse_schema
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost
@@ -198,6 +199,8 @@ def load(
         partitions = partitions_of(cluster, options.topics)
         target = open_target(options.output)
         check_names(target.store, partitions, options.settings.extension)
+        if options.settings.schema:
+            parse_schema(options.settings.schema)
         with locked(target.store):
             event_time = event_time_now(target.store, options.settings.event_time)
             options = replace(options, settings=replace(options.settings, event_time=event_time))
