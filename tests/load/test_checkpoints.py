@@ -25,6 +25,7 @@ from spark_klog.load.journal.summary import Summary
 from tests.load.long_history import EACH, write_runs
 from tests.load.support import Killed, die, failing
 from tests.support.clients.klog import klog
+from tests.support.runs.soak import in_soak
 
 
 def _names(output: Path) -> list[str]:
@@ -38,7 +39,7 @@ def _by_manifests(store: Store) -> Summary:
         return read_summary(store, with_ranges=True)
 
 
-@pytest.mark.parametrize("runs", [300, pytest.param(8760, marks=pytest.mark.test_all("long"))])
+@pytest.mark.parametrize("runs", [300, pytest.param(8760, marks=[pytest.mark.test_all("long"), in_soak])])
 def test_a_year_of_hourly_runs(tmp_path: Path, runs: int) -> None:
     """A year takes a process two seconds, and no more files than a short history."""
     write_runs(tmp_path, range(1, runs + 1), partitions=1)

@@ -11,6 +11,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.support.runs.soak import in_soak
+
 NOTEBOOKS = Path(__file__).parent.parent.parent / "notebooks"
 
 
@@ -49,6 +51,7 @@ def test_explore_a_topic(run: Callable[[str], str]) -> None:
 
 
 @pytest.mark.test_all("long")
+@in_soak
 def test_follow_a_stream(run: Callable[[str], str]) -> None:
     text = run("02-follow-a-stream")
     assert "20000 rows in 5 micro-batches\n" in text
@@ -64,6 +67,7 @@ def test_exactly_once_through_a_kill(run: Callable[[str], str]) -> None:
 
 
 @pytest.mark.test_all("long")
+@in_soak
 def test_replay_and_audit(run: Callable[[str], str]) -> None:
     text = run("04-replay-and-audit")
     for partition in (0, 1):
@@ -74,6 +78,7 @@ def test_replay_and_audit(run: Callable[[str], str]) -> None:
 
 
 @pytest.mark.test_all("long")
+@in_soak
 def test_log_directories(run: Callable[[str], str]) -> None:
     text = run("05-log-directories")
     assert "5000 old records, 15000 new records\n" in text
@@ -81,6 +86,7 @@ def test_log_directories(run: Callable[[str], str]) -> None:
 
 
 @pytest.mark.test_all("long")
+@in_soak
 def test_rows_by_schemas(run: Callable[[str], str]) -> None:
     text = run("06-rows-by-schemas")
     assert "version 1 id 1\n" in text

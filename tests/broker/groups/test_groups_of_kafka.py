@@ -20,6 +20,7 @@ from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from tests.support.clients.commits import commit_offsets
 from tests.support.clients.dump import dump_files
+from tests.support.runs.soak import in_soak
 from tests.support.servers.broker import KlogBroker
 from tests.support.servers.java_tools import JavaTools
 from tests.support.servers.kafka import NEWEST, Kafka, Version
@@ -30,7 +31,12 @@ pytestmark = pytest.mark.peer
 _TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 PARTITIONS = 3
 each = pytest.mark.parametrize(
-    "version", [NEWEST, *(pytest.param(old, marks=pytest.mark.test_all("version")) for old in ("4.1.0", "3.9.1"))]
+    "version",
+    [
+        NEWEST,
+        pytest.param("4.1.0", marks=[pytest.mark.test_all("version"), in_soak]),
+        pytest.param("3.9.1", marks=pytest.mark.test_all("version")),
+    ],
 )
 
 

@@ -199,4 +199,4 @@ def test_a_client_beside_the_largest_requests(make_cluster: Callable[..., Embedd
 
 @pytest.mark.test_all("long")
 def test_a_client_beside_all_kinds_of_large_requests(make_cluster: Callable[..., EmbeddedCluster]) -> None:
-    _run(make_cluster(schema_registry=True), list(_BEFORE), list(_KINDS), 8, SECONDS or 3)
+    _run(make_cluster(schema_registry=True), list(_BEFORE), list(_KINDS), 8, SECONDS or 1)

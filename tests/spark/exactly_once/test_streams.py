@@ -19,6 +19,7 @@ from spark_klog.spark.write.decisions.decision_place import decision_place
 from spark_klog.spark.write.decisions.entries import Identity
 from spark_klog.spark.write.sink_options import sink_options
 from tests.spark.support import Sent, create_topic, error_of, produce, set_topic
+from tests.support.runs.soak import in_soak
 
 from .support import PARTITIONS, fill, once, read
 
@@ -88,6 +89,7 @@ def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str,
 
 
 @pytest.mark.test_all("long")  # a failed query costs four attempts of each task
+@in_soak
 def test_an_older_checkpoint(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     """The sink refuses micro-batches before the last decided one."""
     prepare(servers, topic, 30)
@@ -135,6 +137,7 @@ def test_failed_tasks_leave_nothing_open(spark: SparkSession, servers: str, topi
 
 
 @pytest.mark.test_all("long")  # test_continue_at.py, without Spark
+@in_soak
 def test_a_checkpoint_of_an_at_least_once_query(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     prepare(servers, topic, 10)
     copy(spark, servers, topic, tmp_path, deliveryGuarantee="at-least-once")
@@ -171,6 +174,7 @@ def test_another_topic_with_the_same_checkpoint(spark: SparkSession, servers: st
 
 
 @pytest.mark.test_all("long")
+@in_soak
 def test_more_time_than_the_brokers_allow(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     prepare(servers, topic, 10)
     query = start(spark, servers, topic, tmp_path, **{"kafka.transaction.timeout.ms": "900001"})

@@ -62,7 +62,7 @@ def test_every_row_is_there_once(start: TopicWorld, batches: int) -> None:
             world(1, 1, compactions=1),
             "is missing",
             id="no-claims-kept",
-            marks=pytest.mark.test_all("long"),
+            marks=[pytest.mark.test_all("long"), full],
         ),
         pytest.param(TopicDesign(checks_lag=False), world(1, 1, lags=1), "none timed out", id="sweep-by-an-old-leader"),
         pytest.param(
@@ -70,14 +70,14 @@ def test_every_row_is_there_once(start: TopicWorld, batches: int) -> None:
             world(1, 1, compactions=3),
             "written twice",
             id="gaps-are-not-read-beyond",
-            marks=pytest.mark.test_all("long"),
+            marks=[pytest.mark.test_all("long"), full],
         ),
         pytest.param(
             TopicDesign(is_idempotent=False),
             TopicWorld(restarts_left=1, copies_left=0, doubles_left=1, compactions_left=1),
             "entry . is missing",
             id="appends-that-come-twice",
-            marks=pytest.mark.test_all("long"),
+            marks=[pytest.mark.test_all("long"), full],
         ),
     ],
 )
