@@ -154,7 +154,7 @@ def _logs(broker: Broker) -> Iterator[Family]:
 
 def _lags(broker: Broker) -> Iterator[Sample]:
     for group in () if broker.coordinator.is_loading else sorted(broker.coordinator.offsets.groups):
-        for topic, partition, committed in broker.coordinator.offsets.all(group):
+        for (topic, partition), committed in broker.coordinator.offsets.all(group).items():
             log = broker.logs.get(topic, partition)
             if log is not None:
                 yield (group, topic, str(partition)), max(0, log.end_offset - committed.offset)

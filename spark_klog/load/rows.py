@@ -316,8 +316,9 @@ def named_type(reader: ReaderSchema, *, renames: bool = False) -> pa.DataType:
 
     If it `renames`, fields have their aliases, too.
     """
+    kind = reader.type  # what it refuses names the column; without the native kernel there is none
     if reader.format.format != "avro":
-        return reader.type
+        return kind
     from spark_klog.schemas.avro.columns import columns_of
     from spark_klog.schemas.avro.schema import AvroField
 

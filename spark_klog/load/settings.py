@@ -187,7 +187,7 @@ class WriteSettings:
             if alike := _alike(pa.struct(list(self.columns(topic)))):
                 raise ConfigError(
                     f"the rows of topic {topic} have fields that differ by case only, {' and '.join(alike)}: Spark "
-                    "can't read such Parquet; --format arrow and json can hold them"
+                    "can't read such Parquet; rename one of them, or write files of --format arrow or json"
                 )
             try:
                 pq.ParquetWriter(pa.BufferOutputStream(), self.columns(topic)).close()

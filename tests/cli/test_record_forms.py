@@ -147,6 +147,7 @@ def test_numbers_within_values_keep_their_digits() -> None:
     value = b'{"id":1234567890123456.7891,"n":[0.10,-1.50,12345678901234567890,1e5]}'
     record = parse_record(b'{"value": %s, "key": 1234567890123456.7891}' % value)
     assert record.value == value.replace(b"1e5", b"1E+5")
+    assert parse_record(b'{"partition": -0, "timestamp": -0}')[2:4] == (0, 0)
     assert parse_record(b'{"value": [%s]}' % (b"1" * 5000)).value == b"[%s]" % (b"1" * 5000)
     assert record.key == b"1234567890123456.7891"
 

@@ -195,10 +195,9 @@ class OffsetManager:
     def fetch(self, group: str, topic: str, partition: int) -> Committed | None:
         return self._groups.get(group, {}).get((topic, partition))
 
-    def all(self, group: str) -> Iterator[tuple[str, int, Committed]]:
-        """(topic, partition, committed) of all the group's committed offsets, in no order."""
-        for (topic, partition), committed in list(self._groups.get(group, {}).items()):
-            yield topic, partition, committed
+    def all(self, group: str) -> dict[tuple[str, int], Committed]:
+        """The group's committed offsets at this moment."""
+        return dict(self._groups.get(group, {}))
 
     def pending(self, group: str) -> set[tuple[str, int]]:
         """Where open transactions have pending offsets: readers may have to wait (KIP-447)."""

@@ -34,6 +34,8 @@ _Codes = dict[tuple[str, int], ErrorCode]
 _Offsets = dict[tuple[str, int], Commit]
 #: Offsets encoded in the event loop, which takes a few milliseconds.
 _ENCODED_AT_ONCE = 200
+#: Offsets of a group that are looked up one by one, at one moment.
+_FEW = 1_000
 _NO_MEMBER = -1
 
 
@@ -143,8 +145,13 @@ async def _group(
     code = log if isinstance(log, ErrorCode) else broker.coordinator.may_fetch(group, *member)
     if code:
         return {"group_id": group, "topics": [], "error_code": code}
+    if by_id:
+        for entry in topics or ():
+            await broker.turns.take()
+            if not await _resolve(broker, entry):
+                entry["name"] = None
     # of one moment, however long the answer takes: a commit is in all of it, and so is the group's deletion
-    committed = {(topic, partition): offset for topic, partition, offset in broker.offsets.all(group)}
+    committed = _committed(broker, group, topics)
     pending = broker.offsets.pending(group) if is_strict else set()
 
     def answer_for(key: tuple[str, int]) -> Message:
@@ -172,7 +179,7 @@ async def _group(
         answered: set[tuple[str, int]] = set()
         for entry in topics:
             await broker.turns.take()
-            if by_id and not await _resolve(broker, entry):
+            if entry["name"] is None:
                 answer.append(await _refused(broker, entry, ErrorCode.UNKNOWN_TOPIC_ID))
                 continue
             name = entry["name"]
@@ -187,6 +194,14 @@ async def _group(
                     partitions.append(answer_for((name, index)))
             answer.append(_named(entry, partitions))
     return {"group_id": group, "topics": answer, "error_code": ErrorCode.NONE}
+
+
+def _committed(broker: Broker, group: str, topics: list[dict[str, Any]] | None) -> dict[tuple[str, int], Committed]:
+    """The committed offsets of a group that are listed; all of them if many are."""
+    if topics is None or len(topics) > _FEW or sum(len(entry["partition_indexes"]) for entry in topics) > _FEW:
+        return broker.offsets.all(group)
+    keys = [(entry["name"], index) for entry in topics for index in entry["partition_indexes"]]
+    return {key: offset for key in keys if (offset := broker.offsets.fetch(group, *key)) is not None}
 
 
 async def _resolve(broker: Broker, topic: dict[str, Any]) -> bool:

@@ -223,6 +223,8 @@ def _encoded(name: str, text: str) -> bytes:
 def _parsed_number(name: str, value: Any, smallest: int, largest: int) -> int | None:
     if value is None:
         return None
+    if isinstance(value, Decimal) and str(value) == "-0":
+        value = 0
     if type(value) is not int or not smallest <= value <= largest:
         shown = str(value) if isinstance(value, Decimal) else repr(value)
         raise ConfigError(f"{name}: {shown} is not a number from {smallest} to {largest}")

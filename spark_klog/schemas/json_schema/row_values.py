@@ -65,10 +65,13 @@ class Misfit(ValueError):
         return f"field {where} {self.text}" if where else f"the value {self.text}"
 
 
-def _integer(text: str) -> float | Decimal:
-    if text == "-0":
-        return Decimal(text)  # a double has it, as Arrow's parser reads it
+def _integer(text: str) -> float:
     return int(text) if len(text) <= _LONGEST_INTEGER else math.copysign(math.inf, -1 if text[0] == "-" else 1)
+
+
+def _signed_integer(text: str) -> float | Decimal:
+    """As `_integer`, but -0 keeps its sign: a double has it, as Arrow's parser reads it."""
+    return Decimal(text) if text == "-0" else _integer(text)
 
 
 def _exact(text: str) -> Decimal:
@@ -92,7 +95,9 @@ def _refused(constant: str) -> Any:
 #: By whether they read fractions as Decimals, and whether all integers are ones that `int` reads. Objects are `_Pairs`.
 _PARSERS: Final = {
     (decimals, is_plain): json.JSONDecoder(
-        object_pairs_hook=tuple, parse_int=int if is_plain else _integer, parse_float=_exact if decimals else float
+        object_pairs_hook=tuple,
+        parse_int=int if is_plain else _signed_integer,
+        parse_float=_exact if decimals else float,
     )
     for decimals in (False, True)
     for is_plain in (False, True)

@@ -16,7 +16,7 @@ from spark_klog.errors import SchemaError
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.schema import CONNECT, parse_schema
 
-from .support import decode, reason, record, rows_of
+from .support import decode, encode, reason, record, rows_of
 
 _TEXT, _WHOLE, _NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 _DECIMAL = {"type": "number", "title": f"{CONNECT}Decimal", "connect.parameters": {"scale": "2"}}
@@ -309,6 +309,17 @@ def test_integers_that_no_float_is() -> None:
     assert rows_of(schema, row) == [{"id": 1234567890123456789, "more": [("a", 9007199254740993)]}]
     text = "field id must be an integer of 64 bits, not a number"
     assert reason(schema, b'{"id": 9007199254740992.5}') == text
+
+
+def test_minus_zero_is_valid() -> None:
+    """jsonschema gets the 0 that it is, and no Decimal."""
+    schema = {"properties": {"n": {"type": "integer"}, "price": {"type": "number", "multipleOf": 0.01}}}
+    decoded = decode(schema, b'{"n": -0, "price": -0}', validates=True)
+    assert not decoded.bad
+    (row,) = decoded.values.to_pylist()
+    assert (row["n"], str(row["price"])) == (0, "-0.0")
+    values = pa.array([{"n": 0, "price": -0.0}], pa.struct([("n", pa.int64()), ("price", pa.float64())]))
+    assert len(encode(schema, values, validates=True)) == 1
 
 
 def test_a_map_of_which_a_key_is_required() -> None:

@@ -132,7 +132,7 @@ async def commit_in_transaction(
 
 def offsets_of(offsets: OffsetManager) -> dict[str, int]:
     """The committed offsets of group g by topic."""
-    return {topic: committed.offset for topic, _, committed in offsets.all("g")}
+    return {topic: committed.offset for (topic, _), committed in offsets.all("g").items()}
 
 
 def _to_commit(topics: tuple[str, ...], offset: int, group: str) -> dict[str, Any]:
