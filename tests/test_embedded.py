@@ -140,8 +140,8 @@ def test_options_that_are_mistyped(tmp_path: Path) -> None:
     assert "'FOO' is not one of" in klog_refusal("--log-level", "FOO", "version", code=2)
     folder = ("cluster", "--data-dir", str(tmp_path / "c"))
     assert "--zookeeper-port needs --zookeeper" in klog_refusal(*folder, "--zookeeper-port", "2181", code=2)
-    assert klog_refusal(*folder, "--set", "a") == "klog: setting 'a' is not NAME=VALUE"
-    assert klog_refusal(*folder, "--listen", "x") == "klog: listen: 'x' is not HOST:PORT"
+    assert klog_refusal(*folder, "--set", "a", code=2) == "klog: setting 'a' is not NAME=VALUE"
+    assert klog_refusal(*folder, "--listen", "x", code=2) == "klog: listen: 'x' is not HOST:PORT"
     assert not (tmp_path / "c").exists()
 
 
