@@ -24,7 +24,7 @@ _SUITES = (
     *("exactly_once/test_micro_batches", "exactly_once/test_batch_steps"),
 )
 #: Packages that the suites need in addition to the project's dependencies.
-_TOOLS = (
+TOOLS = (
     "pytest",
     "pytest-timeout",
     "pytest-xdist",
@@ -52,7 +52,7 @@ def main() -> int:
 def _run(python: Path) -> int:
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     print(f"== {python.parent.parent.name}", flush=True)  # noqa: T201 - a command
-    subprocess.run([*pip, *_TOOLS], check=True)
+    subprocess.run([*pip, *TOOLS], check=True)
     with TemporaryDirectory(prefix="klog-matrix-") as name:
         folder = Path(name)
         installed, tree = folder / "installed", folder / "tree"

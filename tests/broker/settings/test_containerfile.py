@@ -46,6 +46,14 @@ def test_its_command(server_dir: Path) -> None:
     program, *words = [*json.loads(entry), *json.loads(default)]
     assert program == "klog"
     port = free_port()
+    (check,) = (json.loads(line.strip().removeprefix("CMD ")) for line in _LINES if line.startswith("    CMD "))
+    assert check[0] == "python"
+
+    def is_healthy() -> bool:
+        command = [sys.executable, *(word.replace("9092", str(port)) for word in check[1:])]
+        return subprocess.run(command, stderr=subprocess.DEVNULL, timeout=_SECONDS, check=False).returncode == 0
+
+    assert not is_healthy()
     arguments = [word.replace("9092", str(port)).replace("/data", str(server_dir / "data")) for word in words]
     running = subprocess.Popen(
         [sys.executable, "-c", _COMMAND.format(without=without), *arguments],
@@ -57,6 +65,7 @@ def test_its_command(server_dir: Path) -> None:
         assert running.stdout is not None
         assert select.select([running.stdout], [], [], _SECONDS)[0]
         assert running.stdout.readline() == f"klog broker 0 ready on 0.0.0.0:{port}\n"
+        assert is_healthy()
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
         admin.create_topics([NewTopic("clicks", 2)])["clicks"].result(_SECONDS)
         found = admin.list_topics(timeout=_SECONDS)

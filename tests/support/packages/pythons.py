@@ -1,4 +1,4 @@
-"""Versions of Python: those of this machine, and of Debian's newest packages in the cache.
+"""Versions of Python (of this machine and of Debian's newest packages), and virtual environments in the cache.
 
 Debian's packages are unpacked, not installed: with their own C library, as they are built for a newer one than the
 machine's. `patchelf` has the interpreter load that library, and other ones that Debian's Python links, from the folder.
@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 _SUITE = "sid"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _UNPACK_SECONDS = 120
+_INSTALL_SECONDS = 900
 
 
 def find(version: str) -> str | None:
@@ -30,10 +32,37 @@ def find(version: str) -> str | None:
     return _on_machine(version) or _of_debian(version)
 
 
+def find_foreign(version: str, architecture: str) -> str | None:
+    """The path of Debian's Python of another architecture, such as "arm64", for qemu; None if it is not to be had."""
+    return _of_debian(version, architecture)
+
+
 def stand_in(version: str) -> str:
     """Return the Python that runs the tests as a substitute, with a warning."""
     log.warning("python%s is not to be had: %s takes its place", version, sys.executable)
     return sys.executable
+
+
+def environment(name: str, interpreter: str, packages: Sequence[str]) -> Path:
+    """The Python of the environment `name`, which the first call creates; `RegistryUnreachable` if pip fails."""
+    root = cache_root()
+    folder = root / name
+    python, complete = folder / "bin" / "python", folder / ".complete"
+    content = "\n".join(packages)
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (python.exists() and complete.exists() and complete.read_text() == content):
+            log.info("installing %s into %s", packages[0], folder)
+            # Debian's Python has no pip
+            command = [interpreter, "-m", "venv", "--clear", "--without-pip", str(folder)]
+            subprocess.run(command, check=True, timeout=_INSTALL_SECONDS)
+            # -I: without PYTHONPATH
+            pip = [sys.executable, "-I", "-m", "pip", "--python", str(python), "install", "--quiet"]
+            command = [*pip, "--disable-pip-version-check", "pip", *packages]
+            download(packages[0], command, seconds=_INSTALL_SECONDS)
+            complete.write_text(content)
+    return python
 
 
 def _on_machine(version: str) -> str | None:
@@ -47,8 +76,8 @@ def _on_machine(version: str) -> str | None:
     return None
 
 
-def _of_debian(version: str) -> str | None:
-    root, name = cache_root(), f"python-{version}"
+def _of_debian(version: str, architecture: str = "") -> str | None:
+    root, name = cache_root(), f"python-{version}" + f"-{architecture}" * bool(architecture)
     path = root / name / "usr" / "bin" / f"python{version}"
     root.mkdir(parents=True, exist_ok=True)
     with (root / f".{name}.lock").open("w") as lock:
@@ -57,7 +86,7 @@ def _of_debian(version: str) -> str | None:
             return str(path)
         try:
             with TemporaryDirectory(prefix=f".{name}.", dir=root) as folder:
-                unpacked = _unpack(version, Path(folder))
+                unpacked = _unpack(version, architecture, Path(folder))
                 _relocate(version, unpacked, root / name)
                 unpacked.rename(root / name)
         except RegistryUnreachable as error:
@@ -66,8 +95,11 @@ def _of_debian(version: str) -> str | None:
     return str(path)
 
 
-def _unpack(version: str, folder: Path) -> Path:
-    """The files of Debian's packages of a Python, of its headers and of what they need, from the newest suite."""
+def _unpack(version: str, architecture: str, folder: Path) -> Path:
+    """The files of Debian's packages of a Python, of its headers and of what they need, from the newest suite.
+
+    `architecture` is Debian's name, "" for this machine's.
+    """
     archives, unpacked = folder / "archives", folder / "unpacked"
     for path in (folder / "lists" / "partial", archives / "partial", unpacked):
         path.mkdir(parents=True)
@@ -86,6 +118,8 @@ def _unpack(version: str, folder: Path) -> Path:
         "-oAPT::Sandbox::User=root",
         "-oDebug::NoLocking=true",
     ]
+    if architecture:
+        apt += [f"-oAPT::Architecture={architecture}", f"-oAPT::Architectures::={architecture}"]
     install = ["install", "--yes", "--download-only", "--no-install-recommends"]
     names = f"python{version}", f"libpython{version}-dev"
     download(names[0], [*apt, "update"], [*apt, *install, *names])

@@ -5,20 +5,17 @@ They contain the project's dependencies but not the project: callers add it with
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 from tests.support.packages import pythons
-from tests.support.packages.registries import cache_root, download
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +23,13 @@ log = logging.getLogger(__name__)
 WITH_CONNECTOR = "4.1.1"
 #: (Python, pyspark) pairs of `make matrix`, in addition to `oldest` and `with_connector`.
 _NEWER = (("3.12", "4.1.4"), ("3.12", "4.2.1"), ("3.13", "4.3.0"), ("3.14", "4.3.0"))
-_INSTALL_SECONDS = 900
 _ROOT = Path(__file__).parents[3]
 
 
 def with_connector() -> Path:
     """Python of an environment with pyspark `WITH_CONNECTOR`, pandas 2 and the newest other dependencies."""
     packages = _with_pyspark(WITH_CONNECTOR, "pandas<3")
-    return _environment(f"pyspark-{WITH_CONNECTOR}-klog", sys.executable, packages)
+    return pythons.environment(f"pyspark-{WITH_CONNECTOR}-klog", sys.executable, packages)
 
 
 def newer() -> tuple[list[Path], list[str]]:
@@ -50,7 +46,7 @@ def newer() -> tuple[list[Path], list[str]]:
             continue
         pysparks.add(pyspark)
         python = python or pythons.stand_in(version)
-        found.append(_environment(f"pyspark-{pyspark}-{Path(python).name}", python, _with_pyspark(pyspark)))
+        found.append(pythons.environment(f"pyspark-{pyspark}-{Path(python).name}", python, _with_pyspark(pyspark)))
     return found, left_out
 
 
@@ -59,7 +55,7 @@ def oldest() -> Path:
     python = pythons.find("3.10") or pythons.stand_in("3.10")
     versions = [lower_bound(text) for text in _dependencies()]
     name = "-".join(re.findall(r"pyspark\S*==([\d.]+)", " ".join(versions))).rstrip(".")
-    return _environment(f"oldest-{name}-{Path(python).name}", python, versions)
+    return pythons.environment(f"oldest-{name}-{Path(python).name}", python, versions)
 
 
 def _with_pyspark(version: str, *more: str) -> list[str]:
@@ -81,28 +77,6 @@ def _dependencies() -> list[str]:
         re.sub(r"""(;| and) extra == ["'](pyspark|spark)["']$""", "", text) for text in requires("spark-klog") or []
     )
     return [text for text in texts if "extra ==" not in text and not text.startswith("spark-klog")]
-
-
-def _environment(name: str, interpreter: str, packages: Sequence[str]) -> Path:
-    """The Python of the environment `name`, which the first call creates; `RegistryUnreachable` if pip fails."""
-    root = cache_root()
-    folder = root / name
-    python, complete = folder / "bin" / "python", folder / ".complete"
-    content = "\n".join(packages)
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / f".{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (python.exists() and complete.exists() and complete.read_text() == content):
-            log.info("installing %s into %s", packages[0], folder)
-            # Debian's Python has no pip
-            command = [interpreter, "-m", "venv", "--clear", "--without-pip", str(folder)]
-            subprocess.run(command, check=True, timeout=_INSTALL_SECONDS)
-            # -I: without PYTHONPATH
-            pip = [sys.executable, "-I", "-m", "pip", "--python", str(python), "install", "--quiet"]
-            command = [*pip, "--disable-pip-version-check", "pip", *packages]
-            download(packages[0], command, seconds=_INSTALL_SECONDS)
-            complete.write_text(content)
-    return python
 
 
 def child_environment(python: Path | str) -> dict[str, str]:
