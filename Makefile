@@ -56,11 +56,11 @@ soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_EXACTLY_ONCE=full $(BIN)/python -m pytest --timeout=3600 tests/spark/exactly_once $(ARGS)
 	SPARK_KLOG_ROUND_TRIP=1000000 $(BIN)/python -m pytest --timeout=3600 tests/spark/test_round_trip.py $(ARGS)
 	$(BIN)/python -m pytest --timeout=3600 tests/tables/test_filters.py tests/tables/test_delta_spark.py tests/tables/test_unclear_commits.py tests/tables/test_iceberg_sequences.py tests/tables/test_iceberg_history.py tests/load/test_table_neighbours.py tests/load/test_two_runs.py tests/load/test_upserts.py tests/load/test_tables.py tests/load/test_table_rows.py tests/load/test_iceberg.py tests/load/test_checkpoints.py tests/load/test_compaction.py $(ARGS)
-	$(BIN)/python -m pytest --timeout=3600 tests/schemas/json_schema tests/schemas/protobuf/test_properties.py tests/schemas/avro tests/spark/functions/test_schema_functions.py tests/broker/clients/test_franz_go_suite.py tests/broker/groups/test_groups_of_kafka.py tests/notebooks tests/broker/transactions/test_transactions_2.py tests/release/test_wheels.py tests/release/test_sizes.py tests/jobs/test_load_of_rows.py tests/spark/read/test_schema_stream_kills.py $(ARGS)
+	$(BIN)/python -m pytest --timeout=3600 tests/schemas/json_schema tests/schemas/protobuf/test_properties.py tests/schemas/avro tests/spark/functions/test_schema_functions.py tests/broker/clients/test_franz_go_suite.py tests/broker/groups/test_groups_of_kafka.py tests/notebooks tests/jobs/test_demo.py tests/load/test_follow.py tests/broker/transactions/test_transactions_2.py tests/release/test_wheels.py tests/release/test_sizes.py tests/jobs/test_load_of_rows.py tests/spark/read/test_schema_stream_kills.py $(ARGS)
 
 # pyspark 4.0 to 4.3, each with a Python of its own (see tests/support/spark/pyspark_versions.py): in environments of the cache.
 matrix: $(VENV)/test.installed $(VENV)/spark-home.made
-	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py tests/spark/read/test_checkpoint_switch.py tests/spark/read/test_available_now.py tests/jobs/test_packaging.py tests/jobs/test_extras.py $(ARGS)
+	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py tests/spark/read/test_checkpoint_switch.py tests/spark/read/test_available_now.py tests/spark/test_beside_jvm.py tests/jobs/test_packaging.py tests/jobs/test_extras.py $(ARGS)
 	$(BIN)/python -m tests.spark.matrix $(ARGS)
 
 # The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.

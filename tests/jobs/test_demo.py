@@ -11,11 +11,13 @@ from click.testing import CliRunner
 
 from spark_klog.cli.main import main
 from tests.jobs.support import check_demo, environment
+from tests.support.runs.soak import in_soak
 
 pytestmark = pytest.mark.usefixtures("logging_kept")
 
 
 @pytest.mark.test_all("long")  # test_batch_load.py has it with few flights, and without spark-submit
+@in_soak
 def test_demo(server_dir: Path) -> None:
     out = server_dir / "demo" / "out"
     out.mkdir(parents=True)

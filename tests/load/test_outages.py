@@ -61,8 +61,6 @@ _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "everything": lambda tree: tree,
     _BROKER: lambda tree: [],
 }
-#: Which of them die without SPARK_KLOG_KILLS.
-_OF_THE_SLICE = ["an executor"]
 _SPARK = """
 import json, sys
 from pyspark.sql import SparkSession
@@ -250,23 +248,13 @@ def test_a_broker_that_is_killed(topic: str, server_dir: Path, tmp_path: Path) -
 
 @pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
 @pytest.mark.test_all("kill")
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            "files",
-            marks=pytest.mark.skipif(not kills(), reason="part of make soak; jobs/test_batch_load.py has the slice"),
-        ),
-        "delta",
-        pytest.param("iceberg", marks=in_soak),
-    ],
-)
+@in_soak  # jobs/test_batch_load.py has the slice
+@pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_processes_of_a_cluster(
     topic: str, server_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind | Literal["files"]
 ) -> None:
     """Kill drivers, executors, workers of a local-cluster or the broker: all readers find each record once."""
-    chance, wanted = _chance(), kills() or len(_OF_THE_SLICE)
-    targets = [*_TARGETS] if kills() else _OF_THE_SLICE
+    chance, wanted, targets = _chance(), kills() or len(_TARGETS), [*_TARGETS]
     outages: Counter[str] = Counter()
     codes: Counter[str] = Counter()
     lake = None if kind == "files" else make_lake(kind, server_dir / "lake", monkeypatch)

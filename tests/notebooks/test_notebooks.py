@@ -59,6 +59,7 @@ def test_follow_a_stream(run: Callable[[str], str]) -> None:
 
 
 @pytest.mark.test_all("long")
+@in_soak
 def test_exactly_once_through_a_kill(run: Callable[[str], str]) -> None:
     text = run("03-exactly-once-through-a-kill")
     assert "killed: True\n" in text

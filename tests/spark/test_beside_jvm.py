@@ -19,13 +19,14 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from tests.support.runs.soak import in_matrix
 from tests.support.servers.kafka import Kafka, Version
 from tests.support.spark.jvm_connector import JvmReader
 
 from .support import Job, Sent, consume, create_topic, delete_records, mixed_values, produce, read, wait_for
 
 # the first test starts two Kafkas and waits for the JVM connector's answers to all cases
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800), pytest.mark.test_all("long")]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800), pytest.mark.test_all("long"), in_matrix]
 
 DATA = Path(__file__).parent.parent / "data"
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]

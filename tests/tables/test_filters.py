@@ -28,7 +28,7 @@ from spark_klog.tables.change_files import ChangeFiles, ChangeWriter
 from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.delta import DeltaLakeTable
 from spark_klog.tables.table import DataFile, Layout, Run, Table
-from tests.support.runs.soak import SOAK
+from tests.support.runs.soak import SOAK, in_soak
 from tests.support.spark.spark_tables import SparkTables
 from tests.tables.filter_model import (
     ID,
@@ -257,6 +257,7 @@ def test_delta_by_spark(tmp_path: Path) -> None:
 
 @pytest.mark.peer
 @pytest.mark.test_all("client")
+@in_soak
 def test_iceberg_by_spark(tmp_path: Path) -> None:
     cases = {}
     for how in ("append", "compaction", "upsert"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 
 
-def by_duckdb(lake: Lake) -> pa.Table | None:
+def by_duckdb(lake: Lake, name: str = NAME) -> pa.Table | None:
     """By DuckDB's extension for the format; None if it can't be had."""
     with duckdb.connect() as connection:
         try:
@@ -96,7 +96,7 @@ def by_duckdb(lake: Lake) -> pa.Table | None:
             connection.execute(f"LOAD {lake.kind}")
         except duckdb.IOException:
             return None
-        place = lake.uri if lake.kind == "delta" else lake.catalog.load_table(NAME).metadata_location
+        place = lake.uri if lake.kind == "delta" else lake.catalog.load_table(name).metadata_location
         return connection.sql(f"SELECT * FROM {lake.kind}_scan('{place}')").to_arrow_table()
 
 
@@ -183,19 +183,23 @@ def test_spark_and_duckdb(
     """The real jars, and DuckDB's extension where it can be had; Spark appends, and the load goes on after it."""
     servers = cluster.bootstrap_servers
     records = make_lake(kind, tmp_path / "records", monkeypatch)
-    rows = _load_records(servers, topic, records)
+    if kind == "delta":
+        orders, name = make_lake(kind, tmp_path / "orders", monkeypatch), NAME
+    else:  # Spark's session has one catalog
+        name = "db.orders"
+        orders = replace(records, address=f"iceberg:{CATALOG}.{name}")
+    rows, wanted = _load_records(servers, topic, records), _load_orders(servers, f"{topic}-orders", orders)
 
     def name_of(lake: Lake) -> str:
-        return f"delta.`{lake.uri}`" if kind == "delta" else f"{CATALOG}.{NAME}"
-
-    def read(spark: SparkTables, lake: Lake) -> list[Callable[[], pa.Table | None]]:
-        return [lambda: spark.sql(f"SELECT * FROM {name_of(lake)}"), lambda: by_duckdb(lake)]
+        return f"delta.`{lake.uri}`" if kind == "delta" else lake.address.removeprefix("iceberg:")
 
     with SparkTables(kind, tmp_path / "spark", CATALOG, records.warehouse) as spark:
-        for reader in read(spark, records):
-            table = reader()
+        for table in (spark.sql(f"SELECT * FROM {name_of(records)}"), by_duckdb(records)):
             if table is not None:
                 assert [{column: row[column] for column in rows[0]} for row in rows_of(table)] == rows
+        for table in (spark.sql(f"SELECT * FROM {name_of(orders)}"), by_duckdb(orders, name)):
+            if table is not None:
+                assert _values(table) == wanted
         columns = spark.sql(f"DESCRIBE {name_of(records)}").to_pylist()
         types = {row["col_name"]: row["data_type"] for row in columns}
         assert {name: types[name] for name in ("key", "offset", "timestamp", "headers")} == {
@@ -210,10 +214,3 @@ def test_spark_and_duckdb(
     run(servers, records.address, topic, settings=WriteSettings(layout="hour"))
     values = sorted(row["value"] or b"" for row in rows_of(next(iter(records.readers().values()))()))
     assert values == sorted([*(row["value"] or b"" for row in rows), b"the epoch", b"after Spark"])
-    orders = make_lake(kind, tmp_path / "orders", monkeypatch)
-    wanted = _load_orders(servers, f"{topic}-orders", orders)
-    with SparkTables(kind, tmp_path / "spark", CATALOG, orders.warehouse) as spark:
-        for reader in read(spark, orders):
-            table = reader()
-            if table is not None:
-                assert _values(table) == wanted

@@ -21,6 +21,7 @@ from tests.jobs.support import Running
 from tests.spark.exactly_once.kills import KILLS, SECONDS, SEED, Brokers, Program, brokers
 from tests.spark.exactly_once.support import PARTITIONS, fill, once, read, read_by_java
 from tests.spark.support import create_topic
+from tests.support.runs.soak import in_soak
 from tests.support.servers.s3_server import serving_s3
 from tests.support.spark.s3a import s3a_settings
 
@@ -33,6 +34,7 @@ RECORDS_A_BATCH = 30
 #: For each kill: more records than the program copies until then.
 RECORDS = 3000
 _PROGRAM = Path(__file__).with_name("copy_program.py")
+_KILL = [pytest.mark.test_all("kill")]
 
 
 @pytest.fixture
@@ -102,8 +104,10 @@ class CopyInBucket(Copy):
     ("kills", "place"),
     [
         pytest.param(1, "folder", id="1-folder"),
-        pytest.param(max(2, KILLS), "folder", marks=pytest.mark.test_all("kill"), id=f"{max(2, KILLS)}-folder"),
-        pytest.param(KILLS, "bucket", marks=[pytest.mark.test_all("kill"), pytest.mark.peer], id=f"{KILLS}-bucket"),
+        pytest.param(max(2, KILLS), "folder", marks=_KILL, id=f"{max(2, KILLS)}-folder"),
+        pytest.param(
+            KILLS, "bucket", marks=[pytest.mark.test_all("kill"), pytest.mark.peer, in_soak], id=f"{KILLS}-bucket"
+        ),
     ],
 )
 def test_every_row_once(

@@ -46,7 +46,7 @@ from tests.schemas.avro.spark_types import case_of, every_type
 from tests.schemas.avro.support import written
 from tests.spark.support import Sent, create_topic, error_of, produce
 from tests.support.packages.maven import resolve
-from tests.support.runs.soak import SOAK
+from tests.support.runs.soak import in_soak
 from tests.support.spark.pyspark_versions import WITH_CONNECTOR, child_environment, with_connector
 
 pytestmark = [pytest.mark.usefixtures("one_attempt")]
@@ -298,14 +298,15 @@ def test_how_4_0_calls_functions() -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.test_all("client")
+@pytest.mark.test_all("client")  # schemas/avro/test_spark.py compares decoder and encoder
+@in_soak
 def test_as_sparks_own_functions(tmp_path: Path) -> None:
     """On pyspark 4.1.1, whose spark-avro is on Maven: types, rows and records of every type and of random schemas."""
     artifact = f"org.apache.spark:spark-avro_2.13:{WITH_CONNECTOR}"
     (jar,) = resolve(f"spark-avro-alone-{WITH_CONNECTOR}", (artifact,), dependencies=False).glob("*.jar")
     cases = [every_type()]
 
-    @settings(max_examples=20 if SOAK else 6, deadline=None, phases=[Phase.generate], database=None)
+    @settings(max_examples=20, deadline=None, phases=[Phase.generate], database=None)
     @given(data=st.data())
     def addcase(data: st.DataObject) -> None:
         schema = data.draw(records())
