@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.client.arguments import mapping_of, name_of, partition_of
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.net.waiting import wait_until_ready
@@ -203,6 +204,8 @@ class Producer:
         being None: in the producer's thread or in a call, in order for each partition. It may call `send`, but not
         wait for a `Delivery`.
         """
+        if type(topic) is not str:
+            name_of("send: the topic", topic)
         if self._serializers is not None:
             with self._turns:
                 self._check("send")
@@ -498,9 +501,11 @@ class Producer:
         UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID) if it is outdated: abort the transaction. `UnsupportedVersionError` for
         a member if the group's coordinator is older than Kafka 2.5: it would not compare the generation.
         """
+        call = "send_offsets_to_transaction"
         member = GroupMetadata(group) if isinstance(group, str) else group
+        offsets = {partition_of(call, key): offset for key, offset in mapping_of(f"{call}: offsets", offsets).items()}
         with self._turns, self._turns.section:
-            transactions = self._in_transaction("send_offsets_to_transaction")
+            transactions = self._in_transaction(call)
             transactions.send_offsets(offsets, member)
 
     def commit_transaction(self) -> None:

@@ -581,6 +581,8 @@ def test_a_record_that_can_not_be_encoded_leaves_nothing_behind() -> None:
         ({"timestamp": 1 << 70}, ConfigError, "timestamp 1180591620717411303424"),
         ({"timestamp": -2}, ConfigError, "timestamp -2: .* or -1 for none"),
         ({"timestamp": 1.5}, TypeError, "float"),
+        ({"topic": None}, TypeError, "send: the topic must be a str, not NoneType"),
+        ({"topic": b"t"}, TypeError, "send: the topic must be a str, not bytes"),
         ({"value": "text"}, TypeError, "value must be bytes or None, not str"),
         ({"value": memoryview(b"12345678").cast("i")}, TypeError, "value .* memoryview of 'i'"),
         ({"key": 7}, TypeError, "key must be bytes or None, not int"),
@@ -597,7 +599,7 @@ def test_what_no_record_can_hold_is_named_when_it_is_sent(
     with scripted(1, {"t": 1}) as brokers, producing(brokers) as producer:
         producer.send("t", b"a", partition=0)
         with pytest.raises(error, match=told):
-            producer.send("t", **{"value": b"v", "partition": 0, **record})
+            producer.send(**{"topic": "t", "value": b"v", "partition": 0, **record})
         producer.send("t", b"b", partition=0, timestamp=(1 << 63) - 1, headers=(pair for pair in [("h", None)]))
         producer.send("t", b"c", partition=0, timestamp=-1)
         producer.flush()

@@ -149,6 +149,8 @@ def test_offsets_are_committed_with_the_records(servers: str, topic: str) -> Non
             send(producer, topic, b"%d" % commits)
             with pytest.raises(ConfigError, match=rf"offset -1001 of {topic}-0 must be from 0 "):
                 producer.send_offsets_to_transaction({(topic, 0): -1001}, group)
+            with pytest.raises(TypeError, match=r"must be \(topic, partition\)"):
+                producer.send_offsets_to_transaction({topic: 1}, group)  # type: ignore[dict-item]
             producer.send_offsets_to_transaction({(topic, 0): 10 + commits, (topic, 2): 20 + commits}, group)
             if commits:
                 producer.commit_transaction()
