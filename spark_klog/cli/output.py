@@ -27,6 +27,7 @@ from unicodedata import combining, east_asian_width
 import click
 
 from spark_klog.errors import ConfigError, MissingPackage
+from spark_klog.wire.listening import AddressRefused
 
 #: Work that is done sooner shows no bar.
 _BAR_AFTER = 1.0
@@ -60,10 +61,13 @@ class WrongArguments(ConfigError):
 
 @contextmanager
 def reading_arguments() -> Iterator[None]:
-    """Around what reads arguments, or as a decorator: its `ConfigError` becomes `WrongArguments`."""
+    """Around what reads arguments, or as a decorator: its `ConfigError` becomes `WrongArguments`.
+
+    An address that is in use is no wrong one.
+    """
     try:
         yield
-    except (MissingPackage, WrongArguments):
+    except (AddressRefused, MissingPackage, WrongArguments):
         raise
     except ConfigError as error:
         raise WrongArguments(str(error)) from None

@@ -24,15 +24,19 @@ def parse_listen(text: str, option: str, default_host: str | None = None) -> tup
     return host.strip("[]"), int(port)
 
 
+class AddressRefused(ConfigError):
+    """An address at which this machine can't listen now: another process may have it."""
+
+
 def bind(host: str, port: int, option: str = "--listen") -> socket.socket:
-    """Open a listening socket; `ConfigError` names the option whose address can't be bound."""
+    """Open a listening socket; `AddressRefused` names the option whose address can't be bound."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         text = getattr(error, "strerror", None) or str(error)
         reason = text.partition(" (while")[0]  # what follows repeats the address
-        raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another {option}") from None
+        raise AddressRefused(f"can't listen on {host}:{port}: {reason}; choose another {option}") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -33,8 +33,10 @@ def _running(*arguments: str, lines: int, stderr: IO[str] | None = None) -> Iter
     """The last words of a command's first lines; it is stopped by SIGTERM, and ends with 0."""
     with subprocess.Popen(klog_command(*arguments), stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         assert process.stdout is not None
-        yield [process.stdout.readline().strip().rpartition(" ")[2] for _ in range(lines)]
-        process.send_signal(signal.SIGTERM)
+        try:
+            yield [process.stdout.readline().strip().rpartition(" ")[2] for _ in range(lines)]
+        finally:
+            process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
 
