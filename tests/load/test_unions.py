@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import LoadError
+from spark_klog.errors import ConfigError, LoadError, SchemaError
 from spark_klog.load.audit import status
 from spark_klog.load.rows import merged, named_type
 from spark_klog.load.settings import VALUES, WriteSettings
@@ -146,6 +147,16 @@ def test_event_types_keep_their_columns(
 
 def _type(schema: Any) -> pa.DataType:
     return named_type(ReaderSchema(ColumnFormat("value", "avro"), json.dumps(schema)))
+
+
+def test_a_schema_without_a_type_is_refused_by_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a run has a plan, as is what needs the native kernel where there is none."""
+    digits = {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2}
+    with pytest.raises(SchemaError, match=r"column value.*field d.* 38 digits"):
+        _type({"type": "record", "name": "R", "fields": [{"name": "d", "type": digits}]})
+    monkeypatch.setitem(sys.modules, "spark_klog.schemas.avro._avro", None)
+    with pytest.raises(ConfigError, match="native kernel"):
+        _type({"type": "record", "name": "Alone", "fields": [{"name": "d", "type": "int"}]})
 
 
 def test_a_type_and_a_union_of_types() -> None:
