@@ -84,5 +84,6 @@ def test_commits_at_every_step_and_partition(
     loaded.load(log)
     for group, (partition, offsets) in left.items():
         for each in (offsets, loaded):
-            assert [(*place, found[:3]) for *place, found in each.all(group)] == [("t", partition, _NEW)], group
+            committed = [(*place, offset[:3]) for place, offset in each.all(group).items()]
+            assert committed == [("t", partition, _NEW)], group
     log.close()
