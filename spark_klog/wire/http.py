@@ -28,6 +28,8 @@ TEXT = "text/plain; charset=utf-8"
 _MAX_HEAD = 8 * 1024
 _RECEIVE_SECONDS, _SEND_SECONDS, _CLOSE_SECONDS = 5.0, 30.0, 5.0
 _MAX_CONNECTIONS = 64
+#: Steps of the event loop after which a client that is answered is awaited again.
+_STEPS = 3
 _MAX_DIGITS = 15
 #: The most bytes of answers that are being sent, and of one that is sent nevertheless.
 _MOST_UNSENT, _SHORT = 64 << 20, 64 << 10
@@ -197,7 +199,12 @@ class HttpServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(reader, writer, self._awaited)
         self._clients.add(client)
-        if len(self._clients) > self._most and self._awaited:
+        steps = 0
+        while len(self._clients) > self._most and steps < _STEPS:
+            if not self._awaited:
+                steps += 1
+                await asyncio.sleep(0)  # those whose bytes have just come are awaited again, or answered
+                continue
             silent = next(iter(self._awaited))
             del self._awaited[silent]
             self._clients.discard(silent)

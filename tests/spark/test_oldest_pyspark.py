@@ -108,7 +108,7 @@ def test_lower_bounds(requirement: str, bound: str) -> None:
 def test_pairs_whose_python_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' Python replaces a missing one if no other pair has its pyspark; else the pair is skipped and named."""
     monkeypatch.setattr(pythons, "find", lambda version: None)
-    monkeypatch.setattr(pyspark_versions, "_environment", lambda name, python, packages: (packages[0], python))
+    monkeypatch.setattr(pythons, "environment", lambda name, python, packages: (packages[0], python))
     ours = sys.executable
     found = [(f"pyspark=={version}", ours) for version in ("4.1.4", "4.2.1", "4.3.0")], ["pyspark-4.3.0-python3.14"]
     assert pyspark_versions.newer() == found
