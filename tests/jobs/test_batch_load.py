@@ -114,6 +114,7 @@ def test_each_run_goes_on_where_the_last_one_stopped(
     assert sum(pq.ParquetFile(path).metadata.num_rows for path in load.output.rglob("*.parquet")) == 2_500
 
 
+@pytest.mark.test_all("long")
 def test_the_table_is_whole_in_a_file(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
     """Outside a terminal, names and figures are not cut to a width."""
     name = f"{topic}-{'x' * 100}"

@@ -346,6 +346,7 @@ def test_values_and_lines_to_copy(
         assert f".option({option})" in snippet
 
 
+@pytest.mark.test_all("long")
 def test_the_snippet_names_other_subjects_than_the_topics(
     chromium: webdriver.Chrome, cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ def group(broker: KlogBroker, admin: AdminClient, topic: str) -> Iterator[Group]
     made.close()
 
 
+@pytest.mark.test_all("client")
 def test_four_clients_share_a_topic(broker: KlogBroker, group: Group, topic: str) -> None:
     servers = broker.bootstrap_servers
     group.add("ours", Ours(servers, topic))
