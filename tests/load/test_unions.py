@@ -26,6 +26,7 @@ from spark_klog.load.rows import merged, named_type
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema, RegistrySettings
+from spark_klog.schemas.native_kernel import native_kernel
 from spark_klog.security.config import Settings
 from tests.load.support import run
 from tests.load.test_upserts import FORMATS, address_of, content, environment
@@ -155,6 +156,7 @@ def test_a_schema_without_a_type_is_refused_by_its_column(monkeypatch: pytest.Mo
     with pytest.raises(SchemaError, match=r"column value.*field d.* 38 digits"):
         _type({"type": "record", "name": "R", "fields": [{"name": "d", "type": digits}]})
     monkeypatch.setitem(sys.modules, "spark_klog.schemas.avro._avro", None)
+    native_kernel.cache_clear()
     with pytest.raises(ConfigError, match="native kernel"):
         _type({"type": "record", "name": "Alone", "fields": [{"name": "d", "type": "int"}]})
 
