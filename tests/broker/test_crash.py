@@ -196,7 +196,7 @@ def _wait_for_a_record(cluster: Cluster) -> None:
 
 def test_a_data_directory_in_use(broker: KlogBroker) -> None:
     command = broker_command(broker.data_dir, free_port())
-    assert refusal(command) == (
+    assert refusal(command, code=1) == (
         f"klog: data directory {broker.data_dir} is in use by another broker or tool; stop that one, "
         "or choose another --data-dir"
     )
@@ -205,12 +205,12 @@ def test_a_data_directory_in_use(broker: KlogBroker) -> None:
 
 def test_a_data_directory_of_another_broker(broker: KlogBroker) -> None:
     broker.stop()
-    told = refusal(broker_command(broker.data_dir, free_port(), "--broker-id", "5"))
+    told = refusal(broker_command(broker.data_dir, free_port(), "--broker-id", "5"), code=1)
     assert told.startswith(f"klog: data directory {broker.data_dir} belongs to broker 0, not 5;")
 
 
 def test_a_port_in_use(broker: KlogBroker, server_dir: Path) -> None:
-    told = refusal(broker_command(server_dir / "other", broker.port))
+    told = refusal(broker_command(server_dir / "other", broker.port), code=1)
     assert told == f"klog: can't listen on {HOST}:{broker.port}: Address already in use; choose another --listen"
 
 

@@ -202,7 +202,7 @@ def test_a_broker_id_is_taken_once(
 ) -> None:
     broker = make_broker(0)
     command = broker_command(server_dir / "other", free_port(), "--broker-id", "0", "--zookeeper", chroot)
-    assert refusal(command) == (
+    assert refusal(command, code=1) == (
         f"klog: broker id 0 is registered by a broker at {HOST}:{broker.port}; choose another --broker-id"
     )
     # the registered broker is not affected
@@ -216,7 +216,7 @@ def test_no_zookeeper_is_a_clear_error(server_dir: Path) -> None:
     nowhere = f"{HOST}:{free_port()}"
     arguments = ["--zookeeper", nowhere, "--set", "zookeeper.session.timeout.ms=500"]
     command = broker_command(server_dir / "data", free_port(), *arguments)
-    assert refusal(command).startswith(f"klog: no ZooKeeper answers at {nowhere} within 1 s")
+    assert refusal(command, code=1).startswith(f"klog: no ZooKeeper answers at {nowhere} within 1 s")
 
 
 @pytest.mark.test_all("long")

@@ -352,7 +352,7 @@ def test_the_id_of_a_broker_that_lives_and_cannot_be_reached(tree: KazooClient, 
     payload = {"version": 4, "host": HOST, "port": port, "endpoints": [f"PLAINTEXT://{HOST}:{port}"], "timestamp": "1"}
     tree.create("/brokers/ids/0", json.dumps(payload).encode(), ephemeral=True, makepath=True)
     arguments = ["--zookeeper", chroot, "--set", "zookeeper.session.timeout.ms=1000"]
-    assert refusal(broker_command(server_dir / "data", free_port(), *arguments)) == (
+    assert refusal(broker_command(server_dir / "data", free_port(), *arguments), code=1) == (
         f"klog: broker id 0 is registered by a broker at {HOST}:{port}, which does not answer, but its session has "
         "not ended in 2 s; choose another --broker-id, or stop that broker"
     )
