@@ -11,6 +11,7 @@ _HERE = Path(__file__).parent
 sys.path.insert(0, str(_HERE))
 
 from generate import generate  # noqa: E402
+from publish import is_released  # noqa: E402
 
 generate(_HERE / "reference" / "generated")
 
@@ -23,6 +24,11 @@ myst_enable_extensions = ["attrs_inline", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "spark_klog"
+if not is_released():
+    html_theme_options = {
+        "announcement": f"Version {VERSION} is not released. Install a checkout: in its folder write <code>.</code> "
+        "for <code>spark-klog</code>, as in <code>pip install '.[spark]'</code>."
+    }
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_js_files = [("pages.js", {"defer": "defer"})]

@@ -1,7 +1,7 @@
 """Build the pages of this version: `python docs/publish.py build/docs` makes build/docs/VERSION.
 
 Each build adds its version to `versions.js` beside the folders, from which the pages' switch is made, and renews what
-leads to a version: `stable` (the newest release), `latest` (the newest version, pre-releases too) and `index.html`.
+leads to a version: `stable` (the newest release), `latest` (the newest version, released or not) and `index.html`.
 To add a version to a site that is online, build into a copy of the site, or of its `versions.js` alone. A copy of the
 site can be read from file://: the search then shows no excerpts, and the switch opens a version at its first page.
 """
@@ -9,6 +9,7 @@ site can be read from file://: the search then shows no excerpts, and the switch
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,13 +31,20 @@ _INDEX = """<!doctype html>
 """
 
 
-def list_version(site: Path, version: str) -> None:
+def is_released(version: str = VERSION) -> bool:
+    """Whether the sources are those of a release: CHANGELOG.md has its date. Between two, they are of X.Y.0.dev0."""
+    changelog = (_HERE.parent / "CHANGELOG.md").read_text()
+    return re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changelog, re.MULTILINE) is not None
+
+
+def list_version(site: Path, version: str, *, is_release: bool) -> None:
     """Add a version, whose folder is in `site`, to the site's list, and renew what leads to the newest one."""
     path = site / _VERSIONS
-    known = json.loads(path.read_text().removeprefix(_BEFORE).rstrip(";\n"))["versions"] if path.exists() else []
-    versions = sorted({*known, version}, key=Version, reverse=True)
-    releases = [name for name in versions if not Version(name).is_prerelease]
-    aliases = {"latest": versions[0]} | ({"stable": releases[0]} if releases else {})
+    known = json.loads(path.read_text().removeprefix(_BEFORE).rstrip(";\n")) if path.exists() else {"versions": []}
+    versions = sorted({*known["versions"], version}, key=Version, reverse=True)
+    releases = [known["stable"]] if "stable" in known else []
+    releases += [version] if is_release and not Version(version).is_prerelease else []
+    aliases = {"latest": versions[0]} | ({"stable": max(releases, key=Version)} if releases else {})
     path.write_text(f"{_BEFORE}{json.dumps({'versions': versions, **aliases})};\n")
     for alias, target in aliases.items():
         link = site / alias
@@ -55,7 +63,7 @@ def main(site: Path) -> None:
     command = [sys.executable, "-m", "sphinx", *options, *folders]
     if status := subprocess.run(command).returncode:
         sys.exit(status)
-    list_version(site, VERSION)
+    list_version(site, VERSION, is_release=is_released())
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from packaging.version import Version
+
 from release import ROOT
 from release.checks import ReleaseError
 from release.installs import check_installs
@@ -51,8 +53,12 @@ def check_tag(tag: str, changelog: str) -> None:
     """`ReleaseError` unless a tag is that of the version that the sources have, which the changelog describes."""
     if tag != f"v{VERSION}":
         raise ReleaseError(f"the tag {tag} is not v{VERSION}: set VERSION in spark_klog/base/names.py before the tag")
+    if Version(VERSION).is_devrelease:
+        raise ReleaseError(f"{VERSION} is what VERSION is between two releases: set the release's before the tag")
     if not re.search(rf"^## {re.escape(VERSION)} \(\d{{4}}-\d\d-\d\d\)$", changelog, re.MULTILINE):
         raise ReleaseError(f"CHANGELOG.md has no section '## {VERSION} (YYYY-MM-DD)'")
+    if not Version(VERSION).is_prerelease and not (ROOT / "tests" / "golden" / VERSION).is_dir():
+        raise ReleaseError(f"tests/golden has no folder {VERSION}: python -m tests.golden.make, and commit it")
 
 
 def make_release(commit: str, folder: Path, *, with_installs: bool) -> Path:

@@ -69,6 +69,9 @@ _SETTINGS = {
 class ClusterStartError(KlogError):
     """A process of the cluster did not start; the message has the reason or the end of its log."""
 
+    #: The exit code of a broker that refused to start: 2 for its settings, as of all commands.
+    _exit_code = 1
+
 
 class ChildProcess:
     """A subprocess with its stdin as a pipe; it inherits `lock`. `DataDirectoryError` if its log can't be written."""
@@ -93,7 +96,10 @@ class ChildProcess:
         text = self.logged()
         last = text.rpartition("\n")[2]
         if last.startswith(_REFUSAL):
-            return ClusterStartError(f"{name} did not start: {last.removeprefix(_REFUSAL)}")
+            error = ClusterStartError(f"{name} did not start: {last.removeprefix(_REFUSAL)}")
+            with suppress(subprocess.TimeoutExpired):
+                error._exit_code = self.popen.wait(_STOP_SECONDS)
+            return error
         return ClusterStartError(f"{name} did not start; {self.log} ends with:\n{text[-2000:]}")
 
     def logged(self) -> str:
@@ -348,8 +354,9 @@ class EmbeddedCluster:
             except OSError:  # it has ended
                 line = ""
         if not line:
+            error = process.start_error(name)
             process.kill()
-            raise process.start_error(name)
+            raise error
         self._addresses[broker_id] = line.rsplit(" ", 1)[1]
 
     def kill(self, broker_id: int) -> None:

@@ -143,6 +143,8 @@ def test_options_that_are_mistyped(tmp_path: Path) -> None:
     assert klog_refusal(*folder, "--set", "a", code=2) == "klog: setting 'a' is not NAME=VALUE"
     assert klog_refusal(*folder, "--listen", "x", code=2) == "klog: listen: 'x' is not HOST:PORT"
     assert not (tmp_path / "c").exists()
+    told = klog_refusal(*folder, "--set", "num.partition=2", code=2)
+    assert told.startswith("klog: broker 0 did not start: unknown setting 'num.partition'")
 
 
 def _children(process: subprocess.Popen[str]) -> list[int]:

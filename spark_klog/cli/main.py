@@ -311,7 +311,8 @@ def broker(
             registry.start(_reach_oneself(config, line.rsplit(" ", 1)[1]))
 
     try:
-        run(config, ready, make_server, None if registry is None else registry.close)
+        with reading_arguments():  # files that the configuration names, and addresses: read as it starts
+            run(config, ready, make_server, None if registry is None else registry.close)
     finally:
         if registry is not None:
             registry.close()
@@ -435,7 +436,7 @@ def cluster(
     log_format: str,
 ) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C."""
-    from spark_klog.embedded import EmbeddedCluster
+    from spark_klog.embedded import ClusterStartError, EmbeddedCluster
 
     if zookeeper_port is not None and not zookeeper:
         raise click.UsageError("--zookeeper-port needs --zookeeper")
@@ -449,13 +450,16 @@ def cluster(
             schema_registry=schema_registry or False,
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt), made as running:
-        click.echo(f"klog cluster ready on {running.bootstrap_servers}")
-        if running.zookeeper_connect:
-            click.echo(f"zookeeper ready on {running.zookeeper_connect}")
-        if running.schema_registry_url:
-            click.echo(f"schema registry ready on {running.schema_registry_url}")
-        _watch(running)
+    try:
+        with suppress(KeyboardInterrupt), made as running:
+            click.echo(f"klog cluster ready on {running.bootstrap_servers}")
+            if running.zookeeper_connect:
+                click.echo(f"zookeeper ready on {running.zookeeper_connect}")
+            if running.schema_registry_url:
+                click.echo(f"schema registry ready on {running.schema_registry_url}")
+            _watch(running)
+    except ClusterStartError as error:
+        raise (WrongArguments(str(error)) if error._exit_code == 2 else error) from None
 
 
 def _watch(cluster: EmbeddedCluster) -> None:

@@ -7,7 +7,8 @@ Names of clients, users and groups come from outside. A line break in one would 
 sequence would act on the reader's terminal: control characters are written as Python escapes, in text as in JSON, and
 the lines of a traceback are indented.
 
-A command ends with 2 if it refuses its arguments (`WrongArguments`), before its work, and with 1 if the work fails.
+A command ends with 2 if it refuses its arguments or its configuration, whatever file they stand in (`WrongArguments`),
+before its work. It ends with 1 for what it finds at work: an address in use, a broker id that is taken, damaged data.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _DRAWN_EVERY = 0.1
 
 
 class WrongArguments(ConfigError):
-    """Arguments, or files that they name, are refused before the work: the exit code is 2, as for click's errors."""
+    """Arguments, or what they name, are refused before the work: the exit code is 2, as for click's errors."""
 
 
 @contextmanager

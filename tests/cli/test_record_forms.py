@@ -157,6 +157,12 @@ def test_json_of_other_programs() -> None:
     assert record == (b'{"a":[1,null]}', b"7", None, None, (("h", b"x"), ("n", None)))
 
 
+def test_fields_of_a_later_version_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    line = b'{"value": "v", "key": "k", "leader_epoch": 3, "value_schema_id": 7}'
+    assert parse_record(line) == parse_record(line) == (b"v", b"k", None, None, ())
+    assert [each.getMessage().partition(":")[0] for each in caplog.records] == ["the field leader_epoch is passed over"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -164,7 +170,7 @@ def test_json_of_other_programs() -> None:
         (b'{"a"', "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"\xff", "not JSON"),
-        (b'{"vlaue": 1}', "vlaue: no such field"),
+        (b'{"vlaue": 1}', "vlaue: no such field"),  # would be null, which deletes
         (b'{"partition": -1}', "partition: -1"),
         (b'{"partition": true}', "partition: True"),
         (b'{"timestamp": 1.5}', "timestamp: 1.5"),

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer as Confluent
+from packaging.version import Version
 from pyspark.sql import SparkSession
 
 import spark_klog
@@ -63,6 +64,8 @@ _DIED = 9
 
 
 def main(work: Path) -> None:
+    if Version(VERSION).is_prerelease:
+        sys.exit(f"{VERSION} is no release: set VERSION in spark_klog/base/names.py first")
     os.chdir(work)
     source, target = (KlogBroker(work, *KEEP_ALL, name=name) for name in ("source", "target"))
     with source, target:

@@ -22,12 +22,12 @@ import generate
 import publish
 
 
-def _add(site: Path, version: str) -> dict[str, object]:
+def _add(site: Path, version: str, *, is_release: bool = True) -> dict[str, object]:
     """What the site's list says after the build of a version; `stable` and `latest` must lead to their folders."""
     folder = site / version
     folder.mkdir(exist_ok=True)
     (folder / "index.html").write_text(version)
-    publish.list_version(site, version)
+    publish.list_version(site, version, is_release=is_release)
     listed = json.loads((site / "versions.js").read_text().removeprefix("window.KLOG_VERSIONS = ").rstrip(";\n"))
     assert isinstance(listed, dict)
     for alias in {"stable", "latest"} & set(listed):
@@ -47,6 +47,19 @@ def test_each_build_adds_its_version(tmp_path: Path) -> None:
         "stable": "0.10.0",
     }
     assert _add(tmp_path, "0.2.0") == expected, "a version that is built again is listed once"
+
+
+def test_stable_is_the_last_release(tmp_path: Path) -> None:
+    """Before the first one, and before the next one has its date in the changelog, pages are those of no release."""
+    assert "stable" not in _add(tmp_path, "0.1.0", is_release=False)
+    assert _add(tmp_path, "0.1.0")["stable"] == "0.1.0"
+    assert _add(tmp_path, "0.2.0.dev0", is_release=False)["stable"] == "0.1.0"
+    assert _add(tmp_path, "0.2.0", is_release=False) | {"versions": []} == {
+        "versions": [],
+        "latest": "0.2.0",
+        "stable": "0.1.0",
+    }
+    assert publish.is_released("0.0.9") is False
 
 
 def test_each_page_has_the_switch() -> None:

@@ -206,7 +206,7 @@ def _rows(page: str) -> Iterator[str]:
 
 def command_lines() -> Iterator[str]:
     """Each command with its arguments, options and exit codes."""
-    yield f"klog: exits with 0 (done), 1 (an error), 2 (wrong arguments), {INTERRUPTED} (Ctrl-C)"
+    yield f"klog: exits with 0 (done), 1 (an error), 2 (wrong arguments or configuration), {INTERRUPTED} (Ctrl-C)"
     yield from _options(main, "klog")
     for path, command in commands().items():
         yield from _options(command, path)

@@ -13,7 +13,6 @@ import pytest
 
 from release import checks, dist, installs, sbom, wheels
 from release.checks import ReleaseError
-from spark_klog.base.names import VERSION
 
 
 def test_two_builds_must_be_the_same(tmp_path: Path) -> None:
@@ -29,12 +28,17 @@ def test_two_builds_must_be_the_same(tmp_path: Path) -> None:
         dist.compare(first, second)
 
 
-def test_a_tag_is_that_of_the_version_and_of_the_changelog() -> None:
-    dist.check_tag(f"v{VERSION}", f"# Changelog\n\n## {VERSION} (2026-11-29)\n")
+def test_a_tag_is_that_of_the_version_and_of_the_changelog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "VERSION", "0.1.0")
+    dist.check_tag("v0.1.0", "# Changelog\n\n## 0.1.0 (2026-11-29)\n")
     with pytest.raises(ReleaseError, match="set VERSION"):
         dist.check_tag("v99.0.0", "")
-    with pytest.raises(ReleaseError, match=f"'## {VERSION} "):
-        dist.check_tag(f"v{VERSION}", f"## {VERSION} (unreleased)\n")
+    with pytest.raises(ReleaseError, match=r"'## 0\.1\.0 "):
+        dist.check_tag("v0.1.0", "## 0.1.0 (unreleased)\n")
+    for version, reason in (("0.2.0.dev0", "between two releases"), ("99.0.0", "tests.golden.make")):
+        monkeypatch.setattr(dist, "VERSION", version)
+        with pytest.raises(ReleaseError, match=reason):
+            dist.check_tag(f"v{version}", f"## {version} (2026-11-29)\n")
 
 
 @pytest.mark.parametrize(

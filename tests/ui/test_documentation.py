@@ -44,7 +44,7 @@ def site(chromium: webdriver.Chrome, tmp_path: Path) -> Iterator[Path]:
         page.parent.mkdir(parents=True)
         page.write_text(_PAGE.replace("{{ release }}", version))
         (tmp_path / version / "index.html").write_text(f"<title>{version}</title>")
-        publish.list_version(tmp_path, version)
+        publish.list_version(tmp_path, version, is_release=True)
     yield tmp_path
     chromium.get("about:blank")
     chromium.get_log("browser")  # the browser logs that it looks for no file

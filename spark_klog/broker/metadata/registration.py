@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.metadata.nodes import NodeDecoder, create_node
-from spark_klog.errors import ConfigError
+from spark_klog.errors import DirectoryError
 from spark_klog.trees import paths
 from spark_klog.trees.tree import Tree
 
@@ -34,7 +34,7 @@ class Registration:
 
         An entry with one of our own addresses is replaced: the port is ours now, so the entry is from an earlier run.
         If the other address does not answer, its broker may have been killed: wait until its session has ended. Raises
-        `ConfigError` if another broker has the id.
+        `DirectoryError` if another broker has the id.
         """
         for path in paths.COMMON_PATHS:
             if self._tree.get(path) is None:
@@ -53,13 +53,13 @@ class Registration:
             where = paths.host_and_port(others[0].host, others[0].port) if others else "another address"
             refusal = f"broker id {self._broker_id} is registered by a broker at {where}"
             if others and answers((others[0].host, others[0].port)):
-                raise ConfigError(f"{refusal}; choose another --broker-id")
+                raise DirectoryError(f"{refusal}; choose another --broker-id")
             if deadline is None:
                 # the ZooKeeper server may round the timeout up, or raise it
                 deadline = time.monotonic() + 2 * self._session_seconds
                 _log.warning("%s, which does not answer: waiting for the end of its session", refusal)
             elif time.monotonic() > deadline:
-                raise ConfigError(
+                raise DirectoryError(
                     f"{refusal}, which does not answer, but its session has not ended in "
                     f"{2 * self._session_seconds:g} s; choose another --broker-id, or stop that broker"
                 )

@@ -13,7 +13,9 @@ As lines of JSON, which `klog consume --json` prints and `klog produce --json` r
 
 Bytes that are not UTF-8 text are {"base64": "..."}; null is null. `produce` needs none of the fields, ignores topic,
 offset and schema ids, and takes an object, a list or a number as a value, too: its JSON is the record's value. Keys and
-values that are decoded by a schema (-s) are JSON, and key_schema_id, value_schema_id follow.
+values that are decoded by a schema (-s) are JSON, and key_schema_id, value_schema_id follow. A later version may print
+more fields: a line with a value may have any others, which a warning names once. A line without a value may not: a
+mistyped `value` would be written as null, which deletes.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -32,6 +36,7 @@ from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.errors import ConfigError
 from spark_klog.records.contract import json_value
 
+_log = logging.getLogger(__name__)
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _TOKEN = re.compile(r"%(.)|%$|\\x([0-9a-fA-F]{2})|\\(.)|\\$", re.DOTALL)
 #: What may move the cursor, change colours or the direction of text on a terminal; newlines and tabs do no harm.
@@ -183,8 +188,11 @@ def parse_record(line: bytes, encoded: Collection[str] = ()) -> JsonRecord:
     record = parse_json(line)
     if not isinstance(record, dict):
         raise ConfigError("it is not a JSON object")
-    if unknown := sorted(set(record) - _KNOWN):
-        raise ConfigError(f"{', '.join(unknown)}: no such field; the fields are {', '.join(sorted(_KNOWN))}")
+    if unknown := sorted(record.keys() - _KNOWN):
+        if "value" not in record:
+            raise ConfigError(f"{', '.join(unknown)}: no such field; the fields are {', '.join(sorted(_KNOWN))}")
+        for name in unknown:
+            _warn_of(name)
     return JsonRecord(
         record.get("value") if "value" in encoded else _bytes("value", record.get("value")),
         record.get("key") if "key" in encoded else _bytes("key", record.get("key")),
@@ -192,6 +200,11 @@ def parse_record(line: bytes, encoded: Collection[str] = ()) -> JsonRecord:
         _parsed_number("timestamp", record.get("timestamp"), -1, (1 << 63) - 1),
         _parsed_headers(record.get("headers")),
     )
+
+
+@lru_cache(100)
+def _warn_of(name: str) -> None:
+    _log.warning("the field %s is passed over: a record has %s", name[:100], ", ".join(sorted(_KNOWN)))
 
 
 def _bytes(name: str, value: Any) -> bytes | None:

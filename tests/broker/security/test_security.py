@@ -290,10 +290,6 @@ def test_named_and_advertised_listeners(tmp_path: Path) -> None:
         assert f"ready on {HOST}:{inside}" in broker.ready_line
 
 
-#: What is told of files and addresses when the broker opens them; all else is refused as arguments.
-_FOUND_AT_WORK = ("advertised.listeners", "ssl.key.password", "No such file", "klog users add")
-
-
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -318,7 +314,7 @@ def test_settings_that_are_refused(
     arguments = ["listeners=PLAINTEXT://:0"] if "listeners" not in settings else []
     arguments += [f"{name}={value.replace('SERVER', str(certificates.server))}" for name, value in settings.items()]
     command = broker_command(tmp_path, 0, *(part for argument in arguments for part in ("--set", argument)))
-    told = refusal(command, code=1 if text in _FOUND_AT_WORK else 2)
+    told = refusal(command)
     assert text in told
 
 
@@ -354,7 +350,7 @@ def test_what_is_wrong_with_a_key_store(
 def test_a_bad_users_file_is_refused_and_not_quoted(tmp_path: Path, text: str) -> None:
     file = tmp_path / "users"
     file.write_text(text)
-    told = refusal(broker_command(tmp_path / "data", 0, "--set", f"klog.users.file={file}"), code=1)
+    told = refusal(broker_command(tmp_path / "data", 0, "--set", f"klog.users.file={file}"))
     assert f"users file {file}" in told
     assert "c2VjcmV0" not in told
 
