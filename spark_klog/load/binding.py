@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from spark_klog.errors import LoadError
@@ -45,7 +45,8 @@ def check_output(
     target: Target, cluster_id: str | None, settings: Mapping[str, Any], rows: Mapping[str, str]
 ) -> Identity | None:
     """The load that the target belongs to; None if it is new. `settings` are those of `WriteSettings`, as JSON, `rows`
-    the formats of columns that become rows.
+    the formats of columns that become rows. A load into files takes another cluster, format and schema before its first
+    run has a plan: nothing is written by them. A table has its columns from the first call on.
 
     `LoadError` if it belongs to a load of another cluster, format, layout or table, or has other files. Of two schemas
     of JSON `check_schema` decides.
@@ -54,13 +55,16 @@ def check_output(
     if known is None:
         _check_new(target)
         return None
-    if cluster_id and known.cluster_id and known.cluster_id != cluster_id:
-        raise _of_another(target, f"of cluster {known.cluster_id}, and this is cluster {cluster_id}")
     if known.table != target.journal_name:
         texts = [f"into the table {name}" if name else "into files" for name in (known.table, target.journal_name)]
         raise LoadError(
             f"{target.address} belongs to a load {texts[0]}, not {texts[1]}: name it by --table or --output"
         )
+    if not known.table and not last_committed(target.store) and read_plan(target.store, 1) is None:
+        kind = replace(known, format=settings["format"], schema=settings["schema"], rows=dict(rows))
+        return replace(kind, cluster_id=cluster_id or known.cluster_id)
+    if cluster_id and known.cluster_id and known.cluster_id != cluster_id:
+        raise _of_another(target, f"of cluster {known.cluster_id}, and this is cluster {cluster_id}")
     if known.format != settings["format"]:
         raise _of_another(target, f"with --format {known.format}, not {settings['format']}")
     if (bool(known.schema), known.rows) != (bool(settings["schema"]), rows):

@@ -285,6 +285,8 @@ class _Run:
             settings = settings.with_rows(self._run_schemas(number, self._options.topics))
         if is_new:
             self.claim()
+        elif number == 0 and self._identity != history.read_identity(self._store):  # that of a call without records
+            self._store.write(paths.LOAD, to_json(self._identity))
         # Of columns that are known without a record there is a table after the first call.
         if has_work or (number == 0 and not self._options.formats):
             try:

@@ -390,6 +390,26 @@ def test_outputs_of_others(cluster: EmbeddedCluster, topic: str, tmp_path: Path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_first_call_that_found_no_records_binds_nobody(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Nothing is written by its format, schema and cluster: the next call may have others."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    run(servers, tmp_path, topic)
+    identity = tmp_path / "_klog" / "load.json"
+    before = json.loads(identity.read_text())
+    identity.write_text(identity.read_text().replace(before["cluster_id"], "another"))
+    run(servers, tmp_path, topic, settings=WriteSettings("arrow", schema="n bigint"))  # still nothing
+    after = json.loads(identity.read_text())
+    assert after == {**before, "format": "arrow", "schema": "n bigint"}
+    produce(servers, topic, values(3))
+    run(servers, tmp_path, topic, settings=WriteSettings("json", "none"))
+    assert json.loads(identity.read_text()) == {**before, "format": "json"}
+    assert len(files(str(tmp_path))) == 1
+    assert status(str(tmp_path)).findings == []
+    with pytest.raises(LoadError, match="belongs to a load with --format json, not parquet"):
+        run(servers, tmp_path, topic)
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "words"),
     [
