@@ -42,9 +42,12 @@ class _Zygote:
                 path.write_bytes(content)
             request = {"argv": arguments, "files": [*map(str, files)], "env": dict(env), "cwd": str(Path.cwd())}
             self._socket.settimeout(120)
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
             try:
+                self._socket.sendall(json.dumps(request).encode() + b"\n")
                 code = int(self._answers.readline())
+            except (ConnectionError, ValueError):  # its output, which is this process's, says why
+                _zygote.cache_clear()
+                raise AssertionError(f"the process of commands has ended with {self._process.wait(30)}") from None
             except BaseException:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 _zygote.cache_clear()

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -83,5 +84,6 @@ def _serve(channel: socket.socket) -> None:
 
 if __name__ == "__main__":
     for name in _PRELOADED:
-        import_module(name)
+        with suppress(ImportError):  # of an extra that is not installed: the command that needs it says so
+            import_module(name)
     _serve(socket.socket(fileno=int(sys.argv[1])))
