@@ -43,6 +43,7 @@ from spark_klog.protocol.tables.groups import OFFSETS_WITH_TOPIC_IDS
 from spark_klog.protocol.tables.records import FETCH_WITH_TOPIC_IDS
 from spark_klog.protocol.tables.transactions import FIRST_END_OF_TRANSACTIONS_2, FIRST_OF_TRANSACTIONS_2
 from spark_klog.security import settings as security_settings
+from spark_klog.security.config import is_secret
 from spark_klog.spark import listener, option_table
 from spark_klog.spark.option_table import Use
 
@@ -178,7 +179,10 @@ def client_settings_page() -> str:
         "In Spark they have no effect: a query's options say what to read.",
         _table(head, _client_rows(own.values())),
         "## TLS and SASL",
-        "[Secure clusters](../../recipes/security/index.md) says what to set for which mechanism.",
+        "[Secure clusters](../../recipes/security/index.md) says what to set for which mechanism. A secret may be "
+        "`env:NAME`, an environment variable, or `file:PATH`, a file's content, which each process reads by itself: "
+        + ", ".join(map(_code, filter(is_secret, [*security, *security_settings.OTHER_NAMES])))
+        + ".",
         _table(("setting", "other names"), ((_code(one), ", ".join(map(_code, security[one]))) for one in security)),
         "## Names of librdkafka",
         _table(("librdkafka's name", "is"), ((_code(one), _code(LIBRDKAFKAS[one])) for one in sorted(LIBRDKAFKAS))),

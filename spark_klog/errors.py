@@ -581,11 +581,18 @@ class InvalidTransactionState(ErrorWithFields):
 
 
 class DataLossError(KlogError):
-    """Records that a query should read are lost, and `failOnDataLoss` is true; `cause`: see `spark.read.ranges`."""
+    """Records that a query should read are lost, and `failOnDataLoss` is true.
+
+    The condition ends with the cause, if all have the same: .RETENTION, .TRUNCATED, .RECREATED, .DELETED,
+    .NOT_THERE_YET, .UNSUBSCRIBED. `cause` is one of `spark.read.ranges`.
+    """
+
+    condition = "KLOG_DATA_LOSS"
 
     def __init__(self, message: str, cause: str = "") -> None:
         super().__init__(message)
-        self.condition = "KLOG_DATA_LOSS" + (f".{cause.upper().replace(' ', '_')}" if cause else "")
+        if cause:
+            self.condition += f".{cause.upper().replace(' ', '_')}"
 
 
 class LoadError(KlogError):

@@ -20,12 +20,19 @@ import click
 import pytest
 
 from spark_klog import errors, pytest_plugin
+from spark_klog.base.names import OF_REGISTRY, ROW_FORMATS
 from spark_klog.base.settings import settings_of
+from spark_klog.classic import settings as classic_settings
+from spark_klog.classic.settings import ProducerConfig
 from spark_klog.cli.main import main
 from spark_klog.cli.output import INTERRUPTED
+from spark_klog.client import serialization, settings as client_settings
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.settings import ClientConfig
+from spark_klog.schemas.registry import settings as registry_settings
+from spark_klog.security.config import is_secret
 from spark_klog.spark.option_table import OPTIONS, Use
+from spark_klog.spark.read import ranges
 from spark_klog.spark.read.source import KlogDataSource
 from tests.support.papers.pages import ROOT
 
@@ -80,6 +87,9 @@ def python_lines() -> Iterator[str]:
     for kind in generate.public_errors():
         if kind.__module__ not in MODULES:
             yield from _of_value(f"{kind.__module__}.{kind.__name__}", kind)
+    causes = (ranges.RETENTION, ranges.TRUNCATED, ranges.RECREATED, ranges.DELETED, ranges.NOT_YET, ranges.UNSUBSCRIBED)
+    for cause in causes:
+        yield f"spark_klog.errors.DataLossError: condition {errors.DataLossError('', cause).condition}"
     yield f'format("{KlogDataSource.name()}")'
     plugin = _PytestNames()
     pytest_plugin.pytest_addoption(plugin)  # type: ignore[arg-type]
@@ -174,6 +184,36 @@ def option_lines() -> Iterator[str]:
 
 
 def settings_lines() -> Iterator[str]:
+    yield from _client_lines()
+    yield from _other_clients()
+    names = (*client_settings._NAMES, *(f"{OF_REGISTRY}{name}" for name in registry_settings.NAMES))
+    for name in sorted(filter(is_secret, names)):
+        yield f"{name}: may be env:NAME, an environment variable, or file:PATH, a file, which each process reads"
+
+
+def _other_clients() -> Iterator[str]:
+    """Settings of clients that the page of clients' settings has in words, or not at all: other pages have them."""
+    for name in sorted(client_settings._ELSEWHERE | {"security.protocol"}):
+        yield f"Connections and groups: {name}"
+    values = ", ".join((*ROW_FORMATS, *serialization.PLAIN))
+    for name in sorted(client_settings.SERIALIZERS):
+        yield f"Keys and values: {name} is {values}, a Java class, a function or an object of others"
+    for name in sorted(client_settings.OF_ROWS):
+        yield f"Keys and values: {name}"
+    for name in sorted(client_settings.OF_WRITTEN_ROWS):
+        yield f"Keys and values of producers: {name}"
+    defaults = {name: field.default for name, field in settings_of(registry_settings.RegistryConfig).items()}
+    for name in sorted(registry_settings.NAMES):
+        default = f" | {defaults[name]}" if name in defaults else ""
+        short = ", also without the prefix" if name.startswith(client_settings.REGISTRY_LOGINS) else ""
+        yield f"Schema registry: {OF_REGISTRY}{name}{default}{short}"
+    for title, config in (("ConsumerConnector", classic_settings.ConnectorConfig), ("Producer", ProducerConfig)):
+        for name, field in sorted(settings_of(config).items()):
+            default = field.default if isinstance(field.default, str | int | float | None) else ""
+            yield f"{title} of spark_klog.classic: {name} | {field.metadata['kind'].name} | {default}".rstrip("| ")
+
+
+def _client_lines() -> Iterator[str]:
     for config in (ClientConfig, ConsumerConfig):
         for name, field in settings_of(config).items():
             if field.metadata["kind"].name in ("isolation", "acks", "reset", "assignors"):  # as pages say in words
