@@ -9,7 +9,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # If it is set, each Python process of a test compiles all modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all soak matrix asan check docs links site publish-site bench dist test-dist clean
+.PHONY: demo test test-all soak matrix asan report-card check docs links site publish-site bench dist test-dist clean
 
 $(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kernel*.p* spark_klog/schemas/_builders.pxi spark_klog/schemas/avro/_avro*.p* spark_klog/schemas/protobuf/_protobuf*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,7 +42,7 @@ soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_RUNS=200 $(BIN)/python -m pytest --timeout=3600 tests/load/test_year.py $(ARGS)
 	SPARK_KLOG_UPSERTS=2000 $(BIN)/python -m pytest --timeout=7200 tests/tables/test_upserts.py -k many_tables $(ARGS)
 	SPARK_KLOG_KILLS=50 $(BIN)/python -m pytest --timeout=7200 tests/load/test_table_kills.py tests/load/test_outages.py tests/tables/test_streams.py $(ARGS)
-	SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest tests/client tests/zookeeper/test_connector_beside_kafka.py tests/spark/read/test_broker_trouble.py tests/spark/test_security_kafka.py tests/spark/test_kerberos.py $(ARGS)
+	SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest tests/broker/clients/test_client_matrix.py tests/client tests/zookeeper/test_connector_beside_kafka.py tests/spark/read/test_broker_trouble.py tests/spark/test_security_kafka.py tests/spark/test_kerberos.py $(ARGS)
 	SPARK_KLOG_KILLS=20 SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest --timeout=3600 tests/mirror $(ARGS)
 	SPARK_KLOG_MASTERS=all $(BIN)/python -m pytest tests/spark/test_cluster_masters.py $(ARGS)
 	SPARK_KLOG_MODEL_SECONDS=3600 $(BIN)/python -m pytest --timeout=7200 tests/log/test_log_model.py $(ARGS)
@@ -66,6 +66,10 @@ matrix: $(VENV)/test.installed $(VENV)/spark-home.made
 # The native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.
 asan: $(VENV)/test.installed
 	$(BIN)/python -m tests.fuzz.asan
+
+# docs/reference/report-card.md, from parts that are run where it stopped; ARGS="franz-go --whole" for a part, all of it.
+report-card: $(VENV)/test.installed $(VENV)/spark-home.made
+	$(BIN)/python -m tests.report_card $(ARGS)
 
 # All of tests is collected, to see that its modules can be imported; tests/papers is run.
 check: $(VENV)/check.installed

@@ -23,6 +23,7 @@ from tests.support.packages.registries import RegistryUnreachable
 from tests.support.packages.wheel import wheel_of_run
 from tests.support.runs.compiling import compile_share
 from tests.support.runs.failures import Failures
+from tests.support.runs.figures import Figures
 from tests.support.servers.certificates import Certificates, make_certificates
 from tests.support.servers.kafka import WORKERS
 from tests.support.servers.shared_kafka import Direct, KafkasOfRun, OfMainProcess, SharedKafkas
@@ -58,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, value in spark_variables().items():
         os.environ.setdefault(name, value)
+    if config.option.xmlpath:
+        config.pluginmanager.register(Figures())
     worker = getattr(config, "workerinput", None)
     if worker is None:
         _configure_main_process(config)

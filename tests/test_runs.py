@@ -16,6 +16,7 @@ import pytest
 from tests.support.processes import kill, tree_of
 from tests.support.runs import schedule
 from tests.support.runs.schedule import LongestFirst
+from tests.support.runs.soak import commands
 from tests.support.waiting import wait_until
 
 _ROOT = Path(__file__).parent.parent
@@ -112,16 +113,10 @@ def test_reasons_not_to_be_in_make_test() -> None:
     assert used == set()
 
 
-def _lines(target: str) -> list[str]:
-    """The commands of a target of the Makefile."""
-    [commands] = re.findall(rf"^{target}: \$\(VENV\).*\n((?:\t.*\n)+)", (_ROOT / "Makefile").read_text(), re.MULTILINE)
-    return list(commands.splitlines())
-
-
 @pytest.mark.parametrize(("target", "names"), [("soak", {"SOAK", "in_soak"}), ("matrix", {"in_matrix"})])
 def test_what_test_all_cuts_short_is_whole_elsewhere(target: str, names: set[str]) -> None:
     """The Makefile runs all of each file that asks for the target's variable."""
-    whole = {word for line in _lines(target) if " -k " not in line for word in line.split()}
+    whole = {word for line in commands(target) if " -k " not in line for word in line.split()}
     users = {
         path.relative_to(_ROOT)
         for path in (_ROOT / "tests").rglob("test_*.py")

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.runs.figures import count
 
 from .inputs import all_inputs
 from .run import bounded_memory
@@ -61,4 +64,6 @@ def test_fuzz(target: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     )
     told = [line for line in done.stdout.splitlines() if not line.startswith(("#", "INFO:", "WARNING:"))]
     assert done.returncode == 0, "\n".join(told)
-    assert "stat::number_of_executed_units" in done.stdout
+    [inputs] = re.findall(r"^stat::number_of_executed_units: (\d+)", done.stdout, re.MULTILINE)
+    count("inputs", int(inputs))
+    count("seconds", seconds)

@@ -43,6 +43,7 @@ from tests.support.checker.log_model import (
     TRANSACTIONAL,
     encoded,
 )
+from tests.support.runs.figures import count
 
 SECONDS = float(os.environ.get("SPARK_KLOG_MODEL_SECONDS", "0"))
 #: One process searches this long, since its output is kept in memory.
@@ -56,10 +57,14 @@ PHASES = [Phase.explicit, Phase.reuse, Phase.generate, *SHRINKS]
 
 
 class LogModel(LogEvents):
+    #: How many were made in this process.
+    sequences = 0
+
     @initialize(
         every=st.sampled_from([1, 4, 1 << 40]), retained=st.sampled_from([-1, -1, 1500]), seed=st.integers(0, 1 << 20)
     )
     def opened(self, every: int, retained: int, seed: int) -> None:
+        LogModel.sequences += 1
         self.config = LogConfig(
             segment_bytes=700,
             index_interval_bytes=150,
@@ -438,13 +443,18 @@ def _run_for(seconds: float) -> None:
 def _in_a_process(code: str, seconds: float) -> None:
     """Run code in another process: Hypothesis draws constants from all loaded modules, and pytest keeps all logs."""
     done = subprocess.run(
-        [sys.executable, "-c", f"from tests.log.test_log_model import _run, _run_for; {code}"],
+        [
+            sys.executable,
+            "-c",
+            f"from tests.log.test_log_model import LogModel, _run, _run_for; {code}; print(LogModel.sequences)",
+        ],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=seconds,
     )
     assert done.returncode == 0, done.stderr[-20_000:]
+    count("sequences", int(done.stdout.split()[-1]))
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.test_all("long"))])

@@ -2,6 +2,7 @@
 
     python -m tests.mutations                              each fault against the tests nearest to it
     python -m tests.mutations --only log-swap-not-on-disk  one of them; the option may be repeated
+    python -m tests.mutations --room log                   those of a part of the product
     python -m tests.mutations --whole --json found.json    the others also against all tests
 
 A fault is looked for as `make test` does (pytest --quick) and, if that does not find it, as `make test-all` does. It
@@ -199,6 +200,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description="Look for planted faults by tests.")
     names = [fault.name for fault in FAULTS]
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="this fault; may be repeated")
+    rooms = sorted({fault.room for fault in FAULTS})
+    parser.add_argument("--room", action="append", choices=rooms, help="the faults of this room; may be repeated")
     parser.add_argument("--whole", action="store_true", help="if the nearest tests find nothing, run all tests")
     parser.add_argument("--jobs", type=int, default=1, help="how many faults to look for at the same time")
     parser.add_argument("--deadline", type=float, help="seconds for each run of pytest (1800; with --whole 14400)")
@@ -210,7 +213,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     parsed = _parse(arguments)
-    faults = [fault for fault in FAULTS if parsed.only is None or fault.name in parsed.only]
+    asked = {*(parsed.only or ()), *(parsed.room or ())}
+    faults = [fault for fault in FAULTS if not asked or asked & {fault.name, fault.room}]
     for fault in faults:
         fault.applied((ROOT / fault.file).read_text())
     with tempfile.TemporaryDirectory(prefix="klog-mutations-") as folder:

@@ -16,6 +16,7 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
 from spark_klog.tables.table import Run, RunConflict
+from tests.support.runs.figures import count
 from tests.tables.iceberg_tables import LOAD, Warehouse, before_commit, lose_answer, rows, run_of, write
 
 _LOST = [CommitStateUnknownException, CommitFailedException, OSError]
@@ -26,6 +27,7 @@ class Orders(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        count("sequences")
         self._folder = tempfile.TemporaryDirectory()
         self._warehouse = Warehouse(Path(self._folder.name))
         self._columns = FULL

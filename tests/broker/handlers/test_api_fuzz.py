@@ -31,6 +31,7 @@ from tests.support.brokers.hostile_steps import HostileClient, check_served, lyi
 from tests.support.brokers.longest_values import Requests
 from tests.support.brokers.raw_client import CLIENT_ID, RawClient
 from tests.support.clients.klog import klog
+from tests.support.runs import figures
 from tests.support.servers.broker import KlogBroker
 from tests.support.servers.kafka import HOST
 
@@ -226,6 +227,8 @@ def test_bent_requests_harm_nobody(broker: KlogBroker) -> None:
     assert neighbour.asked > 10
     assert neighbour.slowest * 1000 < ANSWER_MS
     assert count >= 20 * len(served)
+    figures.count("inputs", count)
+    figures.count("seconds", 3 * SECONDS)
     assert broker.rss_bytes() - before < MORE_MEMORY
 
 
@@ -276,6 +279,7 @@ def test_no_request_costs_many_times_its_size(broker: KlogBroker) -> None:
                 _answer_bytes(client, 8 * COSTLY)
             costs[api.name, version, path, name] = _peak_bytes(broker) - before
             assert costs[api.name, version, path, name] < MORE_MEMORY, (api.name, version, path, name, len(frame))
+    figures.count("inputs", len(costs))
     assert "a request failed" not in broker.log.read_text()
 
 
@@ -342,6 +346,7 @@ def test_each_field_with_its_longest_values(server_dir: Path) -> None:
                 _check_commands(broker)
             if time.monotonic() > deadline and count > 40:
                 break
+        figures.count("inputs", count)
         assert broker.rss_bytes() - before < 2 * MORE_MEMORY
         for _ in range(2):
             _check_commands(broker)
@@ -478,6 +483,8 @@ def test_valid_requests_of_hostile_values_one_after_the_other(server_dir: Path) 
         except BaseException as error:
             error.args = (f"SPARK_KLOG_FUZZ_SEED={seed}, step {hostile.number}, after {hostile.trace}", *error.args)
             raise
+    figures.count("inputs", hostile.number)
+    figures.count("seconds", SECONDS)
     assert hostile.number >= STEPS
     assert hostile.acknowledged.batches
 

@@ -26,6 +26,7 @@ from spark_klog.spark.write.exactly_once import (
     _commit,
     finish,
 )
+from tests.support.runs.figures import count
 
 from .model import Design, Search, Violation, World
 
@@ -105,6 +106,7 @@ def abort(transactions: tuple[Transaction, ...]) -> Program[None]:
 def test_every_row_is_there_once_or_reported(world: World, batches: int) -> None:
     search = Search(batches=batches)
     search.run(world)
+    count("states", search.seen)
     assert search.finished
     assert bool(search.reported) == bool(world.timeouts_left)
     assert bool(search.superseded) == bool(world.twins_left)

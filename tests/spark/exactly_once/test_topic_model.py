@@ -9,6 +9,8 @@ import os
 
 import pytest
 
+from tests.support.runs.figures import count
+
 from .model import Violation
 from .topic_model import LastWins, NotLower, TopicDesign, TopicSearch, TopicWorld
 
@@ -46,6 +48,7 @@ def world(
 def test_every_row_is_there_once(start: TopicWorld, batches: int) -> None:
     search = TopicSearch(TopicDesign(), batches=batches)
     search.run(start)
+    count("states", search.seen)
     assert search.finished
 
 
