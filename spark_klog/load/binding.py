@@ -13,7 +13,7 @@ from spark_klog.load.journal.history import Identity, last_committed, read_ident
 from spark_klog.load.journal.model import Plan
 from spark_klog.load.journal.store import Store, open_store
 from spark_klog.load.rows import ANOTHER
-from spark_klog.load.settings import WriteSettings
+from spark_klog.load.settings import INFER, WriteSettings
 from spark_klog.load.table_commit import TableTarget
 from spark_klog.load.target import FolderTarget, Target
 from spark_klog.load.values import evolved_schema, name_now
@@ -67,8 +67,9 @@ def check_output(
         raise _of_another(target, f"of cluster {known.cluster_id}, and this is cluster {cluster_id}")
     if known.format != settings["format"]:
         raise _of_another(target, f"with --format {known.format}, not {settings['format']}")
-    if (bool(known.schema), known.rows) != (bool(settings["schema"]), rows):
-        texts = [_contents(known.schema, known.rows), _contents(settings["schema"], rows)]
+    schema = settings["schema"] or (INFER if settings["infers"] else "")
+    if (bool(known.schema), known.rows) != (bool(schema), rows):
+        texts = [_contents(known.schema, known.rows), _contents(schema, rows)]
         raise _of_another(target, f"with {texts[0]}, not {texts[1]}", _BEGINS)
     plan = _committed_plan(target)
     was = settings if plan is None else {**asdict(WriteSettings()), **plan.settings}
@@ -125,7 +126,7 @@ def check_schema(target: Target, known: Identity, schema: str, *, takes_new: boo
     if plan is None and not last_committed(target.store):
         return schema
     before = known.schema if plan is None else str(plan.settings.get("schema") or known.schema)
-    if schema == before:
+    if before in (schema, INFER):  # nobody knows what the runs had, whose journal is lost
         return schema
     evolved, hindrances = evolved_schema(before, schema, widens=target.widens)
     if takes_new and not hindrances:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -22,6 +23,7 @@ from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.binding import BINDING, check_output, check_schema, event_time_now, open_target
 from spark_klog.load.commit import check_results, make_manifest, settings_of
+from spark_klog.load.inference import grown_settings, inferred_schema
 from spark_klog.load.journal import history, paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import Identity
@@ -51,10 +53,11 @@ from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
 from spark_klog.load.target import Target, show_letters
 from spark_klog.load.tasks.task import Job, SparkRunner
 from spark_klog.load.tasks.time_limit import TimeLimit
-from spark_klog.load.values import parse_schema
 from spark_klog.protocol.tables.records import LATEST
+from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.spark.options import PREFIX, source_options
-from spark_klog.spark.read.ranges import RETENTION, Lost
+from spark_klog.spark.read.ranges import RETENTION, Lost, OffsetRange
+from spark_klog.spark.read.sampling import sample_json
 from spark_klog.tables.changes import RECORD_KEY
 from spark_klog.tables.opening import is_table, open_table
 
@@ -107,7 +110,8 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         settings, columns = self.settings, {form.column for form in self.formats}
-        has_fields = bool(settings.schema) or "value" in columns
+        is_json = bool(settings.schema) or settings.infers
+        has_fields = is_json or "value" in columns
         for name in settings.dictionary:
             if name in columns or (name == "value" and has_fields):
                 raise ConfigError(f"dictionary: {name}s are rows here, and only plain columns have a dictionary")
@@ -117,7 +121,7 @@ class LoadOptions:
             raise ConfigError("--table-columns values is for --table")
         elif settings.upsert_key:
             raise ConfigError("an upsert key is for a table, as is an envelope: give --table delta: or iceberg:")
-        if settings.schema and "value" in columns:
+        if is_json and "value" in columns:
             raise ConfigError("values are either JSON or of another format with a schema")
         if settings.event_time and not has_fields:
             raise ConfigError(f"event time {settings.event_time!r} needs a --value-format with a schema")
@@ -141,7 +145,7 @@ class LoadOptions:
                 raise ConfigError("--table-columns values is for records: with an upsert key fields are columns anyway")
             if len(self.topics) > 1:
                 raise ConfigError("changes of several topics have no order: load one topic with an upsert key")
-            if not settings.schema and not self.formats:
+            if not has_fields and not self.formats:
                 self._check_without_rows(settings)
 
     @staticmethod
@@ -283,12 +287,14 @@ class _Run:
         settings = self._options.settings
         if has_work and self._options.formats:
             settings = settings.with_rows(self._run_schemas(number, self._options.topics))
+        if has_work and settings.infers:
+            settings = self._inferred(number, extent, settings)
         if is_new:
             self.claim()
         elif number == 0 and self._identity != history.read_identity(self._store):  # that of a call without records
             self._store.write(paths.LOAD, to_json(self._identity))
         # Of columns that are known without a record there is a table after the first call.
-        if has_work or (number == 0 and not self._options.formats):
+        if has_work or (number == 0 and not self._options.formats and not settings.infers):
             try:
                 self._target.prepare(self._load, settings, self._options.topics, "plan")
             except LoadError:  # the target refuses the columns, before there is a plan
@@ -339,6 +345,20 @@ class _Run:
         return run_schemas(
             options.formats, topics, before, options.evolution, widens=target.widens, renames=target.renames
         )
+
+    def _inferred(self, last: int, extent: Extent, settings: WriteSettings) -> WriteSettings:
+        """The settings of the run after run `last`, with the schema that it begins by; errors as of `inferred_schema`.
+
+        It is that of the run before. Of the first one it is that of a sample.
+        """
+        plan = history.read_plan(self._store, last) if last else None
+        before = "" if plan is None else settings_of(self._store, plan).schema
+        if before:
+            return replace(settings, schema=before, known=before)
+        ids = {key[0]: UUID(place.topic_id) for key, place in extent.start.items() if place.topic_id}
+        spans = [OffsetRange(*key, place.offset, extent.end[key]) for key, place in extent.start.items()]
+        seen = sample_json(self._source, [span for span in spans if span.start < span.end], ids)
+        return replace(settings, schema=inferred_schema(settings, seen))
 
     def _plan(
         self,
@@ -431,7 +451,8 @@ class _Run:
             try:
                 return plan, self._run_tasks(plan), plan is not first
             except LoadError:
-                renewed = plan if self._options.evolution == "keep" else self._renewed(plan)
+                may_change = self._options.evolution != "keep" or self._options.settings.infers
+                renewed = self._renewed(plan) if may_change else plan
                 if renewed is plan:
                     raise
                 plan = renewed
@@ -460,11 +481,12 @@ class _Run:
         """The plan of a run to finish, by the schemas that this call has.
 
         They are those of the plan, but for what binds no later run yet: settings and a schema of JSON of which the call
-        gives others, and for a run that was refused the latest schema, if the call asks for it. Then tasks run again
-        whose records did not decode; all of them in files, as the newest one is to have all fields, of changes, as
-        those of a key are to be of one type, and if their files have what the new columns have no place for. The
-        tasks of a refused run whose records did not decode run again anyway: the registry may know more now. Errors as
-        of `_run_schemas` and `Target.prepare`, before any change.
+        gives others, or which tasks have found to lack something, and for a run that was refused the latest schema, if
+        the call asks for it. Then tasks run again whose records did not decode; all of them in files, as the newest one
+        is to have all fields, of changes, as those of a key are to be of one type, and if their files have what the new
+        columns have no place for. The tasks of a refused run whose records did not decode run again anyway: the
+        registry may know more now. Errors as of `_run_schemas`, `inferred_schema` and `Target.prepare`, before any
+        change.
         """
         store, options = self._store, self._options
         is_refused = store.size(paths.refused(plan.run)) is not None
@@ -473,7 +495,12 @@ class _Run:
             rows = self._run_schemas(plan.run - 1, plan.topics)
             new = new.with_rows(with_names_of(rows, old.rows))
         if old.schema and options.settings.schema:
-            new = replace(new, schema=options.settings.schema)
+            new = replace(new, schema=options.settings.schema, infers=False, known="")
+        elif old.schema and options.settings.infers:
+            if not old.infers:
+                last = history.read_plan(store, plan.run - 1)
+                new = replace(new, infers=True, known="" if last is None else settings_of(store, last).schema)
+            new = replace(new, schema=grown_settings(store, plan.run, new))
         given = {name: getattr(options.settings, name) for name in BINDING}
         given = {name: value for name, value in given.items() if value != getattr(old, name)}
         if old.layout == options.settings.layout == "none":

@@ -12,7 +12,9 @@ from spark_klog.base.settings import any_of
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 from spark_klog.load.rows import RowSchema
-from spark_klog.load.values import UTC, check_field, check_zone, name_now, parse_schema
+from spark_klog.load.values import UTC, check_field, check_zone, name_now
+from spark_klog.schemas.json_schema.columns import stored_type
+from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.tables.changes import RECORD_KEY, ChangeFormat, Envelope
 
 PARQUET, ARROW, JSON_LINES = "parquet", "arrow", "json"
@@ -29,6 +31,8 @@ LOSS_ADVICE = "--fail-on-data-loss false goes on without them"
 LAYOUTS = ("none", "day", "hour")
 #: Columns by which row groups can be sorted.
 SORTED = ("key",)
+#: What an identity has as the schema of a load that infers it.
+INFER = "infer"
 RECORDS, VALUES = "records", "values"
 #: The columns of a table: those of the connector, or a column for each field of the values.
 TABLE_COLUMNS = (RECORDS, VALUES)
@@ -41,7 +45,8 @@ class WriteSettings:
     """How tasks write. Sizes are bytes; a file may exceed `file_bytes` by a row group.
 
     A row group ends at `row_group_rows` records or `row_group_bytes` of Arrow data, which a task holds in memory.
-    With a `schema` (as `schema_text` has it) values are parsed from JSON; `rows` are keys and values of other formats,
+    With a `schema` (as `schema_text` has it) values are parsed from JSON; if it `infers`, runs find it themselves, and
+    `known` is what they had before (`load/inference.py`). `rows` are keys and values of other formats,
     once their schemas are known. `sort_by` is a column of `SORTED`, by which each row group of a Parquet file is sorted
     (then by offset), or "": by offset. The layout is by the field `event_time` of values, or by the records' timestamps
     if it is "", in `time_zone`.
@@ -64,6 +69,8 @@ class WriteSettings:
     upsert_key: str = ""
     envelope: Envelope = "none"
     table_columns: str = RECORDS
+    infers: bool = False
+    known: str = ""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> WriteSettings:
@@ -147,7 +154,7 @@ class WriteSettings:
         columns = FULL
         types = {row.column: row.type for row in self.rows if row.topic == topic}
         if self.schema:
-            types["value"] = parse_schema(self.schema)
+            types["value"] = stored_type(parse_schema(self.schema))
         for name, kind in types.items():
             columns = columns.set(columns.get_field_index(name), pa.field(name, kind))
         return columns

@@ -1,12 +1,11 @@
 """Values of records in JSON: their schema, and the time that picks a file's folder.
 
-A schema is Spark's DDL: `user_id bigint, at timestamp, tags array<string>, place struct<lat: double>`. It is given
-again with each call: a load takes one that has more fields, or room for more.
+A schema is DDL (`schemas/json_schema/ddl.py`). It is given again with each call: a load takes one that has more fields,
+or room for more.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from spark_klog.errors import ConfigError
+from spark_klog.schemas.json_schema.ddl import parse_schema, schema_text, type_text
 from spark_klog.tables.changes import debezium_type
 from spark_klog.tables.columns import holds
 from spark_klog.tables.table import aliases_of
@@ -24,33 +24,6 @@ UTC = "UTC"
 #: Years 1 to 9999, as Python has them.
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _DAY_US = 86_400_000_000
-_TYPES = {
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "byte": pa.int8(),
-    "smallint": pa.int16(),
-    "short": pa.int16(),
-    "int": pa.int32(),
-    "integer": pa.int32(),
-    "bigint": pa.int64(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "real": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestamp_ltz": pa.timestamp("us", tz="UTC"),
-    "date": pa.date32(),
-}
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([A-Za-z0-9_]+)|([<>(),:]))")
-_DEEPEST = 32
-_MOST_DIGITS = 38
-#: What Spark's DDL may have after a field's type, and why a load has no use for it.
-_LEFT_OUT = {
-    "NOT": "leave NOT NULL out, as a value may lack any field",
-    "COMMENT": "leave the comment out, as files do not keep it",
-    "DEFAULT": "leave the default out, as a field that is missing is null",
-}
 
 
 def check_zone(name: str) -> None:
@@ -147,34 +120,6 @@ def read_schema(text: str) -> pa.DataType:
         raise ConfigError(f"--schema {text} can't be read: {error}") from None
 
 
-def parse_schema(text: str) -> pa.DataType:
-    """Parse a schema to a struct type; `ConfigError`."""
-    parser = _Parser(text)
-    fields = parser.all_fields()
-    parser.expect_end()
-    return pa.struct(fields)
-
-
-def schema_text(kind: pa.DataType) -> str:
-    """A schema as text that `parse_schema` takes; equal for equal schemas."""
-    return ", ".join(f"{_quoted(field.name)} {type_text(field.type)}" for field in kind)
-
-
-def _quoted(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_]+", name) else "`" + name.replace("`", "``") + "`"
-
-
-def type_text(kind: pa.DataType) -> str:
-    """A type as a schema has it."""
-    if pa.types.is_struct(kind):
-        return f"struct<{', '.join(f'{_quoted(field.name)}: {type_text(field.type)}' for field in kind)}>"
-    if pa.types.is_list(kind):
-        return f"array<{type_text(kind.value_type)}>"
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    return next(name for name, known in _TYPES.items() if known == kind)
-
-
 def evolved_schema(before: str, asked: str, *, widens: bool) -> tuple[str, list[str]]:
     """The schema of a load that had `before` and is to have `asked`, both as `schema_text` has them, and in words what
     hinders that: fields that went, and other types.
@@ -211,110 +156,6 @@ def _grown(old: pa.DataType, new: pa.DataType, path: str, widens: bool, hindranc
     if old != new and not (widens and holds(new, old)):
         hindrances.append(f"{path} is {type_text(new)}, and was {type_text(old)}")
     return new
-
-
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text, self._at = text, 0
-
-    def _fail(
-        self, what: str, advice: str = "write Spark's DDL, as 'user_id bigint, at timestamp, tags array<string>'"
-    ) -> ConfigError:
-        return ConfigError(f"schema {self._text.strip()[:200]!r}: {what} at character {self._at + 1}; {advice}")
-
-    def _unexpected(self, otherwise: str = "unexpected text") -> ConfigError:
-        word = self._peek().upper()
-        return self._fail(f"unexpected {word}", _LEFT_OUT[word]) if word in _LEFT_OUT else self._fail(otherwise)
-
-    def _peek(self) -> str:
-        match = _TOKEN.match(self._text, self._at)
-        return match[0].strip() if match else ""
-
-    def _next(self) -> str:
-        token = self._peek()
-        if not token:
-            raise self._fail("a name or a type is missing")
-        self._at = self._text.index(token, self._at) + len(token)
-        return token
-
-    def _expect(self, token: str) -> None:
-        if self._peek() != token:
-            raise self._unexpected(f"{token!r} is missing")
-        self._next()
-
-    def expect_end(self) -> None:
-        if self._text[self._at :].strip():
-            raise self._unexpected()
-
-    def all_fields(self) -> list[pa.Field]:
-        """The fields of the schema, which may stand in a struct<...> around all of them."""
-        if not re.match(r"\s*struct\s*<", self._text, re.IGNORECASE):
-            return self.fields("", 0)
-        return list(self._type(0))
-
-    def fields(self, end: str, depth: int) -> list[pa.Field]:
-        """Fields up to the token `end`, which is left."""
-        fields: dict[str, pa.Field] = {}  # by the name in lower case
-        while True:
-            name = self._next()
-            if name.startswith("`"):
-                name = name[1:-1].replace("``", "`")
-            elif not re.fullmatch(r"\w+", name):
-                raise self._fail(f"{name!r} is not a name")
-            if (other := fields.get(name.lower())) is not None:
-                if other.name == name:
-                    raise self._fail(f"field {name} is there twice")
-                raise self._fail(
-                    f"{other.name} and {name} differ by case only", "leave one of them out, as Spark can't read both"
-                )
-            if self._peek() == ":":
-                self._next()
-            fields[name.lower()] = pa.field(name, self._type(depth + 1))
-            if self._peek() != ",":
-                break
-            self._next()
-        if self._peek() != end:
-            raise self._unexpected()
-        return list(fields.values())
-
-    def _type(self, depth: int) -> pa.DataType:
-        if depth > _DEEPEST:
-            raise self._fail(f"more than {_DEEPEST} levels of types")
-        name = self._next().lower()
-        if name == "array":
-            self._expect("<")
-            kind = pa.list_(self._type(depth + 1))
-            self._expect(">")
-            return kind
-        if name == "struct":
-            self._expect("<")
-            fields = self.fields(">", depth)
-            self._expect(">")
-            return pa.struct(fields)
-        if name in ("decimal", "dec", "numeric"):
-            return self._decimal()
-        if name not in _TYPES:
-            raise self._fail(f"unknown type {name!r}; the types are {', '.join(_TYPES)}, decimal, array, struct")
-        return _TYPES[name]
-
-    def _decimal(self) -> pa.DataType:
-        precision, scale = 10, 0
-        if self._peek() == "(":
-            self._next()
-            precision = self._number()
-            if self._peek() == ",":
-                self._next()
-                scale = self._number()
-            self._expect(")")
-        if not 1 <= precision <= _MOST_DIGITS or scale > precision:
-            raise self._fail(f"decimal({precision},{scale}) can't be")
-        return pa.decimal128(precision, scale)
-
-    def _number(self) -> int:
-        word = self._next()
-        if not word.isdecimal() or len(word) > 3:
-            raise self._fail(f"{word!r} is not a number of digits")
-        return int(word)
 
 
 def is_dated(column: pa.Array) -> bool:

@@ -18,7 +18,8 @@ from spark_klog.load.audit import status
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.load.target import FolderTarget
-from spark_klog.load.values import evolved_schema, parse_schema, schema_text
+from spark_klog.load.values import evolved_schema
+from spark_klog.schemas.json_schema.ddl import parse_schema, schema_text
 from spark_klog.tables.changes import debezium_type
 from tests.load.support import Killed, die, failing, run
 from tests.load.test_upserts import FORMATS, address_of, content, environment

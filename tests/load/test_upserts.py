@@ -33,9 +33,9 @@ from spark_klog.load.audit import status
 from spark_klog.load.journal import paths
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import VALUES, WriteSettings
-from spark_klog.load.values import parse_schema, schema_text
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+from spark_klog.schemas.json_schema.ddl import parse_schema, schema_text
 from spark_klog.security.config import Settings
 from spark_klog.tables.changes import debezium_type
 from spark_klog.tables.delta import storage_options

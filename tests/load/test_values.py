@@ -34,11 +34,12 @@ from spark_klog.load.audit import status
 from spark_klog.load.journal import paths
 from spark_klog.load.run import LoadOptions, MaxBad
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.values import field_times, parse_schema, read_schema, schema_text
+from spark_klog.load.values import field_times, read_schema
 from spark_klog.restore import replay
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.schemas.json_schema import decoder as decoder_module
 from spark_klog.schemas.json_schema.columns import DDL
+from spark_klog.schemas.json_schema.ddl import parse_schema, schema_text
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
 from spark_klog.schemas.rows import Decoded

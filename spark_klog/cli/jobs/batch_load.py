@@ -77,9 +77,10 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
     from spark_klog.load.planning import Limits
     from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
-    from spark_klog.load.settings import CODECS, LAYOUTS, SORTED, TABLE_COLUMNS, WriteSettings
+    from spark_klog.load.settings import CODECS, INFER, LAYOUTS, SORTED, TABLE_COLUMNS, WriteSettings
     from spark_klog.load.tasks.task import SparkRunner
-    from spark_klog.load.values import UTC, read_schema, schema_text
+    from spark_klog.load.values import UTC, read_schema
+    from spark_klog.schemas.json_schema.ddl import schema_text
     from spark_klog.spark.options import PROTECTED
     from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, Envelope, debezium_type
     from spark_klog.tables.opening import is_table, open_table
@@ -166,7 +167,7 @@ class RowFormatOptions:
     value_schema: str | None = option(
         *("--value-schema", "--schema"),
         metavar="FILE|TEXT",
-        help="The column's schema; of json as DDL: 'user_id bigint, at timestamp'.",
+        help="The column's schema; of json as DDL, 'user_id bigint, at timestamp', or `infer`.",
     )
     value_schema_id: int | None = option(type=_ID, metavar="ID", help="The column's schema, of the registry.")
     value_subject: str | None = option(metavar="NAME", help="Of the schema: its latest version. Default: TOPIC-value.")
@@ -196,7 +197,7 @@ class RowFormatOptions:
         """Refuse options that exclude or need each other."""
         if self.value_format == "json" and not self.value_schema:
             raise click.UsageError(
-                "--value-format json needs --schema: fields as DDL, 'user_id bigint, at timestamp', or a file"
+                "--value-format json needs --schema: fields as DDL, 'user_id bigint, at timestamp', a file, or infer"
             )
         for column in ("key", "value"):
             kind = self.of(column, "format")
@@ -406,7 +407,9 @@ class JobOptions:
         written = {each.name: getattr(self, each.name) for each in fields(WriteSettings) if hasattr(self, each.name)}
         written |= {"sort_by": self.sort_by or "", "upsert_key": self.key, "event_time": self.event_time or ""}
         written["dictionary"] = tuple(name for name in self.dictionary.split(",") if name)
-        if self.row_formats.value_format == "json":
+        if self.row_formats.value_format == "json" and self.row_formats.value_schema == INFER:
+            written["infers"] = True
+        elif self.row_formats.value_format == "json":
             kind = read_schema(str(self.row_formats.value_schema))
             written["schema"] = schema_text(debezium_type(kind) if self.envelope == "debezium" else kind)
         if self.table:

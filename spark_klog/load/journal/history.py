@@ -12,6 +12,7 @@ from spark_klog.errors import LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.model import VERSION, Idle, Manifest, Plan, RangeResult, from_json
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
+from spark_klog.load.settings import INFER
 from spark_klog.tables.opening import existing_table, is_table, named_table, open_table
 from spark_klog.tables.table import Table
 
@@ -168,8 +169,8 @@ def new_identity(
     cluster_id: str | None, settings: Mapping[str, Any], rows: Mapping[str, str], table: str = ""
 ) -> Identity:
     """A new load. `settings` are those of `WriteSettings`, as JSON, `rows` the formats of columns that become rows."""
-    kind = settings["format"], settings["schema"]
-    return Identity(uuid.uuid4().hex, cluster_id or "", *kind, dict(rows), table)
+    schema = settings["schema"] or (INFER if settings["infers"] else "")
+    return Identity(uuid.uuid4().hex, cluster_id or "", settings["format"], schema, dict(rows), table)
 
 
 def claim_output(store: Store, identity: Identity) -> Identity:

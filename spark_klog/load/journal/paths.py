@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import string
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,6 +65,16 @@ def changes(number: int, name: str) -> str:
 
 def task(number: int, task: int) -> str:
     return in_run(number, f"offsets-{task:05d}.json")
+
+
+def seen(number: int, task: int) -> str:
+    """What a task has found in JSON values that the run's schema has no place for."""
+    return in_run(number, f"seen-{task:05d}.json")
+
+
+def all_seen(number: int, names: Iterable[str]) -> list[str]:
+    """The paths of `seen` among the names in a run's folder."""
+    return [in_run(number, name) for name in names if name.startswith("seen-")]
 
 
 def attempt(number: int, token: str) -> str:

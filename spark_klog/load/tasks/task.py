@@ -24,6 +24,7 @@ from spark_klog.columns.decode import has_microseconds
 from spark_klog.columns.room import decodable_parts, largest_element
 from spark_klog.columns.schema import FULL, in_milliseconds
 from spark_klog.errors import KlogError, LoadError, SchemaChanged
+from spark_klog.load.inference import GrownError, InferringDecoder, keep_seen
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import task_results
 from spark_klog.load.journal.model import FileEntry, Range, RangeResult
@@ -40,14 +41,15 @@ from spark_klog.load.values import (
     is_dated,
     local_times,
     microseconds,
-    parse_schema,
 )
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import AbortedTransactions
 from spark_klog.schemas.json_schema.columns import DDL
+from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
+from spark_klog.schemas.rows import Decoded
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
 from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
@@ -82,7 +84,7 @@ class Values:
 
     A line is {"topic", "partition", "offset", "timestamp" (ms), "reason", "key", "value", "headers"}, bytes in base64.
     With `of_dates`, timestamps, or the event times, need a date of the years 1 to 9999, as those do that a
-    table computes its partitions of.
+    table computes its partitions of. JSON is decoded by `inferring`, if its schema is inferred.
     """
 
     def __init__(
@@ -94,13 +96,17 @@ class Values:
         decoders: Mapping[str, ColumnDecoder] = NO_DECODERS,
         *,
         of_dates: bool = False,
+        inferring: InferringDecoder | None = None,
     ) -> None:
         self._of_dates = of_dates
         self._settings, self._columns, self._decoders = settings, settings.columns(span.topic), decoders
-        kind = parse_schema(settings.schema) if settings.schema else None
-        self._parser = None if kind is None else JsonDecoder(column_of(kind, DDL))
+        self._parse: Callable[[pa.Array], Decoded] | None = None
+        types = [decoder.type for decoder in decoders.values()]
+        if settings.schema:
+            decoder = JsonDecoder(column_of(parse_schema(settings.schema), DDL))
+            types.append(decoder.type)
+            self._parse = partial(decoder.decode, programs=[None]) if inferring is None else inferring.decode
         self._incarnation = span.incarnation
-        types = [decoder.type for decoder in decoders.values()] + ([] if kind is None else [kind])
         self._element_bytes = max(map(largest_element, types), default=0)
         self.letters = folder / paths.letters(span, token)
         self.bad = 0
@@ -126,7 +132,7 @@ class Values:
         """The good records of a batch with the columns `READ`, as they are in the log and as they are written.
 
         OSError if the others can't be kept; `LoadError` if a schema registry gives no answer, `SchemaChanged` as of
-        `RowSchema.reader`.
+        `RowSchema.reader`, `GrownError` as of `InferringDecoder`.
         """
         times = batch["timestamp"].cast(pa.int64()).to_numpy()
         good = has_microseconds(times)
@@ -139,8 +145,8 @@ class Values:
             rows[name], undecoded = self._decode(name, batch)
             for row, reason in undecoded:
                 bad.setdefault(row, reason)
-        if self._parser is not None:
-            rows["value"], unparsed = self._parser.decode(batch["value"], [None])
+        if self._parse is not None:
+            rows["value"], unparsed = self._parse(batch["value"])
             for row, reason in unparsed:
                 bad.setdefault(row, reason)
         if bad:
@@ -251,7 +257,8 @@ class Job:
 
 
 def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult]:
-    """Load the ranges and write the task's file of offsets; a task that has done so returns what is in it.
+    """Load the ranges and write the task's file of offsets; a task that has done so returns what is in it. One whose
+    values the run's schema has no place for writes what it has seen of them instead, and returns nothing.
 
     A range that can't be read has its error in the result, and does not stop the others. `LoadError` if the output
     can't be written.
@@ -264,8 +271,11 @@ def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult
         attempt = _Attempt(store, job, number, folder)
         results = [] if attempt.is_late() else _load_all(attempt, ranges)
         store.settle()
-    if not attempt.is_late() and store.create(paths.task(job.run, number), to_json({"ranges": results})):
-        return results
+    if not attempt.is_late():
+        if attempt.inferring is not None and attempt.inferring.has_grown:
+            keep_seen(store, job.run, number, attempt.inferring.seen)
+        elif store.create(paths.task(job.run, number), to_json({"ranges": results})):
+            return results
     attempt.remove_files()
     return task_results(store, job.run, number) or []  # another attempt was first: its files count
 
@@ -284,6 +294,7 @@ class _Attempt:
         self._number = number
         self._paths: list[str] = []
         self._decoders: dict[str, dict[str, ColumnDecoder]] = {}
+        self.inferring = InferringDecoder(job.settings) if job.settings.infers else None
         self.token = paths.new_token()
         if store.shows_whole_files_only:
             while not store.create(paths.attempt(job.run, self.token), b""):
@@ -417,10 +428,16 @@ class _RangeLoad(ReadObserver):
         asked = OffsetRange(span.topic, span.partition, span.start, span.end)
         decoders, columns = attempt.decoders(span.topic), attempt.job.columns
         of_dates = settings.layout != "none" and columns is not None and has_field_ids(columns)
-        with Values(span, settings, attempt.folder, attempt.token, decoders, of_dates=of_dates) as values:
+        inferring = attempt.inferring
+        with Values(
+            *(span, settings, attempt.folder, attempt.token, decoders), of_dates=of_dates, inferring=inferring
+        ) as values:
             batches = read_ranges(attempt.job.source, [asked], READ, ids, self, reader)
             for batch in chain.from_iterable(map(values.parts, batches)):
-                raw, parsed = values.parse(batch)
+                try:
+                    raw, parsed = values.parse(batch)
+                except GrownError:
+                    continue
                 if change_format is not None:
                     raw, parsed = values.changes(raw, parsed, change_format)
                 self._gaps[UNPARSED] += len(batch) - len(raw)
@@ -431,6 +448,8 @@ class _RangeLoad(ReadObserver):
                         writer.add(parsed, times, raw["offset"][len(raw) - 1].as_py())
                     else:
                         writer.add(parsed, times, values.layout_times(parsed, times))
+            if inferring is not None and inferring.has_grown:
+                return  # another attempt, by a larger schema, writes all of it
             writer.finish(self._until)
         if values.bad:
             self._bad_values = values.bad

@@ -45,6 +45,36 @@ MAX_DEPTH: Final = 64
 MAX_COLUMNS: Final = 10_000
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 LOCAL_TIMESTAMP: Final = pa.timestamp("us")
+
+
+class _JsonText(pa.ExtensionType):  # type: ignore[misc]
+    """The text of any JSON value. It stands in types that plans are made of, never in those of columns."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.string(), "klog.json")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> _JsonText:
+        return cls()
+
+
+JSON_TEXT: Final = _JsonText()
+
+
+def stored_type(kind: pa.DataType) -> pa.DataType:
+    """The type as columns have it, with strings for `JSON_TEXT`."""
+    if kind == JSON_TEXT:
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(stored_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(stored_type(kind.value_type)))
+    return kind
+
+
 #: Of a second, by Arrow's unit.
 UNIT_DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _TYPES: Final[dict[Form, pa.DataType]] = {

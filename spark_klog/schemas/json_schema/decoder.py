@@ -10,6 +10,7 @@ import base64
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING, Final
@@ -37,12 +38,15 @@ from spark_klog.schemas.rows import BadRow, Decoded, FieldPair
 from spark_klog.wire.primitives import Buffer
 
 if TYPE_CHECKING:
+    from spark_klog.schemas.json_schema.inference import Seen
     from spark_klog.schemas.json_schema.validation import Validator
 
 #: What Arrow parses at once.
 _MOST_BYTES: Final = 64 * 1024 * 1024
 #: Beyond all values: without an end pyarrow's binary_slice has too large a number to count with.
 _LONGEST: Final = 1 << 31
+#: From it on doubles are no longer all integers.
+_EXACT_IN_DOUBLE: Final = 1 << 53
 #: Rows in which the bad ones of a block are looked for.
 _FEW: Final = 512
 #: What Arrow takes for numbers, and Python does not. It may also stand in a text: then rows are parsed one by one.
@@ -68,13 +72,14 @@ class _UnfitError(Exception):
 
 class JsonDecoder:
     """Decodes columns of JSON records into the Arrow type of a plan: that of the reader's schema, or of a DDL text. If
-    it `validates`, each record is checked in full against the schema that wrote it, by jsonschema.
+    it `validates`, each record is checked in full against the schema that wrote it, by jsonschema. `seen` is what the
+    records of an inferred schema were before: among them what says nothing, and is not strange.
 
     `MissingPackage` if it is to validate, and jsonschema is not installed.
     """
 
-    def __init__(self, column: Column, *, validates: bool = False) -> None:
-        self._column = column
+    def __init__(self, column: Column, *, validates: bool = False, seen: Seen | None = None) -> None:
+        self._column, self._seen = column, seen
         self.type: pa.DataType = column.type
         self._rows = RowParser(column)
         elements = (below.items or below.values for below in column.tree() if below.form in ("list", "map"))
@@ -117,8 +122,13 @@ class JsonDecoder:
         programs: Sequence[Validator | None],
         which: Buffer | None = None,
         starts: int | Buffer = 0,
+        strange: list[int] | None = None,
     ) -> Decoded:
-        """Decode a binary column; see `codec.Decoder`."""
+        """Decode a binary column; see `codec.Decoder`.
+
+        `strange` gets the numbers of rows, in order, that may have what the plan has no place for: fields that it
+        does not know, values of other types, and integers that a double rounds. Of a record only.
+        """
         numbers = None if which is None else np.frombuffer(which, np.int32)
         rows = _payloads(values, numbers if programs else np.full(len(_array(values)), -1, np.int32), starts)
         parts: list[pa.Array] = []
@@ -127,23 +137,24 @@ class JsonDecoder:
             is_bad = np.isin(np.arange(len(rows)), [row for row, _ in bad])
             rows = pc.if_else(pa.array(is_bad), pa.scalar(None, pa.binary()), rows)
         for begin, end in _blocks(rows):
-            block = rows[begin:end]
-            column = self._read_block(block)
+            column = self._read_block(rows[begin:end], begin, strange)
             if column is not None:
                 parts.append(column)
                 continue
             size = _FEW if self._read else end - begin
             for first in range(begin, end, size):
                 few = rows[first : min(first + size, end)]
-                column = self._read_block(few) if len(few) < end - begin else None
+                column = self._read_block(few, first, strange) if len(few) < end - begin else None
                 if column is None:
                     column = self._parse_rows(few, first, programs, numbers, bad)
+                    if strange is not None:
+                        strange += range(first, first + len(few))
                 parts.append(column)
         column = parts[0] if len(parts) == 1 else pa.concat_arrays(parts) if parts else pa.array([], self.type)
         return Decoded(column, sorted(bad))
 
-    def _read_block(self, rows: pa.Array) -> pa.Array | None:
-        """The column of rows, by Arrow; None if it can't, or not as it should."""
+    def _read_block(self, rows: pa.Array, first: int = 0, strange: list[int] | None = None) -> pa.Array | None:
+        """The column of rows, by Arrow; None if it can't, or not as it should. `strange` as of `decode`."""
         if not self._read or not len(rows):
             return None if len(rows) else pa.array([], self.type)
         values = rows.fill_null(b"null")
@@ -158,7 +169,7 @@ class JsonDecoder:
             return None
         for kind in self._read:
             try:
-                column = read_json(values, text, kind)
+                column, is_strange = self._read_values(values, text, kind, strange is not None)
                 if column.offset:
                     column = pa.concat_arrays([column])
                 made = _finished(self._fast, column, None if self._column.nullable else rows.null_count)
@@ -167,8 +178,19 @@ class JsonDecoder:
                 continue
             if kind is not self._read[0]:
                 self._read = self._read[::-1]  # another thread may go over the list
+            if strange is not None and is_strange:
+                strange += range(first, first + len(rows))
             return made
         return None
+
+    def _read_values(self, values: pa.Array, text: bytes, kind: pa.DataType, is_watched: bool) -> tuple[pa.Array, bool]:
+        """What Arrow reads of a type; if it `is_watched`, also whether it may be strange. Errors as of `read_json`."""
+        if is_watched and self._left is None:
+            with suppress(pa.ArrowException):  # a field that nobody has seen, or a row for Python
+                whole = kind if self._seen is None else self._seen.with_silent(kind)
+                column = read_json(values, text, whole, ignores=False)
+                return column, _is_rounded(column)
+        return read_json(values, text, kind), is_watched
 
     def _with_left(self, made: pa.Array, rows: pa.Array, parser: RowParser) -> pa.Array:
         """The records with the properties that Arrow does not read; ValueError if one of them is bad."""
@@ -379,17 +401,29 @@ def _within(array: pa.Array, kind: pa.DataType, first: int, last: int) -> pa.Arr
     return array
 
 
-def read_json(rows: pa.Array, text: bytes, kind: pa.DataType) -> pa.Array:
+def _is_rounded(column: pa.Array) -> bool:
+    """Whether a column has doubles so large that Arrow may have rounded an integer."""
+    if pa.types.is_struct(column.type):
+        return any(map(_is_rounded, column.flatten()))
+    if pa.types.is_list(column.type):
+        return _is_rounded(column.values)
+    if not pa.types.is_float64(column.type):
+        return False
+    least, most = pc.min_max(column).as_py().values()
+    return most is not None and bool(max(-least, most) >= _EXACT_IN_DOUBLE)
+
+
+def read_json(rows: pa.Array, text: bytes, kind: pa.DataType, *, ignores: bool = True) -> pa.Array:
     """Read JSON values of a type in UTF-8, of a binary column without nulls; `text` is `json_text` of it. Properties
-    that a struct has not are ignored, missing ones and a JSON `null` are null.
+    that a struct has not are ignored, unless they are to be errors; missing ones and a JSON `null` are null.
 
     `pa.ArrowException` or ValueError says why Arrow can't; it does not say of which value. Arrow takes NaN and
     Infinity for numbers.
     """
-    table = None
+    table = None if ignores else _read(text, "v", kind, ignores=False)
     # {"id": 1}, "w": 5 would be read as {"id": 1}
     may_go_on = not pa.types.is_struct(kind) or _OBJECT_GOES_ON.search(text) or _NULL_GOES_ON.search(text)
-    if may_go_on:
+    if may_go_on and ignores:
         try:
             table = _read(text, "v", kind, ignores=False)  # "w" is an error here, as any other property
         except pa.ArrowInvalid:

@@ -24,7 +24,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.json_schema.columns import Column, Dialect, Form, Property
+from spark_klog.schemas.json_schema.columns import JSON_TEXT, Column, Dialect, Form, Property, stored_type
 from spark_klog.schemas.json_schema.schema import CONNECT, MOST_DIGITS
 
 #: The title of a record, as Avro's of a type is.
@@ -48,11 +48,13 @@ _STRINGS: Final[tuple[tuple[Callable[[pa.DataType], bool], Form | None], ...]] =
 def column_of(kind: pa.DataType, dialect: Dialect, *, nullable: bool = True) -> Column:
     """The plan of a type's values in JSON of a dialect; `SchemaError` for a type that has no form in JSON."""
     types = pa.types
-    plan = partial(Column, nullable=nullable, dialect=dialect, arrow=kind)
+    plan = partial(Column, nullable=nullable, dialect=dialect, arrow=stored_type(kind))
 
     def below(field: pa.Field) -> Column:
         return column_of(field.type, dialect, nullable=field.nullable)
 
+    if kind == JSON_TEXT:
+        return plan("any")
     if types.is_struct(kind):
         properties = tuple(Property(field.name, below(field), not field.nullable) for field in kind)
         return plan("object", refined="struct", properties=properties)

@@ -14,8 +14,8 @@ from hypothesis import given, settings, strategies as st
 from spark_klog.cli.records.form import parse_json
 from spark_klog.cli.records.json_rows import RowReader
 from spark_klog.errors import ConfigError
-from spark_klog.load.values import parse_schema as parse_ddl
 from spark_klog.schemas.json_schema.columns import DDL
+from spark_klog.schemas.json_schema.ddl import parse_schema as parse_ddl
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of, schema_of
 from spark_klog.schemas.json_schema.schema import parse_schema

@@ -1,0 +1,121 @@
+"""The schema that a load infers of its JSON values: of a sample first, then of all that its tasks find.
+
+The plan of a run has the schema by which its tasks write, so that a run that was killed goes on with it:
+
+    schema    what the run's files have: the fields of `known`, with their types, and those that are new
+    known     the schema of the run before, whose types stay; "" before the first one
+
+A task that finds what the schema has no place for, and may get one, writes no more. It looks through the rest of its
+ranges, and leaves what it has seen in the journal (`seen-TASK.json`). The run then begins anew by a schema with room
+for all of that. A value for which none may be made is a bad value.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from spark_klog.errors import LoadError, SchemaError
+from spark_klog.load.journal import paths
+from spark_klog.load.journal.store import Store, read_json, to_json
+from spark_klog.load.settings import VALUES, WriteSettings
+from spark_klog.load.table_columns import BESIDE_VALUES
+from spark_klog.schemas.json_schema.columns import DDL
+from spark_klog.schemas.json_schema.ddl import parse_schema, schema_text
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
+from spark_klog.schemas.json_schema.from_arrow import column_of
+from spark_klog.schemas.json_schema.inference import MOST_NAMES, Seen, grown_schema, unplaced
+from spark_klog.schemas.json_schema.row_values import load_json
+from spark_klog.schemas.rows import BadRow, Decoded
+from spark_klog.tables.changes import DELETED, PLACE
+
+
+def inferred_schema(settings: WriteSettings, seen: Seen) -> str:
+    """The schema of a run by `settings` whose values were seen; `LoadError` if they have too many fields, or none."""
+    known = parse_schema(settings.known) if settings.known else None
+    try:
+        kind = grown_schema(known, seen, _reserved_names(settings))
+    except SchemaError as error:
+        raise LoadError(f"the schema of the values can't be inferred: {error}") from None
+    if not kind.num_fields:
+        raise LoadError(
+            "the schema of the values can't be inferred: none of them is a JSON object with a field that is not null "
+            "or empty. Load them later, when there are others, or give their schema as DDL"
+        )
+    return schema_text(kind)
+
+
+def _reserved_names(settings: WriteSettings) -> set[str]:
+    """The names of the columns of a table that stand beside the fields of values."""
+    if settings.upsert_key:
+        return {*PLACE.names, DELETED}
+    if settings.table_columns != VALUES:
+        return set()
+    return {f"_{name}" for name in BESIDE_VALUES} | (set() if settings.layout == "none" else {"date", "hour"})
+
+
+class GrownError(Exception):
+    """The run's schema has no place for what a task has read, and the next one may have."""
+
+
+class InferringDecoder:
+    """Decodes the values of a task by the run's schema, and keeps what it has no place for in `seen`."""
+
+    def __init__(self, settings: WriteSettings) -> None:
+        self._settings = settings
+        self.seen = Seen.of_type(parse_schema(settings.schema))
+        self._use(settings.schema)
+        self.has_grown = False
+
+    def _use(self, schema: str) -> None:
+        self._schema, self.type = schema, parse_schema(schema)
+        self._decoder = JsonDecoder(column_of(self.type, DDL), seen=self.seen)
+
+    def decode(self, values: pa.Array) -> Decoded:
+        """The rows; `GrownError` if the schema has grown, now or before: then they are of no use.
+
+        `LoadError` as of `inferred_schema`.
+        """
+        strange: list[int] = []
+        decoded = self._decoder.decode(values, [None], strange=strange)
+        if strange:
+            rows = [(row, values[row].as_py()) for row in strange]
+            for _, value in rows:
+                if value is not None:
+                    self.seen.add_row(value)
+            schema = inferred_schema(self._settings, self.seen)
+            self.has_grown |= schema != self._schema
+            self._use(schema)
+            if not self.has_grown:
+                decoded = self._without_unplaced(decoded, rows)
+        if self.has_grown:
+            raise GrownError
+        return decoded
+
+    def _without_unplaced(self, decoded: Decoded, rows: list[tuple[int, bytes | None]]) -> Decoded:
+        """The rows, of which those are bad, too, that have a field without a place, as it would be lost."""
+        bad = dict(decoded.bad)
+        for row, value in rows:
+            if value is not None and row not in bad and (path := unplaced(load_json(value), self.type)):
+                bad[row] = (
+                    f"field {path} gets no column: its name is empty, that of another column or of another field in "
+                    f"other case, or there are more than {MOST_NAMES:,} fields"
+                )
+        return Decoded(decoded.values, [BadRow(row, bad[row]) for row in sorted(bad)])
+
+
+def keep_seen(store: Store, run: int, task: int, seen: Seen) -> None:
+    """Leave what a task has seen in the journal."""
+    store.write(paths.seen(run, task), to_json({"seen": seen.to_json()}))
+
+
+def grown_settings(store: Store, run: int, settings: WriteSettings) -> str:
+    """The schema of a run with room for all that its tasks have seen so far; errors as of `inferred_schema`."""
+    seen = Seen.of_type(parse_schema(settings.schema))
+    for path in paths.all_seen(run, store.names(paths.in_run(run, ""))):
+        value = read_json(store, path)
+        try:
+            assert value is not None
+            seen.merge(Seen.of_json(value["seen"]))
+        except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
+            raise LoadError(f"{store.address}/{path} is not what a run has written: remove it") from None
+    return inferred_schema(settings, seen)
