@@ -6,6 +6,7 @@ SPARK_KLOG_KILLS sets the number of kills (default 1), SPARK_KLOG_SEED the rando
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import random
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -293,6 +295,31 @@ def test_a_run_with_nothing_new_imports_no_spark(tmp_path: Path) -> None:
         command, capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path), timeout=60, check=False
     )
     assert ran.stdout == "False\n", ran
+
+
+@pytest.mark.test_all("long")  # tests/spark/test_worker_python.py has what the session does
+def test_spark_writes_in_an_environment_that_is_not_activated(
+    cluster: EmbeddedCluster, topic: str, server_dir: Path
+) -> None:
+    """Spark's JVM looks for format("klog") with python3 of its PATH, which may be one without the package."""
+    create_topic(cluster.bootstrap_servers, topic)
+    produce(cluster.bootstrap_servers, topic, values(20))
+    whole = environment(server_dir)
+    kept = {name: value for name, value in whole.items() if not name.startswith(("PYSPARK", "PYTHON"))}
+    command = [sys.executable, "-m", "spark_klog.cli.jobs.batch_load", "-b", cluster.bootstrap_servers, "--json"]
+    command += ["--topics", topic, "--output", "orc", "--format", "orc", "--checkpoint", "checkpoint"]
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=server_dir,
+        env=kept | {"PATH": "/usr/bin:/bin"},
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == DONE, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1])["records"] == 20
+    assert pyarrow.dataset.dataset(server_dir / "orc", format="orc").count_rows() == 20
 
 
 def test_no_broker(make_load: Callable[..., Load], tmp_path: Path) -> None:

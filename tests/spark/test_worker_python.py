@@ -34,8 +34,12 @@ def test_a_job_takes_the_running_python(spark: SparkSession, monkeypatch: pytest
     spark_session("job")  # PYSPARK_PYTHON is set in tests
     assert context.pythonExec == "python3"
     monkeypatch.delenv("PYSPARK_PYTHON")
+    monkeypatch.setenv("PATH", "/elsewhere")
+    spark_session("job")
     spark_session("job")
     assert context.pythonExec == sys.executable
+    # what a JVM would look up data sources with
+    assert os.environ["PATH"] == f"{os.path.dirname(sys.executable)}:/elsewhere"
     context._conf.set("spark.pyspark.python", "/opt/python")
     spark_session("job")
     assert context.pythonExec == "/opt/python"

@@ -39,9 +39,14 @@ def needed_packages(job: str) -> Iterator[None]:
 
 
 def spark_session(name: str) -> Any:
+    """Begin a session, or take the one that is there. Spark runs this Python, unless PYSPARK_PYTHON names another."""
     require(name, "pyspark")
     from pyspark.sql import SparkSession
 
+    # As `activate` does: the JVM starts the python3 of its PATH, not what pythonExec says, for data sources.
+    own, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
+    if path.split(os.pathsep)[0] != own:
+        os.environ["PATH"] = os.pathsep.join([own, path])
     spark = SparkSession.builder.appName(name).getOrCreate()
     if hasattr(spark, "_jsc"):
         context = spark.sparkContext
