@@ -15,7 +15,7 @@ from spark_klog.errors import RegistryError, SchemaChanged, SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.codec import Codec, Decoder, codec_of
 from spark_klog.schemas.decoder import RecordDecoder
-from spark_klog.schemas.prefix import SchemaKey
+from spark_klog.schemas.prefix import BARE, SchemaKey
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, RegistrySettings
 from spark_klog.schemas.registry.schemas import References, Schema
 from spark_klog.schemas.rows import BadRow, Decoded, FieldPair, cut
@@ -40,7 +40,8 @@ class ColumnFormat:
     """A column's format. Rows are those of one schema, the reader's: `text`, or that of `schema_id`, or the latest of
     `subject`.
 
-    With a registry each record names its own schema; without one all are bare records of the reader's. `is_permissive`
+    With a registry each record names its own schema, but for bare ones, which do not decode, or are of the latest
+    version of `subject` (`RegistryConfig.has_bare`); without one all are bare records of the reader's. `is_permissive`
     makes rows that do not decode null, without a word. `message` and `validates` are those of `codec_of`.
     `identity` are paths of fields by which rows are told apart, () of all: records of schemas by which different ones
     would become the same do not decode.
@@ -173,21 +174,31 @@ class ReaderSchema:
             if key.id == self.id:
                 return _program(reader, reader, key.rest)
             registry = settings.registry()
-            schema: Schema = registry.schema(key.id, subject)
+            schema: Schema
+            schema_id: int | UUID
+            rest: bytes | None
+            if key == BARE:
+                if not subject:
+                    raise SchemaError("no subject is named")
+                latest = registry.latest(subject)
+                schema, schema_id, rest = latest.schema, latest.id, None
+            else:
+                schema, schema_id, rest = registry.schema(key.id, subject), key.id, key.rest
             if schema.format != self.format.format:
                 raise SchemaError(f"it is {schema.format}, not {self.format.format}")
             self._check_version(registry, schema)
-            writer = self._key(schema.text, registry.references(schema, key.id, subject))
+            writer = self._key(schema.text, registry.references(schema, schema_id, subject))
             if self.format.identity:
-                pairs = partial(decoder.field_pairs, _schema(writer), key.rest)
+                pairs = partial(decoder.field_pairs, _schema(writer), rest)
                 _check_identity(self.format.identity, pairs, lambda: self._is_older(registry, schema))
-            return _program(reader, writer, key.rest)
+            return _program(reader, writer, rest)
 
         records = RecordDecoder(
             decoder,
             program_of,
             self.column,
             has_indexes=self.format.codec.has_indexes,
+            has_bare=settings.registry().config.has_bare,
             ends_at_bad=ends_at_bad,
             advice_of=self._advice_of,
         )
@@ -216,7 +227,8 @@ class ReaderSchema:
         assert subject is not None
         registry = settings.registry()
         try:
-            version = registry.version_of(subject, registry.schema(key.id, subject))
+            schema = registry.latest(subject).schema if key == BARE else registry.schema(key.id, subject)
+            version = registry.version_of(subject, schema)
         except (SchemaError, RegistryError):  # it is no schema, or this user may not ask
             return ""
         if version is None or version <= self.version:

@@ -37,7 +37,8 @@ class RecordDecoder:
     makes the rows of that schema bad, for good, but `UnknownSchema` only now. Any other error (a registry that is down)
     is raised, and the program is asked for again the next time.
     `column` is what is decoded: its name chooses the header that has the id. `has_indexes` if message indexes follow
-    an id, as in Protobuf. `advice_of` returns what else to say of bad rows of a schema, or raises an error instead.
+    an id, as in Protobuf. If it `has_bare`, rows without an id are of the schema `prefix.BARE`. `advice_of`
+    returns what else to say of bad rows of a schema, or raises an error instead.
     With `ends_at_bad` no schema is asked for that only rows after a bad one have: they are null, and bad, too.
     """
 
@@ -48,10 +49,12 @@ class RecordDecoder:
         column: Literal["key", "value"] = "value",
         *,
         has_indexes: bool = False,
+        has_bare: bool = False,
         ends_at_bad: bool = False,
         advice_of: Callable[[SchemaKey], str] = lambda _: "",
     ) -> None:
-        self._has_indexes, self._ends_at_bad, self._advice_of = has_indexes, ends_at_bad, advice_of
+        self._has_indexes, self._has_bare = has_indexes, has_bare
+        self._ends_at_bad, self._advice_of = ends_at_bad, advice_of
         self._decoder = decoder
         self._program_of = program_of
         self._column = column
@@ -63,7 +66,9 @@ class RecordDecoder:
 
         A row that does not decode is null, and in the result's `bad` with its reason, which names its schema.
         """
-        keys, which, starts, bad = schema_keys(values, headers, self._column, has_indexes=self._has_indexes)
+        keys, which, starts, bad = schema_keys(
+            values, headers, self._column, has_indexes=self._has_indexes, has_bare=self._has_bare
+        )
         programs: list[Any] = []
         # by schema the number of its program; the last is for rows without a schema
         numbers = np.full(len(keys) + 1, -1, np.int32)

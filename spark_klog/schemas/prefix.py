@@ -44,7 +44,13 @@ class SchemaKey(NamedTuple):
     rest: bytes = b""
 
     def __str__(self) -> str:
+        if self == BARE:
+            return "without a schema id, by the latest version of its subject"
         return f"schema {'GUID' if isinstance(self.id, UUID) else 'id'} {self.id}"
+
+
+#: Of records that name no schema.
+BARE = SchemaKey(-(1 << 40))
 
 
 class SchemaKeys(NamedTuple):
@@ -97,14 +103,15 @@ def schema_keys(
     column: Literal["key", "value"],
     *,
     has_indexes: bool = False,
+    has_bare: bool = False,
 ) -> SchemaKeys:
-    """Find the schema of each row of a column of keys or values.
+    """Find the schema of each row of a column of keys or values; if it `has_bare`, `BARE` is that of rows without one.
 
     `headers` are those of the records, None if there are none: a list of structs of key and value a row, as in the
     column `headers`. `has_indexes` if message indexes follow an id before the payload.
     """
     data = _Bytes.of(values)
-    keys = _Keys(len(data.sizes), column, has_indexes)
+    keys = _Keys(len(data.sizes), column, has_indexes, has_bare)
     rows = None if data.valid is None else np.flatnonzero(data.valid)
     if headers is not None and len(data.sizes):
         rows = keys.add_headers(_HeaderValues.of(headers), HEADERS[column].encode(), rows)
@@ -179,9 +186,9 @@ class _HeaderValues(NamedTuple):
 class _Keys:
     """Collects the schemas of rows."""
 
-    def __init__(self, count: int, column: str, has_indexes: bool) -> None:
+    def __init__(self, count: int, column: str, has_indexes: bool, has_bare: bool) -> None:
         self._column = column
-        self._has_indexes = has_indexes
+        self._has_indexes, self._has_bare = has_indexes, has_bare
         self.numbers: dict[SchemaKey, int] = {}
         self.which = np.full(count, -1, np.int32)
         self.starts = np.zeros(count, np.int32)
@@ -229,6 +236,9 @@ class _Keys:
             if chosen.any():
                 self._add_kind(data, places[chosen], rows[chosen], sizes[chosen], size, in_values)
                 left &= ~chosen
+        if in_values and self._has_bare and left.any():
+            self.which[rows[left]] = self._number(BARE)
+            return
         for index in np.flatnonzero(left).tolist():
             where = f"the {self._column}" if in_values else "the header with the schema id"
             self.bad.append(BadRow(int(rows[index]), _reason(where, int(sizes[index]), int(first[index]))))

@@ -66,6 +66,8 @@ class RegistryConfig:
     #: How many schemas a process keeps, and for how long it takes a subject's latest version for that.
     capacity: int = setting("cache.capacity", 1_000, POSITIVE_INT)
     latest_seconds: int = setting("cache.latest.ttl.sec", 60, POSITIVE_INT)
+    #: Whether records without a schema id are of the latest version of their subject; else they do not decode.
+    has_bare: bool = setting("bare", False, choice("bare", {"none": False, "latest": True}))
 
     def named(self, name: str) -> str:
         return shown(self.prefix, name)
