@@ -18,7 +18,7 @@ _JITTER = 0.2
 #: Seconds. If less is left, another attempt could not succeed.
 _LEAST = 0.01
 #: If the last attempt had less than this part of the time, the failure before it is raised: it says more.
-_SHORT = 0.1
+_SHORT = 0.25
 #: Prevents a busy loop with retry.backoff.ms=0.
 _LEAST_PAUSE_MS = 1
 #: Seconds. Failures that pass sooner, as when a leader moves, are not logged.

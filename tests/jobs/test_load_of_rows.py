@@ -22,7 +22,7 @@ from tests.jobs.support import BATCH_LOAD, Load, wait_for_the_moment
 from tests.load.support import by_duckdb, expected
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.processes import kill, named
-from tests.support.runs.soak import SOAK
+from tests.support.runs.soak import in_soak
 
 _GIVEN = ("-b", "127.0.0.1:1", "--topics", "t", "--output", "o")
 _JSON_VALUES = ("--value-format", "json", "--schema", "a int")
@@ -118,7 +118,7 @@ def test_wrong_settings(options: list[str], words: str, capsys: pytest.CaptureFi
     assert "hunter2" not in said
 
 
-@pytest.mark.test_all("kill")
+@in_soak  # a slice: load/test_table_kills.py
 @pytest.mark.timeout(900)
 def test_killed_while_schemas_change(
     zookeeper_cluster: EmbeddedCluster, registry: str, make_load: Callable[..., Load], topic: str
@@ -129,7 +129,7 @@ def test_killed_while_schemas_change(
     load = make_load(topic)
     options = ("--value-format", "avro", "--schema-registry", registry, "--schema-evolution", "latest")
     sent = 0
-    targets = [*_TARGETS, *_TARGETS] if SOAK else [*_TARGETS]
+    targets = [*_TARGETS, *_TARGETS]
     for number, target in enumerate(targets):
         names = tuple("abcd"[: number + 1])
         produce(servers, topic, _written(registry, topic, names, range(sent, sent + _PARTITIONS * _EACH)))

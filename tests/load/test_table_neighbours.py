@@ -102,8 +102,8 @@ def test_two_loads_race(cluster: EmbeddedCluster, topic: str, lake: Lake, monkey
 
 
 @pytest.mark.peer
-@pytest.mark.test_all("client")
-@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=in_soak)])  # tables/test_iceberg_spark.py
+@in_soak  # slices: tables/test_delta_spark.py and tables/test_iceberg_spark.py
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_spark_between_runs(cluster: EmbeddedCluster, topic: str, tmp_path: Path, lake: Lake) -> None:
     """It appends, compacts, and removes old versions with their files: the load goes on, and nobody loses a row."""
     servers = cluster.bootstrap_servers
@@ -124,7 +124,7 @@ def test_spark_between_runs(cluster: EmbeddedCluster, topic: str, tmp_path: Path
     with SparkTables(lake.kind, tmp_path / "spark", CATALOG, lake.warehouse) as spark:
         for statement in begin:
             spark.do(statement)
-        for number in range(4 if SOAK else 2):
+        for number in range(4):
             produce(servers, topic, values(40, start=number * 40, partitions=2))
             assert run(servers, lake.address, topic, max_task_records=10).runs == [number + 1]
             if lake.kind == "iceberg":

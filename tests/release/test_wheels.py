@@ -10,7 +10,7 @@ import pytest
 
 from release import ROOT, dist, wheels
 from release.wheels import OLDEST, PLATFORMS, STABLE
-from tests.support.runs.soak import SOAK
+from tests.support.runs.soak import SOAK, in_soak
 
 #: `make soak` builds both for macOS, and for musl as well as for glibc.
 _MACOS = [platform for platform in PLATFORMS if "macos" in platform.tag and (SOAK or platform.tag.endswith("arm64"))]
@@ -55,7 +55,7 @@ def test_the_native_kernel_is_built_for_macos(commit: str, tmp_path: Path) -> No
     assert [name.partition("-cp311-")[2] for name in names] == sorted(f"abi3-{target.tag}.whl" for target in _MACOS)
 
 
-@pytest.mark.test_all("long")
+@in_soak  # `make dist` builds twice itself
 @pytest.mark.timeout(_SECONDS)
 def test_two_builds_are_the_same_bytes(commit: str, tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()

@@ -75,7 +75,7 @@ def test_a_broker_that_refuses_what_it_has_is_no_loss(faulty: EmbeddedCluster, t
     create_topic(faulty.bootstrap_servers, topic)
     produce(faulty.bootstrap_servers, topic, values(10))
     faulty.inject(Fault(REFUSED, api="Fetch", topic=topic))
-    options = {"kafkaConsumer.pollTimeoutMs": "300", "failOnDataLoss": "false"}
+    options = {"kafkaConsumer.pollTimeoutMs": "1000", "failOnDataLoss": "false"}
     with pytest.raises(ProtocolError, match="OFFSET_OUT_OF_RANGE"):
         offsets(faulty, topic, 10, **options)
     faulty.clear_faults()
