@@ -36,6 +36,7 @@ from benchmarks.schemas import AVRO, FUNCTIONS, JSON_RECORDS
 from benchmarks.spark_reads import BATCH_READ, DIRECTORY_READ, LATENCY, READS, SHORT_READS
 from benchmarks.spark_writes import WRITE, WRITE_GUARANTEES, WRITE_LATENCY
 from benchmarks.tables import TABLES
+from benchmarks.topics import LOAD_TOPICS
 from benchmarks.typed import TYPED
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ WORK: tuple[Work, ...] = (
     TYPED,
     LOAD,
     TABLES,
+    LOAD_TOPICS,
     WORKER_MEMORY,
     BREAKDOWN,
     DECODE,

@@ -5,7 +5,7 @@
 Each line of JSON on standard input is a run, {"work": "count_sum", "options": {...}}; its answer is a line of JSON on
 standard output, {"seconds": 1.2, ...} or {"error": "..."}. The first line of output says that the session is up. The
 process ends at the end of its input. It runs on any pyspark and imports nothing of the project, except
-`no_op_source.py` and `ready_rows.py` with --format no-op, and what the works `load` and `avro` need.
+`no_op_source.py` and `ready_rows.py` with --format no-op, and what the works `load`, `load_topics` and `avro` need.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, TextIO
 
 import pyspark
@@ -135,6 +136,30 @@ def load(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     started = time.perf_counter()
     loaded = run_load(asked, SparkRunner(lambda: spark))
     return {"seconds": time.perf_counter() - started, "rows": sum(item.records for item in loaded.partitions)}
+
+
+_LOADS: dict[str, Any] = {}
+
+
+def load_topics(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """A round of the project's loads by topic, as jobs/batch_load.py --follow does it; the process keeps the loads."""
+    from spark_klog.load.by_topic import Loads, example_of
+    from spark_klog.load.run import LoadOptions
+    from spark_klog.load.tasks.task import SparkRunner
+
+    options, topics = request["options"], request["options"]["topics"].split(",")
+    output = options["output"]
+    if output not in _LOADS:
+        asked = LoadOptions({"bootstrap.servers": options["servers"]}, topics[:1], example_of(output))
+        runner = SparkRunner(lambda: spark)
+        _LOADS[output] = Loads(asked, topics, None, output, runner, lambda _total, _done: nullcontext())
+    started = time.perf_counter()
+    outcomes = _LOADS[output].round()
+    seconds = time.perf_counter() - started
+    if errors := [str(outcome.error) for outcome in outcomes if outcome.error]:
+        raise RuntimeError(errors[0])
+    rows = sum(part.records for outcome in outcomes if outcome.has_news for part in outcome.loaded.partitions)
+    return {"seconds": seconds, "rows": rows}
 
 
 def plan(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
@@ -341,6 +366,7 @@ WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
             count_sum,
             parquet,
             load,
+            load_topics,
             sink,
             merge,
             plan,

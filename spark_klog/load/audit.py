@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -17,6 +18,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import first_and_end
 from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
+from spark_klog.load.driving import STEPS_AT_ONCE
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import open_load, read_idle, read_plan
@@ -191,6 +193,12 @@ def status(output: str) -> Status:
         idle.finished if idle else "",
         [{name: row.get(name) for name in names} for row in settings.get("rows", [])],
     )
+
+
+def statuses(outputs: Sequence[str]) -> list[Status]:
+    """`status` of several loads, in their order."""
+    with ThreadPoolExecutor(STEPS_AT_ONCE) as threads:
+        return list(threads.map(status, outputs))
 
 
 def _missing_files(store: Store, table: Table | None, summary: Summary) -> list[Finding]:

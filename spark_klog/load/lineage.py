@@ -8,13 +8,14 @@ one with ABORT.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from uuid import uuid4
 
 from spark_klog.base.extras import require
 from spark_klog.lineage.datasets import DatasetUse, folder_use, kafka_namespace, topic_uses
 from spark_klog.lineage.emitter import Emitter
 from spark_klog.lineage.events import JobSettings, RunEvents, RunState, job_name
+from spark_klog.load.driving import Steps
 from spark_klog.load.run import Loaded, LoadOptions
 from spark_klog.tables.opening import is_table, open_table
 
@@ -22,8 +23,8 @@ _log = logging.getLogger(__name__)
 _FLUSH_SECONDS = 5.0
 
 
-def with_lineage(options: LoadOptions, load: Callable[[], Loaded], conf: Mapping[str, str]) -> Loaded:
-    """Do a load and send its events; what `load` raises is raised here.
+def with_lineage(options: LoadOptions, steps: Steps[Loaded], conf: Mapping[str, str]) -> Steps[Loaded]:
+    """The steps of a load, which send its events; what they raise is raised here.
 
     `conf` are settings of Spark, of which those of OpenLineage are read, and the application's name.
     `ConfigError` if OpenLineage's settings are wrong.
@@ -48,7 +49,7 @@ def with_lineage(options: LoadOptions, load: Callable[[], Loaded], conf: Mapping
     try:
         send(RunState.START, topics)
         try:
-            loaded = load()
+            loaded = yield from steps
         except Exception as error:
             send(RunState.FAIL, topics, f"{type(error).__name__}: {error}")
             raise

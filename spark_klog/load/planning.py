@@ -102,16 +102,30 @@ def check_names(store: Store, partitions: Iterable[TopicPartition], extension: s
             )
 
 
-def find_extent(
-    cluster: Cluster, topics: list[str], progress: Mapping[TopicPartition, Progress], fail_on_loss: bool
-) -> Extent:
-    """Look up what is new since `progress`; partitions that are not in it start at their first record.
+@dataclass(frozen=True)
+class Look:
+    """What the cluster has said of partitions: the ids of their topics ("" without one), first offsets, and ends."""
 
-    `ConfigError` if a topic does not exist. Records that are gone are in `lost`, or `DataLossError` if `fail_on_loss`.
+    ids: dict[TopicPartition, str]
+    first: dict[TopicPartition, int]
+    end: dict[TopicPartition, int]
+
+    @classmethod
+    def at(cls, cluster: Cluster, topics: list[str]) -> Look:
+        """`ConfigError` if a topic does not exist, and errors as of `list_offsets`."""
+        ids = partitions_of(cluster, topics)
+        return cls(ids, *first_and_end(cluster, ids))
+
+
+def find_extent(
+    cluster: Cluster, look: Look, progress: Mapping[TopicPartition, Progress], fail_on_loss: bool
+) -> Extent:
+    """What is new since `progress` by a look at the topics; partitions that are not in it start at their first record.
+
+    Records that are gone are in `lost`, or `DataLossError` if `fail_on_loss`.
     A topic that was created again starts at its first record, a log that became shorter goes on at its end.
     """
-    ids = partitions_of(cluster, topics)
-    low, high = first_and_end(cluster, ids)
+    ids, low, high = look.ids, look.first, look.end
     # read_committed: before what an earlier run has read of open transactions
     shorter = [key for key in ids if key in progress and high[key] < progress[key].offset]
     ends = {**high, **high_watermarks(cluster, shorter)}

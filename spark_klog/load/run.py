@@ -1,5 +1,7 @@
 """A load's run from start to end: finish what a killed run has left, plan, give the tasks to Spark, commit.
 
+It is a generator of steps (`driving.py`), so that the runs of several loads can share Spark's jobs.
+
 A run may load again offsets that the load has. It replaces ranges of earlier runs as a whole, so that no record is in
 two files: it begins where the range begins that has the asked offset, and ends where one ends.
 """
@@ -7,9 +9,10 @@ two files: it begins where the range begins that has the asked offset, and ends 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,6 +26,7 @@ from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.binding import BINDING, check_output, check_schema, event_time_now, open_target
 from spark_klog.load.commit import check_results, make_manifest, settings_of
+from spark_klog.load.driving import Follow, Steps, drive
 from spark_klog.load.inference import grown_settings, inferred_schema
 from spark_klog.load.journal import history, paths
 from spark_klog.load.journal.checkpoint import read_summary
@@ -33,6 +37,7 @@ from spark_klog.load.journal.model import (
     PartitionAudit,
     Plan,
     Progress,
+    Range,
     RangeResult,
     now_text,
     offsets_json,
@@ -42,6 +47,7 @@ from spark_klog.load.places import AtOffsets, AtRun, Place, resolve
 from spark_klog.load.planning import (
     Extent,
     Limits,
+    Look,
     bounded,
     check_names,
     find_extent,
@@ -51,7 +57,7 @@ from spark_klog.load.planning import (
 from spark_klog.load.rows import ANOTHER, Evolution, RowSchema, check_registry, run_schemas, with_names_of
 from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
 from spark_klog.load.target import Target, show_letters
-from spark_klog.load.tasks.task import Job, SparkRunner
+from spark_klog.load.tasks.task import Job, SparkRunner, Work
 from spark_klog.load.tasks.time_limit import TimeLimit
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.schemas.json_schema.ddl import parse_schema
@@ -160,10 +166,6 @@ class LoadOptions:
             )
 
 
-#: Shows the progress of a run: a context in which tasks run, of the offsets to load and what counts those that are.
-Follow = Callable[[int, Callable[[], int]], AbstractContextManager[None]]
-
-
 @dataclass(frozen=True)
 class Loaded:
     """The result of a call: the runs that it committed, and a line for each partition, even if nothing was new."""
@@ -186,64 +188,83 @@ class Loaded:
         return [part for part in self.partitions if part.error]
 
 
+#: Gets where a load goes on, of all its partitions.
+Publish = Callable[[Mapping[TopicPartition, int]], None]
+
+
+class Shared:
+    """The cluster from which several loads read. Their threads take turns in it, within `asking`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.asking = threading.Lock()
+
+
 def load(
     options: LoadOptions,
     runner: SparkRunner,
     follow: Follow = lambda _total, _done: nullcontext(),
-    publish: Callable[[Mapping[TopicPartition, int]], None] | None = None,
+    publish: Publish | None = None,
 ) -> Loaded:
+    """Do one load: see `load_steps`. Errors also as of `Cluster.connect`."""
+    time = TimeLimit(options.max_seconds)
+    with Cluster.connect(options.client) as cluster:
+        [outcome] = drive([load_steps(options, Shared(cluster), time, publish)], runner, time, follow)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def load_steps(
+    options: LoadOptions, shared: Shared, time: TimeLimit, publish: Publish | None = None, look: Look | None = None
+) -> Steps[Loaded]:
     """Load what is new in the topics; first the rest of a run that was killed, as it was planned.
 
     Other partitions are loaded if some fail: see `Loaded.failed`. `publish` gets `Loaded.offsets` while no other run of
-    the load can have later ones. `ConfigError`, `LoadError`, `DataLossError`, errors as of `Cluster.connect` and of
-    `publish`.
+    the load can have later ones. A `look` at the topics is one that others have had for this load, too; `time` is that
+    of all loads of the call. `ConfigError`, `LoadError`, `DataLossError`, errors as of `publish`.
     """
-    with Cluster.connect(options.client) as cluster:
-        # Before anything is written: opening the target of a table may create the namespace of its location.
-        partitions = partitions_of(cluster, options.topics)
-        target = open_target(options.output)
-        check_names(target.store, partitions, options.settings.extension)
-        if options.settings.schema:
-            parse_schema(options.settings.schema)
-        with locked(target.store):
-            event_time = event_time_now(target.store, options.settings.event_time)
-            options = replace(options, settings=replace(options.settings, event_time=event_time))
-            settings = asdict(options.settings)
-            names: dict[str, str] = {each.column: each.format for each in options.formats}
-            identity = check_output(target, cluster.cluster_id, settings, names)
-            owner, is_new = None, identity is None
-            if identity is None:
-                owner = target.owner()
-                identity = history.new_identity(cluster.cluster_id, settings, names, target.journal_name)
-                identity = replace(identity, load=owner or identity.load)
-            elif options.settings.schema:
-                takes_new = target.widens or options.evolution == "latest"
-                schema = check_schema(target, identity, options.settings.schema, takes_new=takes_new)
-                options = replace(options, settings=replace(options.settings, schema=schema))
-            run = _Run(options, target, cluster, runner, follow, identity)
-            if owner is not None:  # its journal is lost
-                run.claim()
-            loaded = run.all(is_new and owner is None)
-            if publish is not None:
-                if isinstance(target.store, ArrowFolder):
-                    target.store.guard()  # if this call stood still, another one may have taken over
-                publish(loaded.offsets)
-            return loaded
+    cluster = shared.cluster
+    # Before anything is written: opening the target of a table may create the namespace of its location.
+    with shared.asking:
+        partitions = partitions_of(cluster, options.topics) if look is None else look.ids
+    target = open_target(options.output)
+    check_names(target.store, partitions, options.settings.extension)
+    if options.settings.schema:
+        parse_schema(options.settings.schema)
+    with locked(target.store):
+        event_time = event_time_now(target.store, options.settings.event_time)
+        options = replace(options, settings=replace(options.settings, event_time=event_time))
+        settings = asdict(options.settings)
+        names: dict[str, str] = {each.column: each.format for each in options.formats}
+        identity = check_output(target, cluster.cluster_id, settings, names)
+        owner, is_new = None, identity is None
+        if identity is None:
+            owner = target.owner()
+            identity = history.new_identity(cluster.cluster_id, settings, names, target.journal_name)
+            identity = replace(identity, load=owner or identity.load)
+        elif options.settings.schema:
+            takes_new = target.widens or options.evolution == "latest"
+            schema = check_schema(target, identity, options.settings.schema, takes_new=takes_new)
+            options = replace(options, settings=replace(options.settings, schema=schema))
+        run = _Run(options, target, shared, time, identity)
+        if owner is not None:  # its journal is lost
+            run.claim()
+        loaded = yield from run.all(is_new and owner is None, look)
+        if publish is not None:
+            if isinstance(target.store, ArrowFolder):
+                target.store.guard()  # if this call stood still, another one may have taken over
+            publish(loaded.offsets)
+        return loaded
 
 
 class _Run:
     def __init__(
-        self,
-        options: LoadOptions,
-        target: Target,
-        cluster: Cluster,
-        runner: SparkRunner,
-        follow: Follow,
-        identity: Identity,
+        self, options: LoadOptions, target: Target, shared: Shared, time: TimeLimit, identity: Identity
     ) -> None:
-        self._options, self._cluster, self._identity, self._load = options, cluster, identity, identity.load
-        self._target, self._store = target, target.store
-        self._runner, self._follow = runner, follow
+        self._options, self._identity, self._load = options, identity, identity.load
+        self._cluster, self._asking = shared.cluster, shared.asking
+        self._target, self._store, self._time = target, target.store, time
         # Here, so that a setting that is refused is refused before anything is written.
         self._source = source_options(
             {
@@ -254,11 +275,10 @@ class _Run:
             },
             streaming=False,
         )
-        self._time = TimeLimit(target.store, options.max_seconds)
         self._loaded: list[Manifest] = []
         self._committed: list[Manifest] = []
 
-    def all(self, is_new: bool) -> Loaded:
+    def all(self, is_new: bool, look: Look | None) -> Steps[Loaded]:
         number = history.settled_run(self._store)
         if not is_new:
             number = self._target.catch_up(self._load, number)
@@ -278,11 +298,12 @@ class _Run:
                 raise LoadError(f"{self._store.address}/{paths.plan(number + 1)} is of run {killed.run}: restore it")
             _log.info("finishing run %s, which failed or was killed", paths.run_name(killed.run))
             killed = self._renewed(killed)
-            progress = self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
+            progress = yield from self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
+            look = None  # that took a while
             number = history.last_committed(self._store)
             limits = limits.less(sum(part.until - part.start for each in self._loaded for part in each.partitions))
         is_done = killed is not None and killed.asked == asked != ""
-        extent = self._extent(progress, limits, is_again=not is_done)
+        extent = self._extent(look, progress, limits, is_again=not is_done)
         has_work = (extent.records or extent.lost) and not self._time.is_over
         settings = self._options.settings
         if has_work and self._options.formats:
@@ -302,8 +323,11 @@ class _Run:
                     self._store.remove(paths.LOAD)
                 raise
         if has_work:
-            plan = self._plan(number + 1, extent, progress, asked, settings)
-            progress = self._execute(plan, progress, extent.log_end)
+            tasks: list[list[Range]] = []
+            if extent.records:
+                tasks = make_tasks(extent, (yield None), self._options.max_task_records)
+            plan = self._plan(number + 1, extent, progress, asked, settings, tasks)
+            progress = yield from self._execute(plan, progress, extent.log_end)
         summary = self._summary(extent, progress)
         if not self._committed:
             idle = Idle(number, now_text(), summary.partitions)
@@ -316,10 +340,18 @@ class _Run:
         if not self._target.loads_again and claimed.load != self._load:
             raise self._begun_by_another(1)
 
-    def _extent(self, progress: Mapping[TopicPartition, Progress], limits: Limits, *, is_again: bool) -> Extent:
+    def _extent(
+        self, look: Look | None, progress: Mapping[TopicPartition, Progress], limits: Limits, *, is_again: bool
+    ) -> Extent:
         """Find the offsets to load; with `is_again` also those that the load has already, from `options.start` on."""
+        with self._asking:
+            return self._extent_of(look or Look.at(self._cluster, self._options.topics), progress, limits, is_again)
+
+    def _extent_of(
+        self, look: Look, progress: Mapping[TopicPartition, Progress], limits: Limits, is_again: bool
+    ) -> Extent:
         options, cluster = self._options, self._cluster
-        extent = find_extent(cluster, options.topics, progress, options.fail_on_loss)
+        extent = find_extent(cluster, look, progress, options.fail_on_loss)
         if options.start is not None and is_again:
             extent = _begin_at(extent, cluster, self._store, progress, options.start, options.fail_on_loss)
             if not self._target.loads_again and any(
@@ -357,7 +389,8 @@ class _Run:
             return replace(settings, schema=before, known=before)
         ids = {key[0]: UUID(place.topic_id) for key, place in extent.start.items() if place.topic_id}
         spans = [OffsetRange(*key, place.offset, extent.end[key]) for key, place in extent.start.items()]
-        seen = sample_json(self._source, [span for span in spans if span.start < span.end], ids)
+        with self._asking:  # one cluster of the process reads all samples
+            seen = sample_json(self._source, [span for span in spans if span.start < span.end], ids)
         return replace(settings, schema=inferred_schema(settings, seen))
 
     def _plan(
@@ -367,8 +400,8 @@ class _Run:
         progress: Mapping[TopicPartition, Progress],
         asked: str,
         settings: WriteSettings,
+        tasks: list[list[Range]],
     ) -> Plan:
-        tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records) if extent.records else []
         moved = {loss[:2] for loss in extent.lost}
         starts = offsets_json({key: now for key, now in extent.start.items() if key in moved or key not in progress})
         lost = [loss._asdict() for loss in extent.lost]
@@ -392,9 +425,10 @@ class _Run:
 
     def _log_ends(self, plan: Plan) -> dict[TopicPartition, int]:
         keys = {(span.topic, span.partition) for ranges in plan.tasks for span in ranges}
-        there = self._cluster.partitions(sorted({topic for topic, _ in keys}), missing_ok=True)
-        existing = [key for key in keys if key[1] in there.get(key[0], ())]
-        return list_offsets(self._cluster, dict.fromkeys(existing, LATEST)) if existing else {}
+        with self._asking:
+            there = self._cluster.partitions(sorted({topic for topic, _ in keys}), missing_ok=True)
+            existing = [key for key in keys if key[1] in there.get(key[0], ())]
+            return list_offsets(self._cluster, dict.fromkeys(existing, LATEST)) if existing else {}
 
     def _execute(
         self,
@@ -403,9 +437,9 @@ class _Run:
         log_end: Mapping[TopicPartition, int],
         *,
         is_resumed: bool = False,
-    ) -> dict[TopicPartition, Progress]:
+    ) -> Steps[dict[TopicPartition, Progress]]:
         """Run what is left of a plan, and commit it; returns where the next run starts."""
-        plan, results, is_renewed = self._newest(plan)
+        plan, results, is_renewed = yield from self._newest(plan)
         done = [result for number in sorted(results) for result in results[number]]
         manifest = make_manifest(plan, done, before, log_end)
         bad, records = (sum(getattr(part, name) for part in manifest.partitions) for name in ("bad", "records"))
@@ -441,7 +475,7 @@ class _Run:
         self._committed.append(manifest)
         return manifest.progress()
 
-    def _newest(self, plan: Plan) -> tuple[Plan, dict[int, list[RangeResult]], bool]:
+    def _newest(self, plan: Plan) -> Steps[tuple[Plan, dict[int, list[RangeResult]], bool]]:
         """Run a plan by each newer schema that its records have, if the call takes the latest one.
 
         Returns the plan that has come to its end, the results of its tasks, and whether it is another one.
@@ -449,7 +483,8 @@ class _Run:
         first = plan
         for _ in range(_MOST_VERSIONS):
             try:
-                return plan, self._run_tasks(plan), plan is not first
+                results = yield from self._run_tasks(plan)
+                return plan, results, plan is not first
             except LoadError:
                 may_change = self._options.evolution != "keep" or self._options.settings.infers
                 renewed = self._renewed(plan) if may_change else plan
@@ -460,7 +495,7 @@ class _Run:
             f"run {paths.run_name(plan.run)}: its records have more than {_MOST_VERSIONS} versions of a schema"
         )
 
-    def _run_tasks(self, plan: Plan) -> dict[int, list[RangeResult]]:
+    def _run_tasks(self, plan: Plan) -> Steps[dict[int, list[RangeResult]]]:
         """Run the tasks that are not complete; returns the results of all. `LoadError` if one of them has ended."""
         settings = settings_of(self._store, plan)
         columns = self._target.prepare(self._load, settings, plan.topics, "tasks")
@@ -469,8 +504,7 @@ class _Run:
         if not todo:
             return results
         total = sum(span.end - span.start for ranges in plan.tasks for span in ranges)
-        with self._follow(total, lambda: self._done(plan)), self._time.watched(plan.run):
-            self._runner.run(todo, self._job(plan, columns))
+        yield Work(todo, self._job(plan, columns), self._store, total, lambda: self._done(plan))
         results = self._results(plan)
         missing = sorted(todo.keys() - results.keys())
         if missing:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -88,6 +89,38 @@ _SQL = "pyiceberg.catalog.sql"
 _FINAL = (ForbiddenError, UnauthorizedError, AuthorizationExpiredError)
 
 
+#: Catalogs that this process has opened. The first opening of one in a database creates what it needs there.
+_OPENED: set[str] = set()
+_FIRST_OPENING = threading.Lock()
+
+
+def _opened(name: str, options: Mapping[str, str]) -> Catalog:
+    """A catalog of pyiceberg's configuration; the first time no other thread opens one. Errors of any package."""
+    if name in _OPENED:
+        return load_catalog(name, **options)
+    with _FIRST_OPENING:
+        catalog = load_catalog(name, **options)
+        _OPENED.add(name)
+    return catalog
+
+
+def tables_below(beginning: str) -> list[str]:
+    """The tables CATALOG.NAMESPACE.TABLE in the namespaces that the beginning of such a name has; `LoadError`."""
+    name, *parts = beginning.split(".")
+
+    def below(catalog: Catalog, namespace: tuple[str, ...]) -> Iterator[str]:
+        if namespace:
+            yield from (".".join((name, *table)) for table in catalog.list_tables(namespace))
+        for child in catalog.list_namespaces(namespace):
+            if len(child) > len(namespace):
+                yield from below(catalog, child)
+
+    try:
+        return list(below(_opened(name, {}), tuple(parts[:-1])))
+    except Exception as error:  # of any catalog's package
+        raise LoadError(f"tables of catalog {name!r} can't be listed: {_text(error)}") from error
+
+
 class IcebergTable:
     """A table `CATALOG.NAMESPACE.TABLE` of a catalog that pyiceberg's configuration has; namespaces may be nested.
 
@@ -117,7 +150,7 @@ class IcebergTable:
         if self._known_catalog is None:
             name = self._catalog_name
             try:
-                self._known_catalog = load_catalog(name, **self._options)
+                self._known_catalog = _opened(name, self._options)
             except Exception as error:  # of any catalog's package
                 raise LoadError(
                     f"{self.address}: catalog {name!r} can't be opened: {_text(error)}: check .pyiceberg.yaml or "

@@ -16,6 +16,11 @@ def is_table(address: str) -> bool:
     return address.partition(":")[0] in (_DELTA, _ICEBERG)
 
 
+def takes_plain_names(address: str) -> bool:
+    """Whether names in an address are of letters, digits and _ alone, as a catalog's: dots separate namespaces."""
+    return address.partition(":")[0] == _ICEBERG
+
+
 def open_table(address: str) -> Table:
     """The table at an address, which may not exist yet; `ConfigError`, `MissingPackage`, `LoadError`."""
     kind, _, place = address.partition(":")
@@ -30,6 +35,20 @@ def open_table(address: str) -> Table:
 
         return IcebergTable(place)
     raise ConfigError(f"{without_user(address)!r} is not the address of a table: write {_FORMS}")
+
+
+def kind_and_folder(address: str) -> tuple[str, str]:
+    """What precedes the folder in the address of a table that is named by it, and the folder; "" if that is all."""
+    kind, colon, folder = address.partition(":")
+    return (f"{_DELTA}{colon}", folder) if kind == _DELTA else ("", address)
+
+
+def catalog_tables(beginning: str) -> list[str]:
+    """The addresses of the Iceberg tables in the namespaces that the beginning of an address names; `LoadError`."""
+    require("An Iceberg table", "pyarrow", "pyiceberg")
+    from spark_klog.tables.iceberg import tables_below
+
+    return [f"{_ICEBERG}:{name}" for name in tables_below(beginning.partition(":")[2])]
 
 
 def named_table(name: str, folder: str) -> Table:

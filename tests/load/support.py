@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from spark_klog.files.folder import LocalFolder
 from spark_klog.load.journal.model import Range
 from spark_klog.load.run import Loaded, LoadOptions, load
 from spark_klog.load.tasks import task
-from spark_klog.load.tasks.task import Job, run_task
+from spark_klog.load.tasks.task import Job, Work, run_task
 from spark_klog.spark.read import tasks as tasks_module
 from tests.support.brokers.batches import make_batch
 from tests.support.brokers.raw_client import RawClient
@@ -43,6 +43,16 @@ class InProcess:
 
     def cores(self) -> int:
         return self._cores
+
+    def run_all(self, works: Sequence[Work]) -> list[Exception | None]:
+        return [self._outcome(work) for work in works]
+
+    def _outcome(self, work: Work) -> Exception | None:
+        try:
+            self.run(work.tasks, work.job)
+        except Exception as error:
+            return error
+        return None
 
     def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
         for number, ranges in tasks.items():

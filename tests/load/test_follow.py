@@ -27,6 +27,7 @@ from spark_klog.cli.jobs import batch_load, following
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ConnectionFailed, DataLossError, LoadError, SaslError
 from spark_klog.load import follow
+from spark_klog.load.by_topic import Outcome
 from spark_klog.load.journal.model import PartitionAudit
 from spark_klog.load.run import Loaded
 from tests.load.support import InProcess, by_duckdb, expected, run
@@ -71,13 +72,11 @@ def _runs(
     starts: list[float] = []
     left = iter(answers)
 
-    def one() -> Loaded:
+    def one() -> list[Outcome]:
         starts.append(clock.now)
         clock.now += took
         answer = next(left)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return [Outcome("", "out", None, answer) if isinstance(answer, Exception) else Outcome("", "out", answer)]
 
     settings = {"every": 30.0, "max_failures": 10, "is_stopping": lambda: len(starts) == len(answers)} | options
     try:
@@ -142,8 +141,9 @@ def test_spark_is_gone(clock: _Clock) -> None:
 def test_metrics_of_runs(clock: _Clock) -> None:
     metrics = follow.LoadMetrics()
     for answer in (_loaded([7]), _loaded([]), _loaded([8], lag=3), None):
-        error = LoadError("gone") if answer is None else None
-        metrics.add(follow.RunReport(clock.now, 1.5, answer, error, 1 if answer is None else 0))
+        error, failures = (LoadError("gone"), 1) if answer is None else (None, 0)
+        outcome = Outcome("", "out", answer, error, failures)
+        metrics.add(follow.RunReport(clock.now, 1.5, [outcome], error, failures))
         clock.now += 10
     found = {
         (sample.name, *sample.labels.values()): sample.value
@@ -305,9 +305,9 @@ def test_memory_does_not_grow(cluster: EmbeddedCluster, topic: str, tmp_path: Pa
     create_topic(servers, topic)
     metrics, sizes = follow.LoadMetrics(), []
 
-    def one() -> Loaded:
+    def one() -> list[Outcome]:
         produce(servers, topic, values(10, start=10 * len(sizes)))
-        return run(servers, tmp_path, topic)
+        return [Outcome("", str(tmp_path), run(servers, tmp_path, topic))]
 
     tracemalloc.start()
     try:

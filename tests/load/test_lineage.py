@@ -14,6 +14,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError
 from spark_klog.lineage.datasets import kafka_namespace
 from spark_klog.lineage.events import job_name
+from spark_klog.load.driving import Steps
 from spark_klog.load.lineage import with_lineage
 from spark_klog.load.run import Loaded, LoadOptions, load
 from tests.load.support import InProcess, by_pyarrow
@@ -24,11 +25,25 @@ Event = dict[str, Any]
 CONF = {"spark.app.name": "klog batch load"}
 
 
+def _done(options: LoadOptions, work: Callable[[], Loaded]) -> Loaded:
+    """Do the work as the steps of a load with events."""
+
+    def steps() -> Steps[Loaded]:
+        yield from ()
+        return work()
+
+    with_events = with_lineage(options, steps(), CONF)
+    with pytest.raises(StopIteration) as end:
+        next(with_events)
+    loaded: Loaded = end.value.value
+    return loaded
+
+
 def load_with_lineage(options: LoadOptions, server: LineageServer, work: Callable[[], Loaded]) -> list[Event]:
     """The events of a call, which must be valid; what `work` raises is raised."""
     server.events.clear()
     try:
-        with_lineage(options, work, CONF)
+        _done(options, work)
     finally:
         for event in server.events:
             check_event(event)
@@ -91,4 +106,4 @@ def test_a_load(cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatc
         server.status = 500
         monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", json.dumps({"total": 0}))
         produce(servers, topic, values(5))
-        assert with_lineage(options, run, CONF).partitions[0].records == 5
+        assert _done(options, run).partitions[0].records == 5

@@ -436,6 +436,20 @@ FAULTS = (
         "kept.append(result)",
         ("tests/load/test_runs.py", "tests/load/test_sequences.py", "tests/load/test_outages.py"),
     ),
+    Fault(
+        "load-two-into-one-output",  # the records of two topics are in one table, and its journal is of both
+        "spark_klog/load/by_topic.py",
+        "            if len(topics) > 1:\n",
+        "            if len(topics) > 2:\n",
+        ("tests/load/test_by_topic.py",),
+    ),
+    Fault(
+        "load-up-to-date-for-good",  # a topic with new records is passed over
+        "spark_klog/load/by_topic.py",
+        "return (look.ids, look.end) == (self.look.ids, self.look.end)",
+        "return look.ids == self.look.ids",
+        ("tests/load/test_by_topic.py",),
+    ),
     # ----- mirror/restore
     Fault(
         "mirror-first-of-a-run",

@@ -22,6 +22,7 @@ from spark_klog.client import Consumer, Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ProducerFenced
 from spark_klog.load.audit import loaded_json
+from spark_klog.load.by_topic import Outcome
 from spark_klog.load.follow import RunReport
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
@@ -117,8 +118,11 @@ def _loads(shapes: _Shapes, servers: str, folder: Path) -> None:
     asked: dict[str, Any] = {"settings": WriteSettings(schema="id bigint"), "max_bad": MaxBad(50, is_percent=True)}
     loaded = run(servers, output, "clicks", **asked)
     shapes.note("batch_load.py", loaded_json(loaded, output), {"records": 20, "output": output})
-    for report in (RunReport(0.0, 1.0, loaded, None, 0), RunReport(0.0, 1.0, None, ValueError("x"), 1)):
-        shapes.note("batch_load.py", following._line(report, 1.0, output))
+    done, failed = Outcome("clicks", output, loaded), Outcome("views", output, None, ValueError("x"), 1)
+    for report in (RunReport(0.0, 1.0, [done], None, 0), RunReport(0.0, 1.0, [], ValueError("x"), 1)):
+        shapes.note("batch_load.py", following._line(report, 1.0, output, by_topic=False))
+    report = RunReport(0.0, 1.0, [done, failed], None, 0)
+    shapes.note("batch_load.py", following._line(report, 1.0, output, by_topic=True))
     shapes.note("restore.py", {"records": 20, "partitions": [vars(Restored("clicks", 0, 20))]})
     for command in ("klog mirror", "mirror.py"):
         shapes.note(command, vars(Totals()), vars(Totals(lag=0)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,8 @@ from spark_klog.cli.output import print_table, say
 from spark_klog.client.cluster import Cluster
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from spark_klog.load.audit import Completeness, Status
 
 _RUNS_SHOWN = 20
@@ -30,6 +32,7 @@ def load() -> None:
 Examples:
   klog load status /data/clicks --bars
   klog load status /data/clicks -b broker:9092 --hours 48    compare with the log
+  klog load status 'delta:/lake/{topic}'                     the loads of all topics, in a list
 """,
 )
 @click.argument("output")
@@ -47,30 +50,59 @@ def status_command(
 ) -> None:
     """Show the runs of the load in OUTPUT, its partitions, and what is missing.
 
-    With a cluster (-b, --cluster or --command-config) its last hours are compared with the log, as it is now. The exit
-    code is 1 if something is missing in what the load has.
+    With {topic} in it, as jobs/batch_load.py takes it, the loads that are there are shown as a list. With a cluster
+    (-b, --cluster or --command-config) the last hours are compared with the log, as it is now. The exit code is 1 if
+    something is missing in what a load has.
     """
-    from spark_klog.load.audit import compare, plot_hours, status, status_json
+    from spark_klog.load.audit import compare, plot_hours, status_json, statuses
+    from spark_klog.load.by_topic import is_by_topic, outputs
 
     settings = cluster.settings()
-    state = status(output)
+    by_topic = is_by_topic(output)
+    states = statuses(outputs(output) if by_topic else [output])
     if plot is not None:
-        plot_hours(state.hours, plot)
+        plot_hours({topic: each for state in states for topic, each in state.hours.items()}, plot)
     compared = None
     if "bootstrap.servers" in settings:
         with Cluster.connect(settings) as connected:
-            compared = compare(connected, state.partitions, hours)
+            compared = compare(connected, [part for state in states for part in state.partitions], hours)
     if as_json:
-        line = status_json(state)
+        shown = [status_json(state) for state in states]
+        line: dict[str, Any] = {"loads": shown} if by_topic else shown[0]
         if compared is not None:
             lag = [{"topic": topic, "partition": number, "lag": lag} for (topic, number), lag in compared.lag.items()]
             gone = [f"{topic}-{number}" for topic, number in compared.gone]
             line["log"] = {"hours": [vars(hour) for hour in compared.hours], "lag": lag, "gone": gone}
         click.echo(json.dumps(line))
+    elif by_topic:
+        _print_list(states, compared, with_bars)
     else:
-        _print_status(state, compared, with_bars, runs)
-    if state.findings:
+        _print_status(states[0], compared, with_bars, runs)
+    if any(state.findings for state in states):
         raise SystemExit(1)
+
+
+def _print_list(states: Sequence[Status], compared: Completeness | None, with_bars: bool) -> None:
+    """A line for each of several loads, and what is missing in them."""
+    from spark_klog.load.audit import bars
+
+    lines = []
+    for state in states:
+        last = state.runs[-1] if state.runs else {"run": "-", "finished": "-"}
+        topics = ", ".join(sorted({part["topic"] for part in state.partitions}))
+        sums = (sum(part[name] for part in state.partitions) for name in ("records", "lag"))
+        rest = "unfinished" if state.unfinished else f"{len(state.findings):,} missing" if state.findings else ""
+        lines.append((topics, last["run"], last["finished"], *(f"{each:,}" for each in sums), state.output, rest))
+    names = ("topic", "run", "finished", "records", "lag", "output", "")
+    print_table(names, lines, right={"records", "lag"})
+    if with_bars:
+        click.echo("".join(f"{text}\n" for state in states for text in bars(state.hours)))
+    if compared is not None:
+        _print_compared(compared)
+    for state in states:
+        for finding in state.findings:
+            place = f"{finding.topic}-{finding.partition} " if finding.partition >= 0 else ""
+            click.echo(f"missing: {state.output}: {place}{finding.what}")
 
 
 def _print_status(state: Status, compared: Completeness | None, with_bars: bool, most_runs: int) -> None:
@@ -100,14 +132,7 @@ def _print_status(state: Status, compared: Completeness | None, with_bars: bool,
     if with_bars:
         click.echo("".join(f"{text}\n" for text in bars(state.hours)))
     if compared is not None:
-        rows = [
-            (hour.topic, hour.hour, f"{hour.in_log:,}", f"{hour.loaded:,}", f"{100 * hour.loaded / hour.in_log:.1f}%")
-            for hour in compared.hours
-        ]
-        print_table(("topic", "hour", "in the log", "loaded", "complete"), rows)
-        click.echo(f"lag: {sum(compared.lag.values()):,} offsets of {len(compared.lag):,} partitions")
-        for topic, number in compared.gone:
-            click.echo(f"{topic}-{number} is no longer in the cluster")
+        _print_compared(compared)
     for schema in state.schemas:
         of = "" if schema["subject"] is None else f", subject {schema['subject']}, version {schema['version']}"
         by_id = "" if schema["id"] is None else f", id {schema['id']}"
@@ -121,6 +146,17 @@ def _print_status(state: Status, compared: Completeness | None, with_bars: bool,
         click.echo(f"missing: {place}{finding.what}")
     if not state.findings:
         click.echo("nothing is missing" if state.runs or state.idle else "no run has finished yet")
+
+
+def _print_compared(compared: Completeness) -> None:
+    rows = [
+        (hour.topic, hour.hour, f"{hour.in_log:,}", f"{hour.loaded:,}", f"{100 * hour.loaded / hour.in_log:.1f}%")
+        for hour in compared.hours
+    ]
+    print_table(("topic", "hour", "in the log", "loaded", "complete"), rows)
+    click.echo(f"lag: {sum(compared.lag.values()):,} offsets of {len(compared.lag):,} partitions")
+    for topic, number in compared.gone:
+        click.echo(f"{topic}-{number} is no longer in the cluster")
 
 
 @load.command(

@@ -24,7 +24,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
@@ -36,10 +36,10 @@ from zoneinfo import ZoneInfo
 import click
 
 from spark_klog.base.addresses import without_user
-from spark_klog.base.names import ROW_FORMATS, TopicPartition
+from spark_klog.base.names import ROW_FORMATS, TopicPartition, topic_pattern
 from spark_klog.base.settings import any_of
 from spark_klog.cli.clusters import ChosenCluster
-from spark_klog.cli.jobs.following import EVERY, MAX_FAILURES, Stop, duration, follow_topics
+from spark_klog.cli.jobs.following import EVERY, MAX_FAILURES, Stop, duration, follow_topics, loads_json
 from spark_klog.cli.jobs.running import (
     CONTEXT,
     DONE,
@@ -66,6 +66,8 @@ from spark_klog.wire.http import LOOPBACK
 from spark_klog.wire.listening import parse_listen
 
 if TYPE_CHECKING:
+    from spark_klog.load.by_topic import Outcome
+    from spark_klog.load.driving import Steps
     from spark_klog.load.rows import Evolution
     from spark_klog.schemas.column_format import ColumnFormat
 
@@ -74,11 +76,12 @@ _APPLICATION = "klog batch load"
 
 with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
+    from spark_klog.load.by_topic import Loads, example_of, is_by_topic
     from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
     from spark_klog.load.planning import Limits
-    from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
+    from spark_klog.load.run import Loaded, LoadOptions, MaxBad
     from spark_klog.load.settings import CODECS, INFER, LAYOUTS, SORTED, TABLE_COLUMNS, WriteSettings
-    from spark_klog.load.tasks.task import SparkRunner
+    from spark_klog.load.tasks.task import SparkRunner, cause_of
     from spark_klog.load.values import UTC, read_schema
     from spark_klog.schemas.json_schema.ddl import schema_text
     from spark_klog.spark.options import PROTECTED
@@ -131,6 +134,7 @@ _ID = click.IntRange(0, 2**31 - 1)
 #: Options of the job that a load by Spark's own sink takes, beside those of the cluster.
 _OF_SPARK = {
     "--topics",
+    "--topics-pattern",
     "--output",
     "--format",
     "--checkpoint",
@@ -262,11 +266,15 @@ class JobOptions:
     as_json: bool
     row_formats: RowFormatOptions
     given: list[str]
-    topics: list[str] = option(required=True, type=_topics, metavar="TOPIC[,...]", help="Topics to load.")
-    output: str | None = option(help="Folder or URI of this load: its files, and its runs in _klog.")
+    topics: list[str] | None = option(type=_topics, metavar="TOPIC[,...]", help="Topics to load.")
+    topics_pattern: str | None = option(type=_name, metavar="REGEX", help="Or those whose whole names match.")
+    output: str | None = option(
+        help="Folder or URI of this load: its files, and its runs in _klog. With {topic} in it each topic has its own."
+    )
     table: str | None = option(
         metavar="ADDRESS",
-        help="Load into a table instead: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE. Its runs are in its _klog.",
+        help="Load into a table instead: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE. Its runs are in its _klog. With "
+        "{topic}, or parts of its name {topic[0]}, {topic[1]}, each topic has its own.",
     )
     table_columns: str = option(
         type=click.Choice(TABLE_COLUMNS),
@@ -326,6 +334,8 @@ class JobOptions:
 
     def check(self) -> None:
         """Refuse options that exclude or need each other."""
+        if bool(self.topics) == bool(self.topics_pattern):
+            raise click.UsageError("give either --topics or --topics-pattern")
         for names in (("from_run", "from_time", "from_offsets"), ("zookeeper", "offsets_path")):
             given = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
             if len(given) > 1:
@@ -336,6 +346,7 @@ class JobOptions:
             raise click.UsageError("give either --output or --table")
         if self.table and self.format not in CODECS:
             raise click.UsageError(f"--table has files of --format parquet, not {self.format}")
+        self._check_by_topic()
         self._check_follow()
         self.row_formats.check()
         if self.output and is_table(self.output):
@@ -349,6 +360,17 @@ class JobOptions:
         elif self.checkpoint:
             raise click.UsageError(
                 "--checkpoint is for a --format that Spark writes: the runs of the others are in OUTPUT/_klog"
+            )
+
+    def _check_by_topic(self) -> None:
+        if is_by_topic(self.destination):
+            if self.is_of_spark:
+                raise click.UsageError(f"an output by topic is for {', '.join(sorted(CODECS))} and --table")
+            if self.from_run is not None:
+                raise click.UsageError("--from-run is a run of one load: with {topic} each topic has runs of its own")
+        elif self.topics_pattern is not None and self.key:
+            raise click.UsageError(
+                "changes of several topics have no order: write {topic} into --table, so that each topic has its own"
             )
 
     def _check_follow(self) -> None:
@@ -399,8 +421,14 @@ class JobOptions:
 
     @reading_arguments()
     def load_options(self, client: dict[str, str]) -> LoadOptions:
-        """What to load; `WrongArguments` if values exclude each other or can't be read."""
+        """What to load; `WrongArguments` if values exclude each other or can't be read.
+
+        Of loads by topic it is what they have in common, as the load of some topic.
+        """
         client_config(client)
+        topics, output = self.topics or [], self.destination
+        if is_by_topic(output):
+            topics, output = topics[:1], example_of(output)
         if self.metrics is not None:
             parse_listen(self.metrics, "--metrics", LOOPBACK)
         formats = self.row_formats.formats(self.cluster, client)
@@ -413,12 +441,14 @@ class JobOptions:
             kind = read_schema(str(self.row_formats.value_schema))
             written["schema"] = schema_text(debezium_type(kind) if self.envelope == "debezium" else kind)
         if self.table:
-            open_table(self.table)
+            open_table(output)
+        if self.topics_pattern is not None:
+            topic_pattern("--topics-pattern", self.topics_pattern)
         written["compression"] = self.compression or CODECS.get(self.format, ("",))[0]
         return LoadOptions(
             client,
-            self.topics,
-            self.destination,
+            topics,
+            output,
             WriteSettings(**written),
             Limits(self.max_records, self.max_bytes),
             self.max_time,
@@ -477,36 +507,59 @@ def _load_files(options: JobOptions, client: dict[str, str]) -> int:
     runner = SparkRunner(stop.surviving(make_session) if options.follow else make_session)
     asked = options.load_options(client)
     publish = partial(_set_group, options, client) if options.group else None
-    run = partial(load, asked, runner, partial(progress_bar, options.as_json), publish)
+    follow = partial(progress_bar, options.as_json)
+    every = options.every or EVERY
 
-    def once() -> Loaded:
+    def around(of_load: LoadOptions, steps: Steps[Loaded]) -> Steps[Loaded]:
         if not options.lineage:
-            return run()
+            return steps
         from spark_klog.load.lineage import with_lineage
         from spark_klog.spark.lineage import lineage_settings
 
         # the session is begun before: its settings say where the events go and who the parent is
-        return with_lineage(asked, run, lineage_settings(runner.spark))
+        return with_lineage(of_load, steps, lineage_settings(runner.spark))
 
+    pattern, output = options.topics_pattern, options.destination
+    loads = Loads(asked, options.topics or (), pattern, output, runner, follow, publish, every, around)
     try:
         if options.follow:
-            every, most = options.every or EVERY, options.max_failures or MAX_FAILURES
-            return follow_topics(once, runner, stop, every, most, options.metrics, asked.output, options.as_json)
-        loaded = once()
+            most = options.max_failures or MAX_FAILURES
+            return follow_topics(loads, runner, stop, every, most, options.metrics, output, options.as_json)
+        outcomes = loads.round()
     finally:
         runner.stop()
-    if options.as_json:
-        click.echo(json.dumps(loaded_json(loaded, asked.output)))
+    if not loads.is_by_topic and (error := outcomes[0].error):
+        raise error
+    _print_loaded(outcomes, options.as_json, by_topic=loads.is_by_topic)
+    if any(outcome.has_failed for outcome in outcomes):
+        return FAILED
+    done = [outcome.loaded for outcome in outcomes if outcome.loaded is not None]
+    if not any(loaded.runs for loaded in done):
+        return NOTHING_NEW
+    return DONE_WITH_BAD if any(loaded.bad for loaded in done) else DONE
+
+
+def _print_loaded(outcomes: Sequence[Outcome], as_json: bool, *, by_topic: bool) -> None:
+    """Print what has been loaded on stdout, and on stderr what has failed."""
+    done = [outcome.loaded for outcome in outcomes if outcome.loaded is not None]
+    if as_json:
+        shown = loads_json(outcomes) if by_topic else loaded_json(done[0], outcomes[0].output)
+        click.echo(json.dumps(shown))
     else:
         click.echo("loaded")
-        print_table(COLUMNS, table_rows(loaded.partitions), right=set(COLUMNS) - {"topic", "gaps"})
-    for item in loaded.failed:
-        complain(_JOB, f"{item.topic}-{item.partition} is loaded until {item.until} only: {item.error}")
-    if loaded.failed:
-        return FAILED
-    if not loaded.runs:
-        return NOTHING_NEW
-    return DONE_WITH_BAD if loaded.bad else DONE
+        parts = [part for outcome in outcomes if outcome.loaded for part in outcome.loaded.partitions]
+        if by_topic:  # without those of which nothing was new
+            changed = {outcome.topic for outcome in outcomes if outcome.has_news}
+            parts = [part for part in parts if part.topic in changed]
+        print_table(COLUMNS, table_rows(parts), right=set(COLUMNS) - {"topic", "gaps"})
+        if by_topic:
+            idle = sum(not outcome.has_news for outcome in outcomes)
+            click.echo(f"{idle:,} of {len(outcomes):,} topics have nothing new")
+    for part in (part for loaded in done for part in loaded.failed):
+        complain(_JOB, f"{part.topic}-{part.partition} is loaded until {part.until} only: {part.error}")
+    for outcome in outcomes:
+        if outcome.error is not None:
+            complain(_JOB, f"{outcome.topic}: {cause_of(outcome.error)}")
 
 
 def _set_group(options: JobOptions, client: dict[str, str], offsets: Mapping[TopicPartition, int]) -> None:
@@ -515,6 +568,14 @@ def _set_group(options: JobOptions, client: dict[str, str], offsets: Mapping[Top
     address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
     with open_store(address, options.group, client, writing=True) as store:
         store.commit(offsets)
+
+
+def _subscribed(options: JobOptions) -> tuple[str, str]:
+    """The option of the source that has the topics."""
+    pattern = options.topics_pattern
+    return (
+        ("subscribe", ",".join(options.topics or ())) if pattern is None else ("subscribePattern", f"^(?:{pattern})$")
+    )
 
 
 def _load_table(options: JobOptions, client: dict[str, str]) -> int:
@@ -526,7 +587,7 @@ def _load_table(options: JobOptions, client: dict[str, str]) -> int:
     reader = (
         spark.readStream.format("klog")
         .options(**{f"kafka.{name}": value for name, value in client.items()})
-        .option("subscribe", ",".join(options.topics))
+        .option(*_subscribed(options))
         .option("startingOffsets", "earliest")
         .option("failOnDataLoss", options.fail_on_data_loss)
         .option("includeHeaders", "true")

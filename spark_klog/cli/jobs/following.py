@@ -1,4 +1,4 @@
-"""A load that follows its topics: the signals that end it, a line for each run, metrics, exit codes."""
+"""Loads that follow their topics: the signals that end it, a line for each run, metrics, exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from datetime import datetime, timezone
 from math import inf
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spark_klog.base.addresses import without_user
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.cli.jobs.running import DONE, DONE_WITH_BAD, FAILED
 from spark_klog.metrics import metrics_page
 from spark_klog.wire.http import HttpThread
 
 if TYPE_CHECKING:
+    from spark_klog.load.by_topic import Loads, Outcome
     from spark_klog.load.follow import RunReport
     from spark_klog.load.run import Loaded
     from spark_klog.load.tasks.task import SparkRunner
@@ -69,7 +71,7 @@ class Stop:
 
 
 def follow_topics(
-    run: Callable[[], Loaded],
+    loads: Loads,
     runner: SparkRunner,
     stop: Stop,
     every: float,
@@ -81,23 +83,24 @@ def follow_topics(
     """Run until a signal comes, and return the exit code; what ends it otherwise is raised, as `follow` says."""
     from spark_klog.load.follow import LoadMetrics, follow
 
-    metrics = LoadMetrics()
+    metrics = LoadMetrics(by_topic=loads.is_by_topic)
     code = DONE
     with stop_signals(stop), ExitStack() as stack:
         if metrics_address is not None:
             served = stack.enter_context(closing(HttpThread(metrics_address, metrics_page(metrics.page))))
             click.echo(f"metrics at http://{served.address}/metrics", err=as_json)
         has_bad = False
-        for report in follow(run, every, max_failures, stop.is_asked, runner.has_ended):
+        for report in follow(loads.round, every, max_failures, stop.is_asked, runner.has_ended):
             metrics.add(report)
-            click.echo(json.dumps(_line(report, metrics.freshness, output)) if as_json else _text(report))
-            has_bad = has_bad or (report.loaded is not None and report.loaded.bad > 0)
-            code = FAILED if report.failures else DONE_WITH_BAD if has_bad else DONE
+            line = _line(report, metrics.freshness, output, by_topic=loads.is_by_topic)
+            click.echo(json.dumps(line) if as_json else _text(report, by_topic=loads.is_by_topic))
+            has_bad = has_bad or any(outcome.loaded is not None and outcome.loaded.bad for outcome in report.outcomes)
+            code = FAILED if report.result == "failed" else DONE_WITH_BAD if has_bad else DONE
     return code
 
 
-def _line(report: RunReport, freshness: float, output: str) -> dict[str, Any]:
-    """The JSON of a run: what a call without --follow prints, and the run's time, result and lag."""
+def _line(report: RunReport, freshness: float, output: str, *, by_topic: bool) -> dict[str, Any]:
+    """The JSON of a round: what a call without --follow prints, and the round's time, result and lag."""
     from spark_klog.load.audit import loaded_json
 
     line: dict[str, Any] = {
@@ -108,24 +111,57 @@ def _line(report: RunReport, freshness: float, output: str) -> dict[str, Any]:
         "lag": report.lag,
         "freshness": round(freshness, 3),
     }
+    if by_topic and report.outcomes:
+        return line | loads_json(report.outcomes)
     if report.error is not None:
         return line | {"error": _cause(report.error)}
-    assert report.loaded is not None
-    return line | loaded_json(report.loaded, output)
+    [outcome] = report.outcomes
+    assert outcome.loaded is not None
+    return line | loaded_json(outcome.loaded, output)
 
 
-def _text(report: RunReport) -> str:
-    if report.loaded is None:
-        what = f"failed, {report.failures} in a row: {_cause(report.error)}" if report.error else "failed"
-    else:
-        records = sum(part.records for part in report.loaded.partitions)
-        runs = ", ".join(map(str, report.loaded.runs))
-        what = f"run {runs}: {records:,} records, lag {report.lag:,}" if runs else f"nothing new, lag {report.lag:,}"
-        if bad := report.loaded.bad:
-            what += f", {bad:,} bad"
-        if failed := report.loaded.failed:
-            what += f", failed for {', '.join(f'{part.topic}-{part.partition} ({part.error})' for part in failed)}"
-    return f"{_time(report)}  {what}, {report.seconds:.1f}s"
+def loads_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What loads by topic have done: those that have loaded something or failed, and how many others there are."""
+    from spark_klog.load.audit import loaded_json
+
+    loads: list[dict[str, Any]] = []
+    for outcome in outcomes:
+        if outcome.loaded is not None and outcome.has_news:
+            loads.append({"topic": outcome.topic, **loaded_json(outcome.loaded, outcome.output)})
+        elif outcome.error is not None:
+            text, failures = _cause(outcome.error), outcome.failures
+            place = without_user(outcome.output)
+            loads.append({"topic": outcome.topic, "output": place, "error": text, "failures": failures})
+    return {"loads": loads, "nothing_new": len(outcomes) - len(loads)}
+
+
+def _text(report: RunReport, *, by_topic: bool) -> str:
+    begin, end = f"{_time(report)}  ", f", {report.seconds:.1f}s"
+    if report.error is not None and not (by_topic and report.outcomes):
+        return f"{begin}failed, {report.failures} in a row: {_cause(report.error)}{end}"
+    if not by_topic:
+        [outcome] = report.outcomes
+        assert outcome.loaded is not None
+        return f"{begin}{_loaded_text(outcome.loaded, outcome.lag or 0)}{end}"
+    shown = [outcome for outcome in report.outcomes if outcome.has_news]
+    lines = [f"{begin}{len(report.outcomes) - len(shown):,} of {len(report.outcomes):,} loads have nothing new{end}"]
+    for outcome in shown:
+        what = f"failed, {outcome.failures} in a row: {_cause(outcome.error)}" if outcome.error else ""
+        if outcome.loaded is not None:
+            what = _loaded_text(outcome.loaded, outcome.lag or 0)
+        lines.append(f"  {outcome.topic}  {what}")
+    return "\n".join(lines)
+
+
+def _loaded_text(loaded: Loaded, lag: int) -> str:
+    records = sum(part.records for part in loaded.partitions)
+    runs = ", ".join(map(str, loaded.runs))
+    what = f"run {runs}: {records:,} records, lag {lag:,}" if runs else f"nothing new, lag {lag:,}"
+    if bad := loaded.bad:
+        what += f", {bad:,} bad"
+    if failed := loaded.failed:
+        what += f", failed for {', '.join(f'{part.topic}-{part.partition} ({part.error})' for part in failed)}"
+    return what
 
 
 def _time(report: RunReport) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -59,6 +60,7 @@ from spark_klog.tables.table import has_field_ids
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import ColumnDecoder, ReaderSchema
 
+_log = logging.getLogger(__name__)
 #: The columns of records as they are read: with timestamps in ms, as not all of them have microseconds.
 READ = in_milliseconds(FULL)
 TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
@@ -71,7 +73,9 @@ _CAUSES = (
     r"(Cannot run program .+|Python worker exited unexpectedly.*)$",
     r"^(?:Caused by)?: (.+)$",
 )
-_ANSWER = pa.schema([pa.field("task", pa.int64())])
+_ANSWER, _ANSWER_DDL = pa.schema([("load", pa.int64()), ("failed", pa.bool_())]), "load long, failed boolean"
+#: Tasks of fewer offsets share one of Spark's, of which there are about so many for each core.
+_SMALL, _PARTS_OF_CORE = 10_000, 4
 #: The cores that a session is taken to have if it does not tell (Spark Connect).
 _CORES = 8
 NO_DECODERS: Mapping[str, ColumnDecoder] = MappingProxyType({})
@@ -511,11 +515,23 @@ def unread(span: Range | RangeResult, until: int, error: str) -> RangeResult:
     return RangeResult(span.topic, span.partition, until, until, 0, 0, None, None, {}, {}, [], [], error)
 
 
+@dataclass(frozen=True)
+class Work:
+    """Tasks of a run by their numbers, for Spark. `total` are their offsets, of which `done` tells those that are
+    loaded; `store` has the run's journal."""
+
+    tasks: dict[int, list[Range]]
+    job: Job
+    store: Store
+    total: int
+    done: Callable[[], int]
+
+
 class SparkRunner:
     """Runs tasks by a Spark session, which `make_session` makes when the first task is there.
 
-    They are a DataFrame: no record goes through the JVM, and Spark Connect does as well. Row N of `spark.range` is task
-    N, in a partition of its own; what a task answers is one row, too.
+    They are a DataFrame: no record goes through the JVM, and Spark Connect does as well. Row N of `spark.range` is part
+    N of the tasks, in a partition of its own; what a task answers is one row, too.
     """
 
     def __init__(self, make_session: Callable[[], Any]) -> None:
@@ -534,14 +550,36 @@ class SparkRunner:
         spark = self.spark
         return _CORES if is_remote() else int(spark.sparkContext.defaultParallelism)
 
-    def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
-        """Run each task in a Spark task; the results are in the run's files. `LoadError` if Spark gives a task up."""
-        numbers = sorted(tasks)
-        work = partial(_work, [(number, tasks[number]) for number in numbers], job)
+    def run_all(self, works: Sequence[Work]) -> list[Exception | None]:
+        """Run the tasks of several loads in one job; the results are in the runs' files. Returns an error for each load
+        whose tasks are not complete, `LoadError`.
+
+        Spark gives up a job for a single task. So tasks that share a job raise nothing, but answer that they have
+        failed, and the loads of which one has failed, or all if a worker has died, run again, each in a job of its own.
+        """
+        if len(works) == 1:
+            return [self._run(works)]
+        failed: Collection[int] = range(len(works))
         try:
-            self.spark.range(0, len(numbers), 1, len(numbers)).mapInArrow(work, "task long").collect()
+            failed = {answer[0] for answer in self._answers(works) if answer[1]}
         except Exception as error:
-            raise LoadError(cause_of(error)) from error
+            _log.warning("the loads run one after the other, as their tasks have failed together: %s", cause_of(error))
+        return [self._run([work]) if number in failed else None for number, work in enumerate(works)]
+
+    def _run(self, works: Sequence[Work]) -> Exception | None:
+        try:
+            self._answers(works)
+        except Exception as error:
+            failure = LoadError(cause_of(error))
+            failure.__cause__ = error
+            return failure
+        return None
+
+    def _answers(self, works: Sequence[Work]) -> list[Any]:
+        """Each task's load, by its number in `works`, and whether the task has failed."""
+        parts = _parts(works, self.cores())
+        work = partial(_work, parts, [work.job for work in works])
+        return list(self.spark.range(0, len(parts), 1, len(parts)).mapInArrow(work, _ANSWER_DDL).collect())
 
     def has_ended(self) -> bool:
         """Whether there was a session that is gone: someone has stopped it, or its JVM."""
@@ -573,9 +611,37 @@ def cause_of(error: Exception) -> str:
     return (str(error).strip().splitlines() or [repr(error)])[0]
 
 
-def _work(tasks: list[tuple[int, list[Range]]], job: Job, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+#: Tasks that one of Spark's does: the number of the load, that of the task, its ranges.
+_Part = list[tuple[int, int, list[Range]]]
+
+
+def _parts(works: Sequence[Work], cores: int) -> list[_Part]:
+    """What each of Spark's tasks does: small tasks of loads together."""
+    tasks = [(number, *task) for number, work in enumerate(works) for task in sorted(work.tasks.items())]
+    sizes = [sum(span.end - span.start for span in ranges) for _, _, ranges in tasks]
+    most = max(_SMALL, sum(sizes) // (_PARTS_OF_CORE * cores))
+    parts: list[_Part] = []
+    room = 0
+    for size, task in zip(sizes, tasks, strict=True):
+        room -= size
+        if room < 0 or not parts:
+            parts.append([])
+            room = most - size
+        parts[-1].append(task)
+    return parts
+
+
+def _work(parts: list[_Part], jobs: list[Job], rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in rows:
         for index in batch.column(0).to_pylist():
-            number, ranges = tasks[index]
-            run_task(number, ranges, job)
-            yield pa.RecordBatch.from_arrays([pa.array([number], pa.int64())], schema=_ANSWER)
+            for number, task, ranges in parts[index]:
+                has_failed = False
+                try:
+                    run_task(task, ranges, jobs[number])
+                except Exception as error:
+                    if len(jobs) == 1:
+                        raise
+                    _log.warning("a task of %s has failed: %s", jobs[number].output, error)
+                    has_failed = True
+                columns = pa.array([number], pa.int64()), pa.array([has_failed], pa.bool_())
+                yield pa.RecordBatch.from_arrays(list(columns), schema=_ANSWER)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from spark_klog.errors import LoadError
@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 _BEGUN, _OVER = "time/begun", "time/over"
 #: Seconds between two looks at a file.
 _INTERVAL_S = 0.2
+#: Runs at which the driver looks in that time.
+_LOOKS_AT_ONCE = 8
 
 
 @contextmanager
@@ -46,10 +48,10 @@ def beside(look: Callable[[], float | None], pause: float) -> Iterator[None]:
 
 
 class TimeLimit:
-    """The driver's side: the seconds that a call's runs may read, None for no limit."""
+    """The driver's side: the seconds that the runs of a call may read, None for no limit."""
 
-    def __init__(self, store: Store, seconds: float | None) -> None:
-        self._store, self._left = store, seconds
+    def __init__(self, seconds: float | None) -> None:
+        self._left = seconds
 
     @property
     def is_set(self) -> bool:
@@ -60,31 +62,32 @@ class TimeLimit:
         return self._left is not None and self._left <= 0
 
     @contextmanager
-    def watched(self, run: int) -> Iterator[None]:
-        """Tell the tasks of a run, which run inside the block, when the time is over."""
+    def watched(self, runs: Sequence[tuple[Store, int]]) -> Iterator[None]:
+        """Tell the tasks of runs, which are in these stores and run inside the block, when the time is over."""
         if self._left is None:
             yield
             return
-        folder = paths.in_run(run, "time")
-        self._store.remove(folder)
+        self._remove(runs)
         #: When the time is over, a reading of `time.monotonic`; None before a task has begun.
         end: float | None = None
         seconds = self._left
+        interval = _INTERVAL_S * -(-len(runs) // _LOOKS_AT_ONCE)
 
         def look() -> float | None:
             nonlocal end
             try:
-                if end is None and self._store.size(paths.in_run(run, _BEGUN)) is not None:
+                if end is None and any(store.size(paths.in_run(run, _BEGUN)) is not None for store, run in runs):
                     end = time.monotonic() + seconds
                 if end is None:
-                    return _INTERVAL_S
+                    return interval
                 self._left = end - time.monotonic()
                 if self._left <= 0:
-                    self._store.write(paths.in_run(run, _OVER), b"")
+                    for store, run in runs:
+                        store.write(paths.in_run(run, _OVER), b"")
                     return None
             except LoadError as error:
                 _log.warning("the tasks can't be told that --max-time is over, trying again: %s", error)
-            return _INTERVAL_S if end is None else max(_INTERVAL_S / 10, min(_INTERVAL_S, self._left or 0))
+            return interval if end is None else max(_INTERVAL_S / 10, min(_INTERVAL_S, self._left or 0))
 
         try:
             with beside(look, _INTERVAL_S):
@@ -92,7 +95,12 @@ class TimeLimit:
         finally:
             if end is not None:
                 self._left = end - time.monotonic()
-            self._store.remove(folder)
+            self._remove(runs)
+
+    @staticmethod
+    def _remove(runs: Sequence[tuple[Store, int]]) -> None:
+        for store, run in runs:
+            store.remove(paths.in_run(run, "time"))
 
 
 class TaskTime:

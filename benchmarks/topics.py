@@ -1,0 +1,116 @@
+"""The load of many topics into tables of their own: a first load, and a round in which few topics have new records."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from confluent_kafka import Producer
+
+from benchmarks.brokers import create_topic
+from benchmarks.data import PARTITIONS, RECORD_SIZE, ToolFailed
+from benchmarks.figures import Bench, Result, Side, Work
+from benchmarks.record_batches import take_turns
+from benchmarks.sides import SideFailed, SparkSide, klog_side
+from tests.support.servers.kafka import Kafka
+
+_TOPICS, _WITH_NEWS = 200, 10
+#: Records of a topic with something new. With --records 4,000,000 a first load is of 20 million records.
+_NEW, _FIRST = 5_000, 5
+_WAITING = 500_000
+_NAMES = itertools.count()
+
+
+def _load_topics(bench: Bench) -> Iterator[Result]:
+    folder = bench.folder("load-topics")
+    many, one = [f"shop.public.t{number}" for number in range(_TOPICS)], ["shop.public.all"]
+    each = bench.records * _FIRST // _TOPICS
+    with Kafka("3.9.1", folder / "broker", {"log.retention.ms": "-1"}, full_speed=True) as kafka:
+        servers = kafka.bootstrap_servers
+        for name in many:
+            create_topic(servers, name, 1)
+        create_topic(servers, one[0], PARTITIONS)
+        _fill(servers, many, each)
+        _fill(servers, one, each * _TOPICS)
+        with klog_side(folder / "klog") as klog:
+            klog.start()
+            yield _first(bench, klog, servers, many, one, each * _TOPICS, folder)
+            yield _round(bench, klog, servers, many, each * _TOPICS, folder)
+
+
+def _fill(servers: str, topics: Sequence[str], records: int) -> None:
+    settings = {"compression.type": "lz4", "linger.ms": 20, "queue.buffering.max.messages": 2 * _WAITING}
+    producer = Producer({"bootstrap.servers": servers, **settings})
+    for number in range(records):
+        for topic in topics:
+            producer.produce(topic, b"%0*d" % (RECORD_SIZE, number), b"%d" % number)
+        if len(producer) > _WAITING:
+            producer.flush(60)
+    if producer.flush(60):
+        raise ToolFailed("topics could not be filled")
+
+
+def _ask(side: SparkSide, servers: str, topics: Sequence[str], output: str, records: int) -> float:
+    """Seconds of a round of these loads, whose process goes on."""
+    answer = side.ask("load_topics", {"servers": servers, "topics": ",".join(topics), "output": output})
+    if answer["rows"] != records:
+        raise SideFailed(f"{answer['rows']} records were written; there are {records}")
+    return float(answer["seconds"])
+
+
+def _output(folder: Path) -> str:
+    return f"delta:{folder / f'lake-{next(_NAMES)}'}/{{topic}}"
+
+
+def _first(
+    bench: Bench, side: SparkSide, servers: str, many: Sequence[str], one: Sequence[str], records: int, folder: Path
+) -> Result:
+    work = f"first load of {records:,} records of {RECORD_SIZE} B into Delta, local[2]"
+    result = Result(
+        work, "M records/s", Side(f"{len(many)} topics, a table each"), peer := Side("one topic"), bench.command
+    )
+
+    def rate(topics: Sequence[str]) -> float:
+        return records / 1e6 / _ask(side, servers, topics, _output(folder), records)
+
+    take_turns([(result.klog, partial(rate, many)), (peer, partial(rate, one))], bench.repeat)
+    return result
+
+
+def _round(bench: Bench, side: SparkSide, servers: str, many: Sequence[str], records: int, folder: Path) -> Result:
+    some = many[:_WITH_NEWS]
+    work = f"a round of --follow, {_WITH_NEWS} topics with {_NEW:,} new records each, into Delta, local[2]"
+    result = Result(
+        work, "s", Side(f"of {len(many)} topics"), peer := Side(f"of these {len(some)}"), bench.command, False
+    )
+    places = {_TOPICS: _output(folder), _WITH_NEWS: _output(folder)}
+
+    def ask(topics: Sequence[str], count: int) -> float:
+        return _ask(side, servers, topics, places[len(topics)], count)
+
+    def of_many() -> float:
+        for topics in (many, some):  # one that finds nothing new
+            ask(topics, 0)
+        _fill(servers, some, _NEW)
+        return ask(many, _NEW * len(some))
+
+    ask(many, records)
+    ask(some, records // len(many) * len(some))
+    take_turns([(result.klog, of_many), (peer, lambda: ask(some, _NEW * len(some)))], bench.repeat)
+    return result
+
+
+LOAD_TOPICS = Work(
+    "load-topics",
+    _load_topics,
+    (
+        f"Many topics: {_TOPICS} topics of a partition each into Delta tables of their own, by the loads of one job in "
+        "a session that is up, from the call to its end, when all tables are committed; and one topic of "
+        f"{PARTITIONS} partitions with as many records into one table. A round is one of --follow, in a process that "
+        "has loaded the topics before.",
+        "Wanted: 0.9 of one topic, and at most 1.5 times as long as the topics with something new alone (a ratio of "
+        "0.67).",
+    ),
+)

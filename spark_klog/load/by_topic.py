@@ -1,0 +1,301 @@
+"""The loads of a job: one of all its topics, or one for each topic, into an output of its own.
+
+`--output '/lake/{topic}'` is an output by topic, as is `/lake/{topic[1]}/{topic[2]}`, in which `{topic[1]}` is the
+second part of the topic's name between dots. Each topic is then a load with a journal and commits
+of its own, and they run side by side (`driving.py`). A round looks at the cluster once, for all of them: a load that
+had loaded everything in the round before, and whose topic has not changed since, is not opened at all.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from spark_klog.base.clock import doubled
+from spark_klog.base.names import TopicPartition, topic_pattern
+from spark_klog.client.cluster import Cluster, numbers_of
+from spark_klog.client.offsets import offsets_of_led
+from spark_klog.errors import ConfigError, KlogError, ProtocolError
+from spark_klog.load.driving import Follow, Steps, drive
+from spark_klog.load.journal import paths
+from spark_klog.load.journal.store import open_store
+from spark_klog.load.places import AtOffsets, Place
+from spark_klog.load.planning import Look
+from spark_klog.load.run import Loaded, LoadOptions, Publish, Shared, load_steps
+from spark_klog.load.tasks.task import SparkRunner
+from spark_klog.load.tasks.time_limit import TimeLimit
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.tables.opening import catalog_tables, kind_and_folder, open_table, takes_plain_names
+from spark_klog.tables.table import STREAMS
+
+#: The longest pause after failures in seconds, if the interval between rounds is not longer.
+LONGEST_PAUSE = 300.0
+_MARK = "{topic"
+_FIELD = re.compile(r"\{topic(?:\[(-?[0-9]{1,3})\])?\}")
+_NOT_PLAIN = re.compile(r"[^0-9A-Za-z_]")
+_HIDDEN = "__"
+
+
+def is_by_topic(output: str) -> bool:
+    """Whether an output names the topic, so that each topic has one of its own."""
+    return _MARK in output
+
+
+def example_of(output: str) -> str:
+    """An output by topic as that of some topic; `ConfigError` for other fields than {topic} and {topic[N]}."""
+    if _MARK in _FIELD.sub("", output):
+        raise ConfigError(f"{output}: write {{topic}}, or {{topic[0]}}, {{topic[1]}} ... for its parts between dots")
+    most = max((abs(int(number or 0)) for number in _FIELD.findall(output)), default=0)
+    return output_of(output, ".".join(["topic"] * (most + 1)))
+
+
+def output_of(output: str, topic: str) -> str:
+    """The output of a topic; `ConfigError` if its name has too few parts.
+
+    In the name of a catalog's table all characters but letters, digits and _ become _: dots separate its namespaces,
+    and few engines take others without quotes. Folders have the topic's name as it is.
+    """
+    is_plain = takes_plain_names(output)
+    parts = topic.split(".")
+
+    def text(match: re.Match[str]) -> str:
+        try:
+            part = topic if match[1] is None else parts[int(match[1])]
+        except IndexError:
+            part = ""
+        if not part:
+            raise ConfigError(f"topic {topic} has no part for {match[0]} of {output}: leave it out of the topics")
+        return _NOT_PLAIN.sub("_", part) if is_plain else part
+
+    return _FIELD.sub(text, output)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a load has come to in a round: `loaded`, or the `error` that ended it. `topic` is "" for a load of several
+    topics. `failures` are its rounds in a row, up to this one, that it or some of its partitions have failed.
+    """
+
+    topic: str
+    output: str
+    loaded: Loaded | None
+    error: Exception | None = None
+    failures: int = 0
+
+    @property
+    def has_failed(self) -> bool:
+        return self.loaded is None or bool(self.loaded.failed)
+
+    @property
+    def has_news(self) -> bool:
+        return self.has_failed or (self.loaded is not None and bool(self.loaded.runs))
+
+    @property
+    def lag(self) -> int | None:
+        """Records that the log had when the run planned, and that are not loaded; None after an error."""
+        return None if self.loaded is None else sum(part.lag for part in self.loaded.partitions)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The last outcome of a load, what the look before it had found, and when it is tried again after a failure."""
+
+    outcome: Outcome
+    look: Look | None
+    held_until: float
+
+    def is_up_to_date(self, look: Look | None) -> bool:
+        """Whether the load had nothing to do by the look before, and has nothing to do by this one."""
+        if look is None or self.look is None or self.outcome.has_news or self.outcome.lag:
+            return False
+        return (look.ids, look.end) == (self.look.ids, self.look.end)
+
+
+class Loads:
+    """The loads of a job, round by round: of these topics, or of those that match a pattern.
+
+    `asked` says all else, and the output if it is none by topic. Topics that a round has met belong to all later ones,
+    so that one that is lost is named. `every` is in seconds from round to round. `around` may do something before and
+    after the steps of a load.
+    """
+
+    def __init__(
+        self,
+        asked: LoadOptions,
+        topics: Sequence[str],
+        pattern: str | None,
+        output: str,
+        runner: SparkRunner,
+        follow: Follow,
+        publish: Publish | None = None,
+        every: float = 0.0,
+        around: Callable[[LoadOptions, Steps[Loaded]], Steps[Loaded]] = lambda _options, steps: steps,
+    ) -> None:
+        self._asked, self._runner, self._follow, self._publish = asked, runner, follow, publish
+        self._every, self._around = every, around
+        self._pattern = None if pattern is None else topic_pattern(f"--topics-pattern {pattern}", pattern)
+        self._topics = dict.fromkeys(topics)
+        self._known: dict[str, _Known] = {}
+        self._output = output
+        self.is_by_topic = is_by_topic(output)
+
+    def round(self) -> list[Outcome]:
+        """Load what is new, each load for itself; errors of loads are in their outcomes.
+
+        `ConfigError` if no topic matches, or if offsets are given for others; errors as of `Cluster.connect`.
+        """
+        began = time.monotonic()
+        with Cluster.connect(self._asked.client) as cluster:
+            looks: Mapping[str, Look] = {}
+            if self.is_by_topic or self._pattern is not None:
+                metadata = cluster.metadata(None if self._pattern is not None else list(self._topics))
+                self._meet(metadata)
+            if self.is_by_topic:
+                looks = _look(cluster, metadata, self._topics)
+                outcomes = self._by_topic(cluster, looks, began)
+            else:
+                asked = replace(self._asked, topics=list(self._topics))
+                outcomes = self._drive(cluster, {"": asked}, {})
+        for outcome in outcomes:
+            pause = doubled(self._every, max(self._every, LONGEST_PAUSE), outcome.failures + 1)
+            held_until = began + pause - self._every / 2 if outcome.failures else 0.0
+            before = self._known.get(outcome.topic)
+            if before is None or before.outcome is not outcome:
+                self._known[outcome.topic] = _Known(outcome, looks.get(outcome.topic), held_until)
+        return outcomes
+
+    def _meet(self, metadata: Mapping[str, Message]) -> None:
+        """Take up the topics that the pattern matches; it leaves out internal ones, and if it does not begin so, those
+        whose names begin with __."""
+        pattern = self._pattern
+        if pattern is None:
+            return
+        shows_hidden = pattern.pattern.startswith(_HIDDEN)
+        for name in sorted(metadata):
+            is_hidden = metadata[name]["is_internal"] or (name.startswith(_HIDDEN) and not shows_hidden)
+            if not is_hidden and pattern.fullmatch(name):
+                self._topics[name] = None
+        if not self._topics:
+            servers = self._asked.client["bootstrap.servers"]
+            raise ConfigError(f"--topics-pattern {pattern.pattern} matches no topic at {servers}")
+
+    def _by_topic(self, cluster: Cluster, looks: Mapping[str, Look], now: float) -> list[Outcome]:
+        outcomes: dict[str, Outcome] = {}
+        begun: dict[str, LoadOptions] = {}
+        outputs, refused = self._outputs()
+        _check_offsets((self._asked.start, self._asked.until), self._topics)
+        others_go_on = any(not known.outcome.has_failed for known in self._known.values())
+        for topic in self._topics:
+            known = self._known.get(topic)
+            if topic in refused:
+                outcomes[topic] = Outcome(topic, self._output, None, refused[topic], self._failures(topic) + 1)
+            elif known and (known.is_up_to_date(looks.get(topic)) or (others_go_on and now < known.held_until)):
+                outcomes[topic] = known.outcome
+            else:
+                begun[topic] = self._options_of(topic, outputs[topic])
+        for outcome in self._drive(cluster, begun, looks):
+            outcomes[outcome.topic] = outcome
+        return [outcomes[topic] for topic in self._topics]
+
+    def _outputs(self) -> tuple[dict[str, str], dict[str, ConfigError]]:
+        """The topics' outputs, and why others have none: two topics may not share one."""
+        outputs: dict[str, str] = {}
+        refused: dict[str, ConfigError] = {}
+        same: defaultdict[str, list[str]] = defaultdict(list)
+        for topic in self._topics:
+            try:
+                outputs[topic] = output_of(self._output, topic)
+            except ConfigError as error:
+                refused[topic] = error
+            else:
+                same[outputs[topic]].append(topic)
+        for output, topics in same.items():
+            if len(topics) > 1:
+                why = f"topics {' and '.join(topics)} would both be loaded into {output}: name more of their parts"
+                refused |= {topic: ConfigError(why) for topic in topics}
+        return outputs, refused
+
+    def _options_of(self, topic: str, output: str) -> LoadOptions:
+        start, until = (_only(place, topic) for place in (self._asked.start, self._asked.until))
+        return replace(self._asked, topics=[topic], output=output, start=start, until=until)
+
+    def _drive(self, cluster: Cluster, begun: Mapping[str, LoadOptions], looks: Mapping[str, Look]) -> list[Outcome]:
+        shared, limit = Shared(cluster), TimeLimit(self._asked.max_seconds)
+        steps = [
+            self._around(options, load_steps(options, shared, limit, self._publish, looks.get(topic)))
+            for topic, options in begun.items()
+        ]
+        ended = drive(steps, self._runner, limit, self._follow)
+        return [self._outcome(topic, options, end) for (topic, options), end in zip(begun.items(), ended, strict=True)]
+
+    def _outcome(self, topic: str, options: LoadOptions, end: Loaded | Exception) -> Outcome:
+        error = end if isinstance(end, Exception) else None
+        outcome = Outcome(topic, options.output, None if isinstance(end, Exception) else end, error)
+        return replace(outcome, failures=self._failures(topic) + 1) if outcome.has_failed else outcome
+
+    def _failures(self, topic: str) -> int:
+        return self._known[topic].outcome.failures if topic in self._known else 0
+
+
+def _look(cluster: Cluster, metadata: Mapping[str, Message], topics: Iterable[str]) -> dict[str, Look]:
+    """One look at all topics. Those of which something is not known are left out: their loads look for themselves,
+    and have the error."""
+    ids: dict[str, dict[TopicPartition, str]] = {}
+    for topic in topics:
+        try:
+            numbers = numbers_of(metadata, [topic])[topic]
+        except ProtocolError:
+            continue
+        ids[topic] = {(topic, number): str(cluster.topic_ids.get(topic, "")) for number in numbers}
+    keys = [key for of_topic in ids.values() for key in of_topic]
+    try:
+        first, end = (offsets_of_led(cluster, dict.fromkeys(keys, at))[0] for at in (EARLIEST, LATEST))
+    except KlogError:
+        return {}
+    return {
+        topic: Look(keys, {key: first[key] for key in keys}, {key: end[key] for key in keys})
+        for topic, keys in ids.items()
+        if keys.keys() <= first.keys() & end.keys()
+    }
+
+
+def _only(place: Place | None, topic: str) -> Place | None:
+    """The same place, without the offsets of other topics."""
+    if not isinstance(place, AtOffsets):
+        return place
+    return replace(place, offsets={key: offset for key, offset in place.offsets.items() if key[0] == topic})
+
+
+def _check_offsets(places: Sequence[Place | None], topics: Iterable[str]) -> None:
+    """`ConfigError` if a file has offsets of topics that are not loaded."""
+    for place in places:
+        others = {key[0] for key in place.offsets} - set(topics) if isinstance(place, AtOffsets) else ()
+        if isinstance(place, AtOffsets) and others:
+            raise ConfigError(f"{place.file}: topic {min(others)} is not loaded")
+
+
+def outputs(output: str) -> list[str]:
+    """The outputs by topic that are there and have loads, sorted; errors as of `open_store` and `catalog_tables`."""
+    pattern = re.compile("(.+)".join(map(re.escape, _FIELD.split(output)[::2])))
+    if takes_plain_names(output):
+        listed = [address for address in catalog_tables(output[: output.index("{")]) if pattern.fullmatch(address)]
+        return [address for address in sorted(listed) if open_table(address).load_id() not in (None, STREAMS)]
+    kind, place = kind_and_folder(output)
+    place, query, options = place.partition("?")
+    first = place[: place.index("{")].rpartition("/")[0]
+    store = open_store(f"{first or '.'}{query}{options}")
+    there = [""]
+    for part in place[len(first) :].strip("/").split("/"):
+        names = re.compile("(.+)".join(map(re.escape, _FIELD.split(part)[::2])))
+        there = [
+            f"{above}/{name}".strip("/")
+            for above in there
+            for name in (store.names(above) if is_by_topic(part) else [part])
+            if names.fullmatch(name)
+        ]
+    loads = sorted(path for path in there if store.size(f"{path}/{paths.LOAD}") is not None)
+    return [f"{kind}{first}{'/' if first or place[0] == '/' else ''}{path}{query}{options}" for path in loads]

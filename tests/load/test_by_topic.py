@@ -1,0 +1,484 @@
+"""A load for each topic: outputs by topic, side by side in one job, each with a journal and commits of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from deltalake import DeltaTable
+from prometheus_client.parser import text_string_to_metric_families
+
+from spark_klog.cli.jobs import batch_load
+from spark_klog.client.cluster import Cluster
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError, DataLossError, LoadError
+from spark_klog.files.folder import LocalFolder
+from spark_klog.load import by_topic, follow
+from spark_klog.load.audit import status
+from spark_klog.load.by_topic import Loads, Outcome, output_of, outputs
+from spark_klog.load.driving import drive
+from spark_klog.load.journal.store import locked, open_store
+from spark_klog.load.places import AtOffsets
+from spark_klog.load.run import LoadOptions, load
+from spark_klog.load.settings import WriteSettings
+from spark_klog.load.tasks.task import Work
+from spark_klog.load.tasks.time_limit import TimeLimit
+from spark_klog.protocol.apis import LIST_OFFSETS
+from tests.load.support import InProcess, Killed, by_duckdb, expected, failing, in_child, kills, run
+from tests.load.tables import CATALOG, make_lake, places
+from tests.spark.support import Sent, create_topic, delete_topic, produce, values
+from tests.support.clients.klog import klog
+
+_DIED, _SECONDS = 9, 120
+
+
+class _Shared(InProcess):
+    """Counts the loads of each job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[int] = []
+
+    def run_all(self, works: Sequence[Work]) -> list[Exception | None]:
+        self.jobs.append(len(works))
+        return super().run_all(works)
+
+
+def _loads(
+    servers: str, output: str, *topics: str, pattern: str | None = None, every: float = 0.0, **options: Any
+) -> Loads:
+    asked = LoadOptions({"bootstrap.servers": servers}, list(topics[:1]), by_topic.example_of(output), **options)
+    return Loads(asked, topics, pattern, output, _Shared(), lambda _total, _done: nullcontext(), every=every)
+
+
+def _jobs(loads: Loads) -> list[int]:
+    runner = loads._runner
+    assert isinstance(runner, _Shared)
+    return runner.jobs
+
+
+def _runs(outcomes: Sequence[Outcome]) -> dict[str, list[int] | None]:
+    return {outcome.topic: outcome.loaded.runs if outcome.loaded else None for outcome in outcomes}
+
+
+def _delta(folder: Path) -> list[tuple[str, int, int]]:
+    return places(DeltaTable(str(folder)).to_pyarrow_table())
+
+
+@pytest.mark.parametrize(
+    ("output", "topic", "made"),
+    [
+        ("delta:/lake/{topic}", "shop.public.orders", "delta:/lake/shop.public.orders"),
+        ("s3://lake/{topic[1]}/{topic[2]}?region=x", "shop.public.orders", "s3://lake/public/orders?region=x"),
+        ("delta:/lake/{topic[1]}_{topic[-1]}", "shop.public.orders", "delta:/lake/public_orders"),
+        ("iceberg:lake.{topic[1]}.{topic[2]}", "shop.public.new-orders", "iceberg:lake.public.new_orders"),
+        ("iceberg:lake.db.{topic}", "shop.public.orders", "iceberg:lake.db.shop_public_orders"),
+    ],
+)
+def test_names(output: str, topic: str, made: str) -> None:
+    assert output_of(output, topic) == made
+
+
+def test_names_that_have_no_part() -> None:
+    for topic in ("shop", "shop..orders"):
+        with pytest.raises(ConfigError, match=rf"topic {topic} has no part for \{{topic\[1\]\}} of"):
+            output_of("delta:/lake/{topic[1]}", topic)
+    with pytest.raises(ConfigError, match=r"write \{topic\}, or"):
+        by_topic.example_of("delta:/lake/{topic.x}")
+
+
+@pytest.fixture
+def topics(cluster: EmbeddedCluster, topic: str) -> list[str]:
+    """Three topics, `topic`.a to `topic`.c: ten records in each of the two partitions of the first two."""
+    names = [f"{topic}.{letter}" for letter in "abc"]
+    for name in names:
+        create_topic(cluster.bootstrap_servers, name, 2)
+    for name in names[:2]:
+        produce(cluster.bootstrap_servers, name, values(20, partitions=2))
+    return names
+
+
+@pytest.mark.parametrize("kind", ["folder", "delta", "iceberg"])
+def test_each_topic_is_a_load(
+    cluster: EmbeddedCluster, topics: list[str], topic: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, f"__{topic}")
+    output = str(tmp_path / "{topic}")
+    if kind == "delta":
+        output = f"delta:{output}"
+    elif kind == "iceberg":
+        lake = make_lake("iceberg", tmp_path, monkeypatch)
+        output = f"iceberg:{CATALOG}.db.{{topic[-1]}}"
+    loads = _loads(servers, output, pattern=rf"(__)?{topic}.*")
+    assert _runs(loads.round()) == {topics[0]: [1], topics[1]: [1], topics[2]: []}
+    assert _jobs(loads) == [2]
+    assert _runs(loads.round()) == {name: [] for name in topics}
+    new = f"{topic}.d"
+    create_topic(servers, new)
+    produce(servers, new, values(5))
+    produce(servers, topics[0], values(2, start=20))
+    assert _runs(loads.round()) == {topics[0]: [2], topics[1]: [], topics[2]: [], new: [1]}
+    counts = {topics[0]: {0: 12, 1: 10}, topics[1]: {0: 10, 1: 10}, topics[2]: {}, new: {0: 5}}
+    for name, there in counts.items():
+        if kind == "folder":
+            assert by_duckdb(tmp_path / name) == expected(name, there)
+        elif kind == "delta":
+            assert _delta(tmp_path / name) == expected(name, there)
+        else:
+            table = lake.catalog.load_table(f"db.{name.rpartition('.')[2]}")
+            assert places(table.scan().to_arrow()) == expected(name, there)
+        assert status(output_of(output, name)).findings == []
+    assert outputs(output) == sorted(output_of(output, name) for name in counts)
+    shown = json.loads(klog("load", "status", output, "-b", servers, "--json").stdout)
+    assert {
+        each["partitions"][0]["topic"]: sum(part["records"] for part in each["partitions"]) for each in shown["loads"]
+    } == {name: sum(there.values()) for name, there in counts.items()}
+    text = klog("load", "status", output).stdout
+    assert [line.split()[0] for line in text.splitlines()[1:]] == sorted(counts)
+
+
+def test_what_is_up_to_date_is_not_opened(
+    cluster: EmbeddedCluster, topics: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round asks each broker twice for offsets, whatever the number of topics."""
+    servers = cluster.bootstrap_servers
+    opened: list[str] = []
+    asked: Counter[str] = Counter()
+    real_steps, real_request = by_topic.load_steps, Cluster.request_each
+
+    def steps(options: LoadOptions, *arguments: Any) -> Any:
+        opened.extend(options.topics)
+        return real_steps(options, *arguments)
+
+    def request(self: Cluster, api: Any, messages: Any) -> Any:
+        asked[api.name] += bool(messages)
+        return real_request(self, api, messages)
+
+    monkeypatch.setattr(by_topic, "load_steps", steps)
+    monkeypatch.setattr(Cluster, "request_each", request)
+    loads = _loads(servers, str(tmp_path / "{topic}"), *topics)
+    for expected_topics in (topics, topics[:2], []):
+        opened.clear()
+        asked.clear()
+        outcomes = loads.round()
+        assert opened == expected_topics
+        assert asked[LIST_OFFSETS.name] == 2
+    assert [outcome.lag for outcome in outcomes] == [0, 0, 0]
+    produce(servers, topics[2], values(1))
+    opened.clear()
+    assert _runs(loads.round()) == {topics[0]: [], topics[1]: [], topics[2]: [1]}
+    assert opened == topics[2:]
+
+
+def test_one_that_fails(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
+    """It is named, tried again after a while, and the others go on."""
+    servers = cluster.bootstrap_servers
+    (tmp_path / topics[0]).mkdir()
+    (tmp_path / topics[0] / "others.csv").write_text("x")
+    loads = _loads(servers, str(tmp_path / "{topic}"), *topics, f"{topics[0]}.none", every=30.0)
+    first, second, _, none = loads.round()
+    assert "belongs to another load" in str(first.error)
+    assert "does not exist" in str(none.error)
+    assert (second.has_failed, second.loaded is not None and second.loaded.runs) == (False, [1])
+    (tmp_path / topics[0] / "others.csv").unlink()
+    produce(servers, topics[1], values(1, start=20))
+    outcomes = loads.round()
+    assert (outcomes[0] is first, _runs(outcomes)[topics[1]]) == (True, [2])
+    loads._known = {}
+    assert _runs(loads.round()) == {topics[0]: [1], topics[1]: [], topics[2]: [], none.topic: None}
+
+
+def test_topics_of_one_output(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    outcomes = _loads(servers, str(tmp_path / "{topic[0]}"), *topics[:2]).round()
+    for outcome in outcomes:
+        assert f"topics {topics[0]} and {topics[1]} would both be loaded into {tmp_path}" in str(outcome.error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pattern_of_nothing_and_one_load_of_a_pattern(
+    cluster: EmbeddedCluster, topics: list[str], topic: str, tmp_path: Path
+) -> None:
+    servers = cluster.bootstrap_servers
+    with pytest.raises(ConfigError, match=f"--topics-pattern {topic} matches no topic at {servers}"):
+        _loads(servers, str(tmp_path / "{topic}"), pattern=topic).round()
+    loads = _loads(servers, str(tmp_path / "all"), pattern=rf"{topic}\.[ab]")
+    assert _runs(loads.round()) == {"": [1]}
+    assert by_duckdb(tmp_path / "all") == sorted(
+        expected(topics[0], {0: 10, 1: 10}) + expected(topics[1], {0: 10, 1: 10})
+    )
+
+
+def test_a_topic_that_is_deleted_and_created_again(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
+    servers, output = cluster.bootstrap_servers, str(tmp_path / "{topic}")
+    loads = _loads(servers, output, *topics[:2])
+    loads.round()
+    delete_topic(servers, topics[0])
+    produce(servers, topics[1], values(1, start=20))
+    lost, other = loads.round()
+    assert ("does not exist" in str(lost.error), other.loaded is not None and other.loaded.runs) == (True, [2])
+    create_topic(servers, topics[0], 2)
+    produce(servers, topics[0], values(3))
+    loads = _loads(servers, output, *topics[:2])
+    assert isinstance(loads.round()[0].error, DataLossError)
+    again = _loads(servers, output, *topics[:2], fail_on_loss=False)
+    assert _runs(again.round()) == {topics[0]: [2], topics[1]: []}
+    assert len(by_duckdb(tmp_path / topics[0])) == 23
+
+
+def test_offsets_of_several_topics(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
+    start = AtOffsets("begin.json", {(topics[0], 0): 5, (topics[1], 1): 9})
+    loads = _loads(cluster.bootstrap_servers, str(tmp_path / "{topic}"), *topics[:2], start=start)
+    loads.round()
+    assert len(by_duckdb(tmp_path / topics[0])) == 15
+    assert len(by_duckdb(tmp_path / topics[1])) == 11
+    with pytest.raises(ConfigError, match=f"begin.json: topic {topics[0]} is not loaded"):
+        _loads(cluster.bootstrap_servers, str(tmp_path / "{topic}"), topics[1], start=start).round()
+
+
+# Driving
+
+
+def _steps(folder: Path, name: str, fails: bool = False) -> Iterator[Any]:
+    with locked(open_store(str(folder / name))):
+        yield None
+        if fails:
+            raise LoadError(name)
+        job: Any = SimpleNamespace(run=1)
+        try:
+            yield Work({}, job, open_store(str(folder / name)), 1, lambda: 0)
+        except LoadError as error:
+            return f"{name} failed: {error}"
+    return name
+
+
+def test_loads_side_by_side(tmp_path: Path) -> None:
+    class Runner(InProcess):
+        def run_all(self, works: Sequence[Work]) -> list[Exception | None]:
+            return [LoadError("lost") if work.store.address.endswith("bad") else None for work in works]
+
+    names = [f"{number}" for number in range(100)] + ["bad"]
+    steps: list[Any] = [_steps(tmp_path, name, name == "7") for name in names]
+    ended = drive(steps, Runner(), TimeLimit(None), lambda _total, _done: nullcontext())
+    assert (str(ended[7]), ended[-1]) == ("7", "bad failed: lost")
+    assert [*ended[:7], *ended[8:-1]] == [*names[:7], *names[8:-1]]
+
+
+def test_an_interrupt_lets_all_locks_go(tmp_path: Path) -> None:
+    class Runner(InProcess):
+        def run_all(self, works: Sequence[Work]) -> list[Exception | None]:
+            raise KeyboardInterrupt
+
+    steps: list[Any] = [_steps(tmp_path, f"{number}") for number in range(10)]
+    with pytest.raises(KeyboardInterrupt):
+        drive(steps, Runner(), TimeLimit(None), lambda _total, _done: nullcontext())
+    for number in range(10):
+        with locked(open_store(str(tmp_path / f"{number}"))):
+            pass
+
+
+def test_a_session_that_does_not_begin(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
+    class Runner(_Shared):
+        def cores(self) -> int:
+            raise LoadError("no Java")
+
+    loads = _loads(cluster.bootstrap_servers, str(tmp_path / "{topic}"), *topics)
+    loads._runner = Runner()
+    assert [str(outcome.error) for outcome in loads.round()] == ["no Java", "no Java", "None"]
+
+
+# Metrics and the command
+
+
+def test_metrics_have_the_topic() -> None:
+    metrics = follow.LoadMetrics(by_topic=True)
+    failed = Outcome("b", "out/b", None, LoadError("x"), 2)
+    metrics.add(follow.RunReport(1000.0, 1.0, [failed], None, 0))
+    metrics.add(follow.RunReport(1000.0, 1.0, [failed], None, 0))  # not tried again
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families("".join(metrics.page()))
+        for sample in family.samples
+    }
+    assert found["klog_load_runs_total", "b", "failed"] == 1
+    assert found["klog_load_failures_in_a_row", "b"] == 2
+    assert found["klog_load_last_committed_run", "b"] == 0
+    assert ("klog_load_freshness_seconds", "b") in found
+
+
+class _Runner(_Shared):
+    """In place of Spark's runner."""
+
+    def __init__(self, _: object) -> None:
+        super().__init__()
+
+    def stop(self) -> None:
+        """Nothing is left to do."""
+
+
+def test_the_command(
+    cluster: EmbeddedCluster, topics: list[str], topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = cluster.bootstrap_servers
+    monkeypatch.setattr(batch_load, "SparkRunner", _Runner)
+    (tmp_path / topics[1]).mkdir()
+    (tmp_path / topics[1] / "others.csv").write_text("x")
+    arguments = ["-b", servers, "--topics-pattern", rf"{topic}\..*", "--output", str(tmp_path / "{topic}")]
+    failed = CliRunner().invoke(batch_load.main, [*arguments, "--json"])
+    assert failed.exit_code == 1
+    line = json.loads(failed.stdout)
+    assert line["nothing_new"] == 1
+    assert [(each["topic"], each.get("runs"), "error" in each) for each in line["loads"]] == [
+        (topics[0], ["00000001"], False),
+        (topics[1], None, True),
+    ]
+    assert f"batch_load: {topics[1]}: " in failed.stderr
+    (tmp_path / topics[1] / "others.csv").unlink()
+    done = CliRunner().invoke(batch_load.main, arguments)
+    assert (done.exit_code, "2 of 3 topics have nothing new" in done.stdout) == (0, True), done.output
+    assert CliRunner().invoke(batch_load.main, arguments).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--output", "o"], "give either --topics or --topics-pattern"),
+        (["--topics", "t", "--topics-pattern", "t", "--output", "o"], "give either --topics or --topics-pattern"),
+        (["--topics-pattern", "(", "--output", "o"], "is not a regular expression"),
+        (["--topics", "t", "--output", "o/{topics}"], "write {topic}, or {topic[0]}"),
+        (["--topics", "t", "--output", "o/{topic}", "--from-run", "1"], "each topic has runs of its own"),
+        (["--topics-pattern", "t", "--table", "delta:o", "--upsert-key", "key"], "write {topic} into --table"),
+        (
+            ["--topics", "t", "--output", "o/{topic}", "--format", "orc", "--checkpoint", "c"],
+            "an output by topic is for",
+        ),
+    ],
+)
+def test_wrong_arguments(options: list[str], words: str) -> None:
+    found = CliRunner().invoke(batch_load.main, ["-b", "127.0.0.1:1", *options])
+    assert (found.exit_code, words in found.stderr) == (2, True), found.stderr
+
+
+# Kills
+
+
+def dying(at: int, servers: str, output: str, *names: str) -> None:
+    """A round of loads whose process dies at change `at`."""
+    with failing(LocalFolder, at, lambda: os._exit(_DIED)):
+        _loads(servers, output, *names, max_task_records=4).round()
+
+
+_OTHERS = [pytest.param(kind, marks=pytest.mark.test_all("kill")) for kind in ("delta", "iceberg")]
+
+
+@pytest.mark.parametrize("kind", ["folder", *_OTHERS])
+def test_kills(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loads of several outputs are killed at some change to one of them, again and again; each row is there once."""
+    servers, count = cluster.bootstrap_servers, 5
+    names = [f"{topic}.{number}" for number in range(count)]
+    for name in names:
+        create_topic(servers, name)
+    lake = make_lake("iceberg", tmp_path, monkeypatch)
+    output = f"{'delta:' if kind == 'delta' else ''}{tmp_path}/out/{{topic}}"
+    if kind == "iceberg":
+        output = f"iceberg:{CATALOG}.db.t{{topic[-1]}}"
+    chance = random.Random(58)
+    sent: Counter[str] = Counter()
+
+    def rows(name: str) -> list[tuple[str, int, int]]:
+        folder = tmp_path / "out" / name
+        if kind == "folder":
+            return by_duckdb(folder)
+        if kind == "delta":
+            return _delta(folder) if DeltaTable.is_deltatable(str(folder)) else []
+        identifier = f"db.t{name.rpartition('.')[2]}"
+        if not lake.catalog.table_exists(identifier):
+            return []
+        return places(lake.catalog.load_table(identifier).scan().to_arrow())
+
+    died = 0
+    for _ in range(kills() or 6):
+        for name in chance.sample(names, 3):
+            produce(servers, name, values(10, start=sent[name]))
+            sent[name] += 10
+        at = chance.randrange(1, 100)
+        if kind == "folder":
+            code = in_child(lambda at=at: dying(at, servers, output, *names))
+        else:  # deltalake's threads do not survive a fork
+            command = [sys.executable, "-m", "tests.load.test_by_topic", str(at), servers, output, *names]
+            code = subprocess.run(command, check=False, timeout=_SECONDS).returncode
+        assert code in (0, _DIED)
+        died += code == _DIED
+        for name in names:
+            seen = rows(name)
+            assert seen == expected(name, {0: len(seen)} if seen else {})
+            assert len(seen) <= sent[name]
+    assert died
+    outcomes = _loads(servers, output, *names).round()
+    assert not [outcome.error for outcome in outcomes if outcome.error]
+    for name in names:
+        assert rows(name) == expected(name, {0: sent[name]} if sent[name] else {})
+        assert status(output_of(output, name)).findings == []
+
+
+def test_one_is_killed_and_another_call_goes_on(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
+    """What one call was killed in, a load of the topic alone finishes: they are the same load."""
+    servers, output = cluster.bootstrap_servers, str(tmp_path / "{topic}")
+    with pytest.raises(Killed), _dying(servers, output, topics):
+        pass
+    loaded = run(servers, output_of(output, topics[0]), topics[0])
+    assert sum(part.records for part in loaded.partitions) == 20
+    assert _runs(_loads(servers, output, *topics).round())[topics[1]] == [1]
+
+
+@contextmanager
+def _dying(servers: str, output: str, topics: list[str]) -> Iterator[None]:
+    class Runner(_Shared):
+        def run_all(self, works: Sequence[Work]) -> list[Exception | None]:
+            super().run_all(works)
+            raise Killed
+
+    loads = _loads(servers, output, *topics)
+    loads._runner = Runner()
+    loads.round()
+    yield
+
+
+def test_a_limit_of_time_is_that_of_the_call(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
+    loads = _loads(cluster.bootstrap_servers, str(tmp_path / "{topic}"), *topics, max_seconds=1000.0)
+    assert _runs(loads.round()) == {topics[0]: [1], topics[1]: [1], topics[2]: []}
+    assert (
+        load(
+            LoadOptions({"bootstrap.servers": cluster.bootstrap_servers}, [topics[0]], str(tmp_path / topics[0])),
+            InProcess(),
+        ).runs
+        == []
+    )
+
+
+def test_upserts(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
+    """Changes of several topics have no order; each of them has a table of its own here."""
+    servers = cluster.bootstrap_servers
+    for name in topics:
+        produce(servers, name, [Sent(b"v", b"%d" % (number % 3)) for number in range(9)])
+    loads = _loads(servers, f"delta:{tmp_path}/{{topic}}", topics[2], settings=WriteSettings(upsert_key="key"))
+    assert _runs(loads.round()) == {topics[2]: [1]}
+    assert DeltaTable(str(tmp_path / topics[2])).to_pyarrow_table().num_rows == 3
+
+
+if __name__ == "__main__":
+    dying(int(sys.argv[1]), *sys.argv[2:])
