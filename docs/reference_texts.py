@@ -243,13 +243,13 @@ OPTIONS: dict[str, tuple[str, str | None]] = {
     "valueFormat": (
         "avro, protobuf: the column has the type of one schema, and each record is read by the schema that wrote it, "
         "and written by the column's; see [Rows by schemas](../recipes/schemas.md). json-schema: all records are read"
-        " by the column's schema",
+        " by the column's schema. json: JSON by a DDL, or without a schema, to read",
         "bytes",
     ),
     "keyFormat": (
         "avro, protobuf: the column has the type of one schema, and each record is read by the schema that wrote it, "
         "and written by the column's; see [Rows by schemas](../recipes/schemas.md). json-schema: all records are read"
-        " by the column's schema",
+        " by the column's schema. json: JSON by a DDL, or without a schema, to read",
         "bytes",
     ),
     "schemaRegistryUrl": (
@@ -276,11 +276,11 @@ OPTIONS: dict[str, tuple[str, str | None]] = {
         "",
     ),
     "valueSchema": (
-        "instead: the text of a schema (in JSON; of Protobuf a .proto text)",
+        "instead: the text of a schema (in JSON; of Protobuf a .proto text; of json DDL, or infer)",
         "",
     ),
     "keySchema": (
-        "instead: the text of a schema (in JSON; of Protobuf a .proto text)",
+        "instead: the text of a schema (in JSON; of Protobuf a .proto text; of json DDL, or infer)",
         "",
     ),
     "valueMessage": (

@@ -13,10 +13,11 @@ from spark_klog.load.journal.history import Identity, last_committed, read_ident
 from spark_klog.load.journal.model import Plan
 from spark_klog.load.journal.store import Store, open_store
 from spark_klog.load.rows import ANOTHER
-from spark_klog.load.settings import INFER, WriteSettings
+from spark_klog.load.settings import WriteSettings
 from spark_klog.load.table_commit import TableTarget
 from spark_klog.load.target import FolderTarget, Target
 from spark_klog.load.values import evolved_schema, name_now
+from spark_klog.schemas.json_schema.ddl import INFER
 from spark_klog.tables.opening import is_table, open_table
 
 #: The settings that bind later runs, with the job's options: what a record does to a table, a table's columns, and the

@@ -148,6 +148,7 @@ def _run_schema(
     kind = named_type(schema, renames=renames)
     kind = merged(kind if before is None else before.type, kind, source.column, widens=widens, renames=renames)
     assert not isinstance(schema.id, UUID)  # a load names schemas by ids
+    assert source.format != "json"  # that of a load is in its settings
     return RowSchema(
         topic,
         source.column,

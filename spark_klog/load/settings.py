@@ -31,8 +31,6 @@ LOSS_ADVICE = "--fail-on-data-loss false goes on without them"
 LAYOUTS = ("none", "day", "hour")
 #: Columns by which row groups can be sorted.
 SORTED = ("key",)
-#: What an identity has as the schema of a load that infers it.
-INFER = "infer"
 RECORDS, VALUES = "records", "values"
 #: The columns of a table: those of the connector, or a column for each field of the values.
 TABLE_COLUMNS = (RECORDS, VALUES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -116,11 +116,11 @@ def names_file(text: str) -> bool:
     return bool(_FILE.fullmatch(text.strip()))
 
 
-def codec_of(name: Format, message: str | None = None, *, validates: bool = False) -> Codec[Any]:
+def codec_of(name: Format | Literal["json"], message: str | None = None, *, validates: bool = False) -> Codec[Any]:
     """The codec of a format.
 
     `message` is which of a Protobuf schema's messages records are, by default the first. With `validates` JSON records
-    are checked in full against their schemas.
+    are checked in full against their schemas. "json" is JSON by a DDL, which is read only.
     """
     match name:
         case "avro":
@@ -135,3 +135,7 @@ def codec_of(name: Format, message: str | None = None, *, validates: bool = Fals
             from spark_klog.schemas.json_schema.codec import JsonSchemaCodec
 
             return JsonSchemaCodec(validates=validates)
+        case "json":
+            from spark_klog.schemas.json_schema.codec import JsonCodec
+
+            return JsonCodec()

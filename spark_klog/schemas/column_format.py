@@ -43,6 +43,7 @@ class ColumnFormat:
     With a registry each record names its own schema, but for bare ones, which do not decode, or are of the latest
     version of `subject` (`RegistryConfig.has_bare`); without one all are bare records of the reader's. `is_permissive`
     makes rows that do not decode null, without a word. `message` and `validates` are those of `codec_of`.
+    JSON that Spark reads by a DDL has the format "json", whose `text` may be `INFER` until its schema is inferred.
     `identity` are paths of fields by which rows are told apart, () of all: records of schemas by which different ones
     would become the same do not decode.
     `ends_at_unreadable`: rows of a newer version of the subject that do not decode are no bad rows, but end the query
@@ -50,7 +51,7 @@ class ColumnFormat:
     """
 
     column: Column
-    format: Format
+    format: Format | Literal["json"]
     registry: RegistrySettings | None = None
     text: str | None = None
     schema_id: int | None = None
@@ -262,7 +263,7 @@ class ReaderSchema:
 class _SchemaText(NamedTuple):
     """A schema's text, and what else says how it is parsed and read: by these a process keeps what it made of it."""
 
-    format: Format
+    format: Format | Literal["json"]
     message: str | None
     validates: bool
     text: str

@@ -112,6 +112,7 @@ class WriteFormat:
             schema, number = latest.schema, latest.id
         else:
             assert text is not None
+            assert source.format != "json"  # it is for reading
             subject, schema = self._subject(text), Schema(text, source.format)
             number = self._registered(registry, subject, schema)
         if schema.format != source.format:

@@ -67,16 +67,6 @@ def _words(*words: str, **values: str) -> Kind:
     return Kind("word", parse)
 
 
-def _format(text: str) -> str:
-    if text.lower() == "json":
-        raise ValueError(
-            f"one of {', '.join(ROW_FORMATS)}: json-schema is for JSON with a JSON Schema; without one leave the "
-            "option out, and use from_json(CAST(value AS STRING), 'id bigint, ...') to read, to_json to write"
-        )
-    value: str = _words(*ROW_FORMATS).parse(text)
-    return value
-
-
 def _strategy(text: str) -> str:
     """A strategy by the last part of its class's name."""
     value: str = _words(**SUBJECT_STRATEGIES).parse(text.rpartition(".")[2])
@@ -96,7 +86,7 @@ _LOSS = _words(true="fail", false="warn", report="report")
 _READ, _BOTH, _WRITE, _FUNCTIONS = Use.READ, Use.READ | Use.WRITE, Use.WRITE, Use.FROM | Use.TO
 #: Options of keys and of values.
 _OF_COLUMNS = (
-    Option("Format", Kind("word", _format), None, _BOTH),
+    Option("Format", _words(*ROW_FORMATS, "json"), None, _BOTH),
     Option("Subject", TEXT, None, _BOTH),
     Option("SchemaId", _COUNT, None, _BOTH),
     Option("Schema", TEXT, None, _BOTH),

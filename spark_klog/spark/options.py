@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
@@ -452,12 +452,17 @@ def _read_formats(
     """The formats of keys and values that are to be rows."""
     topics = list(subscription.topics or subscription.assign or ())
     topic = topics[0] if len(topics) == 1 else None
-    formats = column_formats(settings, own, topic, is_permissive=option(own, "mode") == "permissive")
+    formats = column_formats(settings, own, topic, is_permissive=option(own, "mode") == "permissive", is_read=True)
     evolution: Evolution = option(own, "schemaEvolution")
     for name in ("mode", "schemaEvolution"):
         if name in own and not formats:
             raise ConfigError(f"option {name} needs valueFormat or keyFormat")
     for form in formats:
+        if form.format == "json" and form.text is None:
+            name = form.column
+            raise ConfigError(
+                f"option {name}Format=json needs {name}Schema: its fields as DDL, 'id bigint, at timestamp', or infer"
+            )
         if form.registry is None and form.text is None:
             raise _row_names(form.column).no_schema(form.format)
         if form.registry is not None and (form.text, form.schema_id, form.subject) == (None, None, None):
@@ -481,7 +486,12 @@ def check_evolution(form: ColumnFormat, evolution: Evolution, names: RowNames) -
 
 
 def column_formats(
-    settings: dict[str, str], own: dict[str, str], topic: str | None, *, is_permissive: bool = False
+    settings: dict[str, str],
+    own: dict[str, str],
+    topic: str | None,
+    *,
+    is_permissive: bool = False,
+    is_read: bool = False,
 ) -> tuple[ColumnFormat, ...]:
     """Parse the options of rows instead of bytes. `topic` names the subjects, if it is the only one."""
     registry = _registry(settings, own)
@@ -499,20 +509,24 @@ def column_formats(
     for column in ("key", "value"):
         named = _row_names(column)
         given = {name: own[name].strip() for name in named[3:] if own.get(name, "").strip()}
-        kind: Format | None = option(own, named.format)
-        named.check(kind, given, has_registry=registry is not None)
+        kind: Format | Literal["json"] | None = option(own, named.format)
+        if kind == "json" and not is_read:
+            raise ConfigError(
+                f"option {named.format}=json is for reading: leave it out, and write to_json(...) of the columns"
+            )
+        named.check(kind, given, has_registry=registry is not None and kind != "json")
         if kind is None:
             continue
         schema_id = option(own, named.schema_id)
         subject, text = given.get(named.subject), given.get(named.schema)
-        if registry is not None and subject is None and topic is not None:
+        if registry is not None and subject is None and topic is not None and kind != "json":
             subject = f"{topic}-{column}"
         if text is not None and names_file(text):
             raise ConfigError(
                 f"option {named.schema}={text} looks like a file's name, and must be the text of the schema: read the "
                 "file, and give what is in it"
             )
-        made = ColumnFormat(column, kind, registry, text, schema_id, subject, is_permissive)
+        made = ColumnFormat(column, kind, None if kind == "json" else registry, text, schema_id, subject, is_permissive)
         formats.append(replace(made, message=given.get(named.message)))
     validates = option(own, "validate")
     if validates and not any(form.format == "json-schema" for form in formats):

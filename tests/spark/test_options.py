@@ -312,12 +312,13 @@ def test_the_registry_of_a_named_cluster(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"valueFormat": "jsonschema"}, "must be one of avro, protobuf, json-schema; did you mean json-schema?"),
+        ({"valueFormat": "jsonschema"}, "must be one of avro, protobuf, json-schema, json; did you mean json-schema?"),
         ({"valueFormat": "JSON_SCHEMA"}, "did you mean json-schema?"),
         (
             {"keyFormat": "JSON"},
-            "JSON Schema; without one leave the option out, and use from_json(CAST(value AS STRING)",
+            "keyFormat=json needs keySchema: its fields as DDL, 'id bigint, at timestamp', or infer",
         ),
+        ({"valueFormat": "json", "valueSchema": "a int", "valueSubject": "s"}, "valueSubject needs schemaRegistryUrl"),
         ({"valueFormat": "avro", "valueSchema": "/a b/c.avsc"}, "valueSchema=/a b/c.avsc looks like a file's name"),
         ({"keyFormat": "protobuf", "keySchema": "order.proto"}, "keySchema=order.proto looks like a file's name"),
         ({"valueFormat": "avro", "valueSchema": "s3://b/c"}, "must be the text of the schema: read the file"),

@@ -80,10 +80,10 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
     from spark_klog.load.planning import Limits
     from spark_klog.load.run import Loaded, LoadOptions, MaxBad
-    from spark_klog.load.settings import CODECS, INFER, LAYOUTS, SORTED, TABLE_COLUMNS, WriteSettings
+    from spark_klog.load.settings import CODECS, LAYOUTS, SORTED, TABLE_COLUMNS, WriteSettings
     from spark_klog.load.tasks.task import SparkRunner, cause_of
     from spark_klog.load.values import UTC, read_schema
-    from spark_klog.schemas.json_schema.ddl import schema_text
+    from spark_klog.schemas.json_schema.ddl import INFER, schema_text
     from spark_klog.spark.options import PROTECTED
     from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, Envelope, debezium_type
     from spark_klog.tables.opening import is_table, open_table

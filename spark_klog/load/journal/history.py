@@ -12,7 +12,7 @@ from spark_klog.errors import LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.model import VERSION, Idle, Manifest, Plan, RangeResult, from_json
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
-from spark_klog.load.settings import INFER
+from spark_klog.schemas.json_schema.ddl import INFER
 from spark_klog.tables.opening import existing_table, is_table, named_table, open_table
 from spark_klog.tables.table import Table
 

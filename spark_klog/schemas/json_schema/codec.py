@@ -1,4 +1,4 @@
-"""JSON Schema as one of the formats of records."""
+"""JSON as formats of records: by a JSON Schema, and by a DDL."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from spark_klog.errors import ConfigError, SchemaError
+from spark_klog.schemas.json_schema import ddl
+from spark_klog.schemas.json_schema.columns import DDL
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
-from spark_klog.schemas.json_schema.from_arrow import schema_of
+from spark_klog.schemas.json_schema.from_arrow import column_of, schema_of
 from spark_klog.schemas.json_schema.schema import JsonSchema, parse_schema
 from spark_klog.schemas.registry.schemas import NO_REFERENCES, References
 
@@ -42,3 +45,13 @@ class JsonSchemaCodec:
 
     def schema_of(self, kind: pa.DataType) -> str:
         return schema_of(kind)
+
+
+class JsonCodec(JsonSchemaCodec):
+    """JSON by a DDL, to read: no registry has one, and `to_json` writes."""
+
+    def parse(self, text: str, references: References = NO_REFERENCES) -> JsonSchema:
+        try:
+            return JsonSchema(column_of(ddl.parse_schema(text), DDL), "", None, {})
+        except ConfigError as error:
+            raise SchemaError(str(error)) from None

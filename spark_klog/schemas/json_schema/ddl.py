@@ -14,6 +14,8 @@ import pyarrow as pa
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.json_schema.columns import JSON_TEXT
 
+#: What stands for the text of a schema that is to be inferred.
+INFER: Final = "infer"
 _TYPES: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),

@@ -37,6 +37,15 @@ _NAMED = 10
 _PATIENCE_SECONDS = 15.0
 
 
+def open_source(options: SourceOptions) -> QuerySource:
+    """What the options read: directories, or brokers, to which it connects; errors as of `BrokerSource.connect`."""
+    if options.paths:
+        from spark_klog.spark.read.directory_source import DirectorySource
+
+        return DirectorySource(options)
+    return BrokerSource.connect(options)
+
+
 class BrokerSource(QuerySource):
     """The partitions of a query at the brokers of a cluster; `progress` has the offsets of the options' group."""
 

@@ -18,9 +18,12 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.column_format import PLANNING_MS, ColumnFormat, ReaderSchema
+from spark_klog.schemas.json_schema.ddl import INFER
 
 #: Metadata of a column: what the registry calls its schema.
 ID, SUBJECT, VERSION = "klog.schema.id", "klog.schema.subject", "klog.schema.version"
+#: Metadata of a column of JSON: its DDL.
+JSON = "klog.schema.json"
 
 
 def analysed_readers(formats: Sequence[ColumnFormat]) -> tuple[ReaderSchema, ...]:
@@ -67,8 +70,14 @@ def readers_of(
 def _looked_up(source: ColumnFormat, field: StructField) -> ReaderSchema | None:
     """The schema that the column's metadata names; None if options name another one, or it is another registry's.
 
-    A user's schema may come from another query.
+    A user's schema may come from another query. `ConfigError` if it is to be inferred, and none names it.
     """
+    if source.format == "json" and source.text == INFER:
+        if JSON not in field.metadata:
+            raise ConfigError(
+                f"option {source.column}Schema=infer finds the schema itself: give its DDL there, and not by .schema()"
+            )
+        return replace(source, text=str(field.metadata[JSON])).reader()
     subject, version, schema_id = (field.metadata.get(name) for name in (SUBJECT, VERSION, ID))
     if source.text is not None or source.schema_id is not None or subject is None or subject != source.subject:
         return None
@@ -76,7 +85,7 @@ def _looked_up(source: ColumnFormat, field: StructField) -> ReaderSchema | None:
 
 
 def _row_field(reader: ReaderSchema) -> StructField:
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = {JSON: reader.text} if reader.format.format == "json" else {}
     if reader.id is not None:
         metadata[ID] = reader.id
     if reader.version is not None:

@@ -22,8 +22,8 @@ from spark_klog.errors import ConfigError, KlogError
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import SourceOptions, has_formats, include_headers, source_formats, source_options
-from spark_klog.spark.read.batch_query import QuerySource, plan_batch_query
-from spark_klog.spark.read.broker_source import BrokerSource
+from spark_klog.spark.read.batch_query import plan_batch_query
+from spark_klog.spark.read.broker_source import open_source
 from spark_klog.spark.read.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.read.stream import RangePartition, RefusedStreamReader, StreamReader
 from spark_klog.spark.read.tasks import Plan, read_ranges
@@ -56,7 +56,12 @@ class KlogDataSource(DataSource):
         if has_formats(self.options):
             from spark_klog.spark.read.row_columns import analysed_readers, with_rows
 
-            self._readers = analysed_readers(source_formats(self.options))
+            formats = source_formats(self.options)
+            if any(form.format == "json" for form in formats):
+                from spark_klog.spark.read.sampling import inferred_formats
+
+                formats = inferred_formats(self.options, formats)
+            self._readers = analysed_readers(formats)
             return with_rows(schema, self._readers)
         return schema
 
@@ -143,13 +148,7 @@ class BatchQueryReader(DataSourceReader):
         self._pushed = Pushed()
 
     def partitions(self) -> list[InputPartition]:
-        if self._options.paths:
-            from spark_klog.spark.read.directory_source import DirectorySource
-
-            source: QuerySource = DirectorySource(self._options)
-        else:
-            source = BrokerSource.connect(self._options)
-        with closing(source):
+        with closing(open_source(self._options)) as source:
             tasks, ends = plan_batch_query(source, self._options, self._pushed)
             is_open = not self._options.paths and self._options.ending == OffsetSpec(LATEST)
             # One task looks for newer records, so only the first one has the ends.

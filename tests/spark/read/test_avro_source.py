@@ -291,7 +291,7 @@ def test_a_newer_version_without_a_field_is_not_lost(
     ("options", "text"),
     [
         ({"valueFormat": "avro"}, "option valueFormat=avro needs schemaRegistryUrl, or valueSchema"),
-        ({"valueFormat": "json"}, "option valueFormat=json must be one of avro"),
+        ({"valueFormat": "json"}, "option valueFormat=json needs valueSchema"),
         ({"valueSchema": '"int"'}, "option valueSchema needs valueFormat"),
         ({"keyFormat": "avro", "keySchema": '"int"', "valueSubject": "s"}, "option valueSubject needs valueFormat"),
         ({"schemaRegistryUrl": "http://a"}, "needs valueFormat or keyFormat"),
