@@ -26,6 +26,7 @@ from spark_klog.tables.opening import is_table, open_table
 BINDING = {
     "upsert_key": "--upsert-key",
     "envelope": "--envelope",
+    "order_by": "--order-by",
     "table_columns": "--table-columns",
     "layout": "--partition-by",
     "time_zone": "--time-zone",
@@ -33,7 +34,7 @@ BINDING = {
 }
 _OF_FOLDERS = ("layout", "time_zone", "event_time")
 #: The values of those that are as good as not given.
-_NOTHING = {"upsert_key": "", "envelope": "none", "event_time": ""}
+_NOTHING = {"upsert_key": "", "envelope": "none", "order_by": "", "event_time": ""}
 _BEGINS = "; --from-time or --from-offsets set where it begins"
 
 

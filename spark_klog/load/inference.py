@@ -26,7 +26,7 @@ from spark_klog.schemas.json_schema.from_arrow import column_of
 from spark_klog.schemas.json_schema.inference import MOST_NAMES, Seen, grown_schema, unplaced
 from spark_klog.schemas.json_schema.row_values import load_json
 from spark_klog.schemas.rows import BadRow, Decoded
-from spark_klog.tables.changes import DELETED, PLACE
+from spark_klog.tables.change_order import DELETED, LACKING, ORDER, PLACE
 
 
 def inferred_schema(settings: WriteSettings, seen: Seen) -> str:
@@ -47,7 +47,7 @@ def inferred_schema(settings: WriteSettings, seen: Seen) -> str:
 def _reserved_names(settings: WriteSettings) -> set[str]:
     """The names of the columns of a table that stand beside the fields of values."""
     if settings.upsert_key:
-        return {*PLACE.names, DELETED}
+        return {*PLACE.names, ORDER, DELETED, LACKING}
     if settings.table_columns != VALUES:
         return set()
     return {f"_{name}" for name in BESIDE_VALUES} | (set() if settings.layout == "none" else {"date", "hour"})

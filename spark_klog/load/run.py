@@ -442,6 +442,8 @@ class _Run:
         plan, results, is_renewed = yield from self._newest(plan)
         done = [result for number in sorted(results) for result in results[number]]
         manifest = make_manifest(plan, done, before, log_end)
+        if changes := settings_of(self._store, plan).change_format(plan.topics[0]):
+            manifest = self._target.settle(manifest, changes)
         bad, records = (sum(getattr(part, name) for part in manifest.partitions) for name in ("bad", "records"))
         if not self._options.max_bad.allows(bad, records):
             show_letters(self._store, manifest)
@@ -467,9 +469,7 @@ class _Run:
         has_failed = any(part.error for part in manifest.partitions)
         is_cut = sum(len(result.files) for result in done) > len(manifest.files)
         has_leftovers = is_resumed or is_renewed or has_failed or is_cut or self._time.is_set
-        manifest = self._target.commit(
-            self._load, manifest, settings_of(self._store, plan).change_format(plan.topics[0])
-        )
+        manifest = self._target.commit(self._load, manifest, changes)
         self._target.publish(manifest, has_leftovers=has_leftovers)
         self._loaded.append(manifest)
         self._committed.append(manifest)

@@ -15,7 +15,7 @@ from spark_klog.load.rows import RowSchema
 from spark_klog.load.values import UTC, check_field, check_zone, name_now
 from spark_klog.schemas.json_schema.columns import stored_type
 from spark_klog.schemas.json_schema.ddl import parse_schema
-from spark_klog.tables.changes import RECORD_KEY, ChangeFormat, Envelope
+from spark_klog.tables.changes import RECORD_KEY, ChangeFormat, Envelope, Unavailable
 
 PARQUET, ARROW, JSON_LINES = "parquet", "arrow", "json"
 #: Formats that tasks write themselves, with their codecs. The first is the default.
@@ -48,7 +48,8 @@ class WriteSettings:
     once their schemas are known. `sort_by` is a column of `SORTED`, by which each row group of a Parquet file is sorted
     (then by offset), or "": by offset. The layout is by the field `event_time` of values, or by the records' timestamps
     if it is "", in `time_zone`.
-    With an `upsert_key` (fields of the value, or "key") records are changes of rows, in an `envelope` or plain.
+    With an `upsert_key` (fields of the value, or "key") records are changes of rows, in an `envelope` or plain, ordered
+    by the fields `order_by`, with commas between them, or by offsets if it is "".
     """
 
     format: str = PARQUET
@@ -66,6 +67,8 @@ class WriteSettings:
     sort_by: str = ""
     upsert_key: str = ""
     envelope: Envelope = "none"
+    order_by: str = ""
+    unavailable: Unavailable = "keep"
     table_columns: str = RECORDS
     infers: bool = False
     known: str = ""
@@ -109,6 +112,8 @@ class WriteSettings:
             raise ConfigError("an upsert key and --partition-by exclude each other: a row may move to another time")
         if self.envelope != "none" and not self.upsert_key:
             raise ConfigError(f"envelope {self.envelope} needs an upsert key")
+        if self.order_by and not self.upsert_key:
+            raise ConfigError(f"order by {self.order_by!r} needs an upsert key")
         if self.schema or self.rows:  # `LoadOptions` knows whether there will be some
             for topic in {row.topic for row in self.rows} or {""}:
                 self.change_format(topic)
@@ -145,7 +150,9 @@ class WriteSettings:
         columns = self.columns(topic)
         kinds = columns.field("key").type, columns.field("value").type
         names = () if self.upsert_key == RECORD_KEY else self.upsert_key.split(",")
-        return ChangeFormat(*kinds, tuple(name.strip().removeprefix("value.") for name in names), self.envelope)
+        fields = tuple(name.strip().removeprefix("value.") for name in names)
+        order = tuple(self.order_by.split(",")) if self.order_by else ()
+        return ChangeFormat(*kinds, fields, self.envelope, order, self.unavailable)
 
     def columns(self, topic: str) -> pa.Schema:
         """The columns of a topic's files."""

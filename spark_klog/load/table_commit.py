@@ -26,13 +26,15 @@ import pyarrow.parquet as pq
 from spark_klog.errors import LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import read_identity, read_manifest
-from spark_klog.load.journal.model import FileEntry, Manifest, Progress, RangeResult, from_json, offsets_json
+from spark_klog.load.journal.model import FileEntry, Manifest, Progress, Range, RangeResult, from_json, offsets_json
 from spark_klog.load.journal.store import arrow_file, open_store, read_json, to_json
 from spark_klog.load.rows import has_place
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.table_columns import run_columns, time_column
 from spark_klog.load.target import Target, point_to
-from spark_klog.tables.change_files import change_files
+from spark_klog.load.tasks.task import UNPARSED
+from spark_klog.tables.change_files import ChangeFiles, change_files
+from spark_klog.tables.change_order import LACKING, OFFSET, PARTITION
 from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.table import STREAMS, DataFile, Run, Stage, Table, field_ids
 
@@ -46,6 +48,8 @@ _SLOT = re.compile(r"date=(\d{1,4})-(\d\d)-(\d\d)(?:/hour=(\d\d))?/")
 _EPOCH_DAY = date(1970, 1, 1)
 #: Footers that are read at once.
 _READS = 8
+#: What the names of dead letters have that need a row that is not there, where others have the token of an attempt.
+_LOST = "needrow"
 
 
 class TableTarget(Target):
@@ -58,6 +62,8 @@ class TableTarget(Target):
         super().__init__(open_store(table.location, of_table=True), table.address, table.location)
         self._table = table
         self.renames, self.journal_name = table.renames, table.journal_name
+        #: (partition, offset) of the dead letters of `settle`.
+        self._lost: frozenset[tuple[int, int]] = frozenset()
 
     def exists(self) -> bool:
         return self._table.schema() is not None
@@ -166,6 +172,32 @@ class TableTarget(Target):
             *(pa.struct(run_columns(each, topics)) for each in (settings, old))
         )
 
+    def settle(self, manifest: Manifest, changes: ChangeFormat) -> Manifest:
+        """As of `Target`. Of a run that is settled again letters have the same names."""
+        self._lost = frozenset()
+        files = self._change_files(manifest.files, changes)
+        columns = self._table.schema()
+        if files is None or columns is None:
+            return manifest
+        lost = sorted(
+            files.without_row(columns, self._table.rows), key=lambda change: (change[PARTITION], change[OFFSET])
+        )
+        self._lost = frozenset((change[PARTITION], change[OFFSET]) for change in lost)
+        parts, names = [], list(manifest.dead_letters)
+        for part in manifest.partitions:
+            lines = [f"{each[LACKING]['letter']}\n" for each in lost if each[PARTITION] == part.partition]
+            if lines:
+                names.append(paths.letters(Range(part.topic, part.partition, part.start, part.until), _LOST))
+                self.store.write(paths.dead_letter(names[-1]), "".join(lines).encode())
+                gaps = dict(sorted({**part.gaps, UNPARSED: part.gaps.get(UNPARSED, 0) + len(lines)}.items()))
+                part = replace(part, records=part.records - len(lines), bad=part.bad + len(lines), gaps=gaps)
+            parts.append(part)
+        return replace(manifest, partitions=parts, dead_letters=names)
+
+    def _change_files(self, entries: Sequence[FileEntry], changes: ChangeFormat) -> ChangeFiles | None:
+        files = change_files(self._table.location, [entry.path for entry in entries], changes.key) if entries else None
+        return files and replace(files, letters=self._lost)
+
     def commit(self, load: str, manifest: Manifest, changes: ChangeFormat | None) -> Manifest:
         """Commit a run to the table, then to the journal; errors as of `Table.append`.
 
@@ -184,9 +216,7 @@ class TableTarget(Target):
         if changes is None:
             self._table.append(self._data_files(entries), run)
         else:
-            written = [entry.path for entry in entries]
-            files = change_files(self._table.location, written, changes.key) if written else None
-            self._table.upsert(files, run)
+            self._table.upsert(self._change_files(entries, changes), run)
         # Another call may have seen the table's commit, and have made the same of it.
         self.store.create(paths.manifest(manifest.run), to_json(manifest))
         return manifest

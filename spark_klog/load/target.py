@@ -71,6 +71,10 @@ class Target(ABC):
         """Whether files that tasks have written by `old` settings can be committed beside others by new ones."""
         return False  # readers take the columns of the newest file
 
+    def settle(self, manifest: Manifest, changes: ChangeFormat) -> Manifest:
+        """The manifest of a run of `changes`, with dead letters of those that need a row that is not there."""
+        return manifest
+
     @abstractmethod
     def commit(self, load: str, manifest: Manifest, changes: ChangeFormat | None) -> Manifest:
         """Commit a run, whose files are `changes` or are added; returns the manifest that the journal has.

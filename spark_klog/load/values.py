@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.json_schema.ddl import parse_schema, schema_text, type_text
-from spark_klog.tables.changes import debezium_type
+from spark_klog.tables.changes import debezium_type, envelope_order
 from spark_klog.tables.columns import holds
 from spark_klog.tables.table import aliases_of
 
@@ -128,15 +128,17 @@ def evolved_schema(before: str, asked: str, *, widens: bool) -> tuple[str, list[
     """
     old, new = parse_schema(before), parse_schema(asked)
     if is_enveloped := all(_is_envelope(kind) for kind in (old, new)):
+        order = envelope_order(new)
         old, new = (kind.field("after").type for kind in (old, new))
     hindrances: list[str] = []
     kind = _grown(old, new, "", widens, hindrances)
-    return schema_text(debezium_type(kind) if is_enveloped else kind), hindrances
+    return schema_text(debezium_type(kind, order) if is_enveloped else kind), hindrances
 
 
 def _is_envelope(kind: pa.DataType) -> bool:
     """Whether the job has made the schema of a row's."""
-    return kind.get_field_index("after") >= 0 and bool(kind == debezium_type(kind.field("after").type))
+    order = envelope_order(kind)
+    return kind.get_field_index("after") >= 0 and bool(kind == debezium_type(kind.field("after").type, order))
 
 
 def _grown(old: pa.DataType, new: pa.DataType, path: str, widens: bool, hindrances: list[str]) -> pa.DataType:

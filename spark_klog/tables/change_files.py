@@ -2,7 +2,7 @@
 
 A file is Parquet, sorted by the slot of the key, a hash of it, which is its last column `_slot`. The statistics of its
 row groups tell their slots, so that all changes of some keys are read from all files without the others: what is in
-memory at once is bounded by the slice, not by the run.
+memory at once is bounded by the slice, not by the run. Truncations, which have no key, have a slot of their own.
 """
 
 from __future__ import annotations
@@ -26,10 +26,24 @@ from spark_klog.errors import LoadError
 from spark_klog.files import open_filesystem
 from spark_klog.records import kernels
 from spark_klog.records.contract import BinaryColumn
-from spark_klog.tables.changes import last_changes
+from spark_klog.tables.change_order import (
+    DELETED,
+    LACKING,
+    OFFSET,
+    PARTITION,
+    Rows,
+    last_changes,
+    mask,
+    numbers,
+    of_rows,
+    ordered,
+    place_of,
+    truncated,
+)
 
 _SLOT = "_slot"
 _SLOTS = 4096
+_TRUNCATIONS = -1
 _GROUP_ROWS = 64 * 1024
 #: What a writer holds before it writes a file, and what a slice has, about: bytes of Arrow data.
 _MOST_HELD = 64 * 1024 * 1024
@@ -37,14 +51,15 @@ _SLICE = 128 * 1024 * 1024
 
 
 def slots(rows: pa.Table, key: Sequence[str]) -> NDArray[np.int32]:
-    """The slot of each row's key."""
+    """The slot of each row's key, that of truncations where it is null."""
     texts = [_text(rows[name]) for name in key]
     joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, b"\x00")
     column = joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
     column = pa.concat_arrays([column, column.slice(0, 0)]) if column.offset or not len(column) else column
     _, offsets, data = column.buffers()
     keys = BinaryColumn(memoryview(offsets), b"" if data is None else memoryview(data), None, 0)
-    return np.frombuffer(kernels.load().partitions(keys, len(column), _SLOTS), np.int32)
+    made = np.frombuffer(kernels.load().partitions(keys, len(column), _SLOTS), np.int32)
+    return np.where(column.is_null().to_numpy(zero_copy_only=False), _TRUNCATIONS, made) if column.null_count else made
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -88,6 +103,8 @@ class ChangeWriter:
     def _write(self, changes: pa.Table) -> None:
         import pyarrow.parquet as pq
 
+        if LACKING in changes.schema.names and changes[LACKING].null_count == len(changes):
+            changes = changes.drop_columns([LACKING])  # its absence tells that none lacks values
         of_keys = slots(changes, self._key)
         order = np.argsort(of_keys, kind="stable")
         sorted_changes = changes.take(pa.array(order)).append_column(_SLOT, pa.array(of_keys[order]))
@@ -119,6 +136,8 @@ class ChangeFiles:
     paths: Sequence[str]
     key: tuple[str, ...]
     slice_bytes: int = field(default=_SLICE, repr=False)
+    #: (partition, offset) of changes that are dead letters, as no row has the values that they lack.
+    letters: frozenset[tuple[int, int]] = frozenset()
 
     @cached_property
     def _footers(self) -> list[Any]:
@@ -133,12 +152,23 @@ class ChangeFiles:
         return pa.unify_schemas([pa.schema(list(written)[:-1]) for written in schemas], promote_options="permissive")
 
     @property
-    def rows(self) -> int:
-        """The changes in all files; a key may have several."""
-        return sum(int(footer.num_rows) for footer in self._footers)
+    def row(self) -> pa.Schema:
+        """The columns of the rows: those that the table has."""
+        return pa.schema([column for column in self.schema if column.name not in (DELETED, LACKING)])
+
+    @cached_property
+    def truncations(self) -> pa.Table:
+        """The places of the last truncation of each partition."""
+        parts = [part for number in range(len(self.paths)) for part in self._read(number, _TRUNCATIONS, 0)]
+        places = place_of(self.schema)
+        columns = [*self.key, *places, DELETED]
+        return last_changes(self._together(parts).select(columns), self.key).select(places)
 
     def slices(self) -> Iterator[pa.Table]:
-        """The last change of each key in each partition, each slice with other keys."""
+        """The last change of each key in each partition, `ordered`, each slice with other keys.
+
+        Those are deletions that are older than a truncation.
+        """
         size = sum(
             footer.row_group(number).total_byte_size
             for footer in self._footers
@@ -149,9 +179,41 @@ class ChangeFiles:
         for first, end in pairwise(bounds):
             parts = [part for number in range(len(self.paths)) for part in self._read(number, first, end)]
             if parts:
-                like = self.schema.empty_table()
-                changes = pa.concat_tables([like, *parts], promote_options="permissive").select(like.column_names)
-                yield last_changes(changes.cast(self.schema), self.key)
+                changes = truncated(self._together(parts), self.truncations)
+                yield ordered(last_changes(changes, self.key), self.key)
+
+    def whole(self, kinds: pa.Schema, rows: Rows) -> Iterator[pa.Table]:
+        """`slices` with the columns of the rows and `_deleted`, whose changes have the values of their rows that they
+        lack. `rows` are those of the table, whose columns have the types of `kinds`.
+
+        `LoadError` if another writer has taken away a row that had them.
+        """
+        for changes in self.slices():
+            changes, lost = of_rows(changes, self.key, self.truncations, kinds, rows)
+            if lost.any():
+                places = list(
+                    zip(*(numbers(changes[name])[lost].tolist() for name in (PARTITION, OFFSET)), strict=True)
+                )
+                if missing := [place for place in places if place not in self.letters]:
+                    raise LoadError(
+                        "the record of partition {}, offset {} lacks values of its row, and another writer has deleted "
+                        "the row meanwhile: run again".format(*missing[0])
+                    )
+                deleted = pa.array(mask(changes[DELETED]) | lost)
+                changes = changes.set_column(changes.schema.get_field_index(DELETED), DELETED, deleted)
+            yield changes.select([*self.row.names, DELETED])
+
+    def without_row(self, kinds: pa.Schema, rows: Rows) -> Iterator[dict[str, Any]]:
+        """Of each change that lacks values, and that has no row with them: its _partition, _offset and _lacking."""
+        names = [PARTITION, OFFSET, LACKING]
+        for changes in self.slices() if LACKING in self.schema.names else ():
+            changes, lost = of_rows(changes, self.key, self.truncations, kinds, rows, has_values=False)
+            yield from changes.select(names).filter(pa.array(lost)).to_pylist()
+
+    def _together(self, parts: Sequence[pa.Table]) -> pa.Table:
+        like = self.schema.empty_table()
+        changes = pa.concat_tables([like, *parts], promote_options="permissive").select(like.column_names)
+        return changes.cast(self.schema)
 
     def _read(self, number: int, first: int, end: int) -> Iterator[pa.Table]:
         """The changes of a file with slots from `first` to before `end`."""
@@ -159,17 +221,18 @@ class ChangeFiles:
 
         footer = self._footers[number]
         column = footer.num_columns - 1
-        groups = []
+        groups, is_whole = [], True
         for group in range(footer.num_row_groups):
             known = footer.row_group(group).column(column).statistics
             if known is not None and known.has_min_max and known.min < end and known.max >= first:
                 groups.append(group)
+                is_whole &= first <= known.min and known.max < end
         if not groups:
             return
         with pq.ParquetFile(self.paths[number], metadata=footer, filesystem=self.filesystem) as file:
             table = file.read_row_groups(groups)
         of_keys = table[-1]  # the rows may have a column of that name, too
-        if first > 0 or end < _SLOTS:
+        if not is_whole:
             table = table.filter(pc.and_(pc.greater_equal(of_keys, first), pc.less(of_keys, end)))
         if len(table):
             yield table.remove_column(table.num_columns - 1)

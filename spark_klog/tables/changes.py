@@ -1,23 +1,21 @@
-"""Changes of a table's rows: what records of a topic say about them, and which change of a row is its last one.
+"""Changes of a table's rows: what records of a topic say about them. `change_order` says which one is the last.
 
 A change is a row, or the deletion of one, with its key and its place in the log:
 
-    the row's columns            of a deletion only those of the key count
+    the row's columns            of a deletion only those of the key count; of a truncation they are null
     _incarnation, _partition     the log: a topic that is created again begins incarnation 1 of its partitions
     _offset, _timestamp          the record in it
+    _order                       the text of the fields by which changes are ordered, if there are some
     _deleted                     whether the row is gone; the table itself does not have this column
-
-Which of two changes of a key is the later one: in a partition the one with the larger incarnation and offset. A key
-that is in several partitions, as its topic got more of them, goes by the records' timestamps, then by the number of the
-partition; of each partition only the last change counts, so that clocks in no order bring back nothing. A table keeps
-the place of each row's last change, so no older change ever replaces a newer one.
+    _lacking                     the columns whose values the source does not have, if rows keep theirs; nor this one
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -29,18 +27,19 @@ from spark_klog.errors import ConfigError, LoadError
 from spark_klog.schemas.json_schema.columns import DDL
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
-
-INCARNATION, PARTITION, OFFSET, TIMESTAMP = "_incarnation", "_partition", "_offset", "_timestamp"
-DELETED = "_deleted"
-#: The columns that a table has beside those of its rows.
-PLACE = pa.schema(
-    [
-        pa.field(INCARNATION, pa.int32()),
-        pa.field(PARTITION, pa.int32()),
-        pa.field(OFFSET, pa.int64()),
-        pa.field(TIMESTAMP, pa.timestamp("us", tz="UTC")),
-    ]
+from spark_klog.tables.change_order import (
+    DELETED,
+    LACKING,
+    LACKING_TYPE,
+    ORDER,
+    PLACE,
+    TIMESTAMP,
+    lacking_column,
+    mask,
+    order_texts,
+    without_sign,
 )
+
 #: What the value of a record is: the row itself (null: it is deleted), or Debezium's envelope of it.
 Envelope = Literal["none", "debezium"]
 ENVELOPES: tuple[Envelope, ...] = ("none", "debezium")
@@ -59,15 +58,50 @@ _UNAVAILABLE_TEXTS = (
     "b68a35a7-17ad-35b3-af2a-ae46edb4545a",
 )
 _JSON_WRAPPER = "payload"
+#: Fields of the envelope that tell an order; others are the row's, also as `after.NAME`.
+_OF_ENVELOPE = ("source", "transaction", "ts_ms", "ts_us", "ts_ns")
+#: What becomes of a value that the source does not have: the row keeps its own, or the record is bad.
+Unavailable = Literal["keep", "dead-letter"]
+UNAVAILABLES: tuple[Unavailable, ...] = ("keep", "dead-letter")
 
 
-def debezium_type(row: pa.DataType) -> pa.DataType:
+def debezium_type(row: pa.DataType, order: Mapping[str, pa.DataType] = MappingProxyType({})) -> pa.DataType:
     """The type of a value in Debezium's JSON, with or without the wrapper of Kafka Connect's schemas, by the row's.
 
-    Fields that are not in it (`source`, `schema`) are left out by the parser.
+    `order` has the fields, by their paths, that changes are ordered by. Fields that are not in the type (`schema`) are
+    left out by the parser.
     """
     fields = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string())]
+    fields += _nested({path: kind for path, kind in order.items() if _path(path)[0] in _OF_ENVELOPE})
     return pa.struct([*fields, pa.field(_JSON_WRAPPER, pa.struct(fields))])
+
+
+def envelope_order(kind: pa.DataType) -> dict[str, pa.DataType]:
+    """The `order` by which `debezium_type` has made a type."""
+
+    def leaves(field: pa.Field, path: str) -> Iterator[tuple[str, pa.DataType]]:
+        if not pa.types.is_struct(field.type):
+            yield path, field.type
+        for child in field.type if pa.types.is_struct(field.type) else ():
+            yield from leaves(child, f"{path}.{child.name}")
+
+    fields = [field for field in kind if field.name in _OF_ENVELOPE]
+    return {path: leaf for field in fields for path, leaf in leaves(field, field.name)}
+
+
+def _nested(fields: Mapping[str, pa.DataType]) -> list[pa.Field]:
+    """Fields by their paths, as fields of records."""
+    names = dict.fromkeys(path.partition(".")[0] for path in fields)
+    made = []
+    for name in names:
+        inner = {path.partition(".")[2]: kind for path, kind in fields.items() if path.partition(".")[0] == name}
+        made.append(pa.field(name, inner[""] if "" in inner else pa.struct(_nested(inner))))
+    return made
+
+
+def _path(name: str) -> list[str]:
+    """The path of an order's field in the envelope, or in the row."""
+    return name.removeprefix("after.").split(".")
 
 
 @dataclass(frozen=True)
@@ -75,13 +109,16 @@ class ChangeFormat:
     """What a topic's records say about rows. `key_type` and `value_type` are those of the columns key and value.
 
     `key` has names of the row's fields; without names it is the record's key: the fields of its struct, or the column
-    `key` of bytes. `ConfigError` if the row or its key can't be of these types.
+    `key` of bytes. `order` are the paths of the fields by which changes are ordered, of the value or Debezium's
+    envelope. `ConfigError` if the row, its key or the order can't be of these types.
     """
 
     key_type: pa.DataType
     value_type: pa.DataType
     fields: tuple[str, ...] = ()
     envelope: Envelope = "none"
+    order: tuple[str, ...] = ()
+    unavailable: Unavailable = "keep"
 
     def __post_init__(self) -> None:
         if self.envelope not in ENVELOPES:
@@ -89,7 +126,8 @@ class ChangeFormat:
         if twice := [name for name in self.fields if self.fields.count(name) > 1]:
             raise ConfigError(f"upsert key {twice[0]!r} is named twice: name each field once")
         row = self._row
-        if reserved := [name for name in row if name in {*PLACE.names, DELETED}]:
+        own = {*self.schema.names[len(row) :], DELETED}
+        if reserved := [name for name in row if name in own]:
             raise ConfigError(f"the row has a field {reserved[0]}, which is a column of the table: rename it")
         for name in self.key:
             kind = row.get(name)
@@ -97,6 +135,7 @@ class ChangeFormat:
                 raise ConfigError(f"upsert key {name!r}: the row has no such field, only {', '.join(row)}")
             if pa.types.is_nested(kind):
                 raise ConfigError(f"upsert key {name!r} is a {kind}: name fields with plain values")
+        self._check_order()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -117,12 +156,41 @@ class ChangeFormat:
     @property
     def row(self) -> pa.Schema:
         """The columns of a row in the table, with those of its place."""
-        return pa.schema([*(pa.field(name, kind) for name, kind in self._row.items()), *PLACE])
+        fields = [*(pa.field(name, kind) for name, kind in self._row.items()), *PLACE]
+        return pa.schema([*fields, pa.field(ORDER, pa.string())] if self.order else fields)
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of a change."""
-        return self.row.append(pa.field(DELETED, pa.bool_()))
+        made = self.row.append(pa.field(DELETED, pa.bool_()))
+        return made.append(pa.field(LACKING, LACKING_TYPE)) if self._keeps else made
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether rows keep values that changes of theirs lack."""
+        return self.envelope == "debezium" and self.unavailable == "keep"
+
+    def _check_order(self) -> None:
+        kinds = {name: pa.nulls(0, kind) for name, kind in self._row.items()}
+        for name in self.order:
+            try:
+                kind = self._order_field(name, pa.nulls(0, self.value_type), kinds).type
+            except (KeyError, pa.ArrowException):
+                fields = ", ".join([*kinds, *(f"{each}..." for each in _OF_ENVELOPE if self.envelope != "none")])
+                raise ConfigError(f"order by {name!r}: there is no such field, only {fields}") from None
+            is_whole = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
+            is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            if not (is_whole or is_text or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)):
+                raise ConfigError(f"order by {name!r}: it is {kind}; name whole numbers, texts, times or dates")
+
+    def _order_field(self, name: str, value: pa.Array, rows: dict[str, pa.Array]) -> pa.Array:
+        """A field of the order; KeyError or pa.ArrowException if there is none."""
+        first, *inner = _path(name)
+        if self.envelope == "debezium" and first in _OF_ENVELOPE and not name.startswith("after."):
+            [column] = self._envelope_fields(value, (first,))
+        else:
+            column = rows[first]
+        return pc.struct_field(column, inner) if inner else column
 
     @property
     def _key_fields(self) -> list[tuple[str, pa.DataType]]:
@@ -174,40 +242,51 @@ class ChangeFormat:
         """
         reasons: dict[int, str] = {} if bad is None else bad
         keys, value = records["key"], records["value"]
-        lacks_key = _mask(value.is_null())
+        lacks_key = mask(value.is_null())
         if self.envelope == "debezium":
-            envelope = before, _, op = self._envelope_fields(value)
-            lacks_key |= _mask(pc.equal(op, _DELETE)) & ~self._has_key(before)
+            envelope = before, _, op = self._envelope_fields(value, ("before", "after", "op"))
+            lacks_key |= mask(pc.equal(op, _DELETE)) & ~self._has_key(before)
         if self.fields and pa.types.is_struct(value.type) and not pa.types.is_struct(keys.type):
             keys = self._json_keys(keys, lacks_key)
+        emptied = np.zeros(len(records), np.bool_)
         if self.envelope == "debezium":
             rows, deleted, numbers = self._unwrapped(value, envelope, keys, reasons)
+            emptied = mask(pc.equal(op, _TRUNCATE))[numbers]
         else:
             numbers = np.arange(len(records))
             rows = self._row_fields(value)
             deleted = value.is_null()
         places = records.select(["partition", "offset", "timestamp"])
         if len(numbers) != len(records) or self.envelope != "none":
-            places, keys = places.take(pa.array(numbers)), keys.take(pa.array(numbers))
+            places, keys, value = (each.take(pa.array(numbers)) for each in (places, keys, value))
         rows |= self._keys(rows, keys, deleted)
         for name in self.key:
-            rows[name] = _without_sign(rows[name])
-            for row in numbers[_mask(rows[name].is_null())].tolist() if rows[name].null_count else ():
+            rows[name] = without_sign(rows[name])
+            if emptied.any():
+                rows[name] = pc.if_else(pa.array(emptied), None, rows[name])
+            for row in numbers[mask(rows[name].is_null()) & ~emptied].tolist() if rows[name].null_count else ():
                 reasons.setdefault(
                     row,
                     f"has no {name}, which is in the key of its row. One without a value (a tombstone) has only what "
                     "the record's key has",
                 )
             if pa.types.is_floating(rows[name].type):
-                for row in numbers[_mask(pc.is_nan(rows[name]))].tolist():
+                for row in numbers[mask(pc.is_nan(rows[name]))].tolist():
                     reasons.setdefault(row, f"has NaN as {name}, which is in the key of its row, and equals nothing")
+        here = pa.nulls(len(places), pa.int32()).fill_null(incarnation)
+        times = places["timestamp"].cast(PLACE.field(TIMESTAMP).type)
+        columns = [here, places["partition"], places["offset"], times]
+        if self.order:
+            columns.append(order_texts([self._order_field(name, value, rows) for name in self.order]))
+            for row in numbers[mask(columns[-1].is_null()) & ~mask(deleted)].tolist():
+                reasons.setdefault(row, f"has no {' and no '.join(self.order)}, by which its change is ordered")
+        columns.append(deleted)
+        if self._keeps:
+            columns.append(self._lacking(rows, mask(deleted)))
         if bad is None and reasons:
             first = min(reasons)
             raise LoadError(f"{_place_of(records, first)} {reasons[first]}")
-        columns = [rows[name] for name in self._row]
-        here = pa.nulls(len(places), pa.int32()).fill_null(incarnation)
-        times = places["timestamp"].cast(PLACE.field(TIMESTAMP).type)
-        columns += [here, places["partition"], places["offset"], times, deleted]
+        columns = [*(rows[name] for name in self._row), *columns]
         made = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         return made.filter(pa.array(~np.isin(numbers, list(reasons)))) if reasons else made
 
@@ -234,14 +313,14 @@ class ChangeFormat:
         kind = pa.struct([pa.field(name, self._row[name]) for name in self.key])
         if not (pa.types.is_binary(keys.type) or pa.types.is_string(keys.type)):  # in a stream a key may be a number
             return pa.nulls(len(keys), kind)
-        numbers = np.flatnonzero(wanted & _mask(keys.is_valid()))
+        numbers = np.flatnonzero(wanted & mask(keys.is_valid()))
         plain, wrapped = (
             JsonDecoder(column_of(shape, DDL)).decode(keys.take(pa.array(numbers)), [None]).values
             for shape in (kind, pa.struct([pa.field(_JSON_WRAPPER, kind)]))
         )
         inner = pc.struct_field(wrapped, 0)
         row = pc.if_else(inner.is_valid(), inner, plain)
-        is_whole = np.logical_and.reduce([_mask(column.is_valid()) for column in row.flatten()])
+        is_whole = np.logical_and.reduce([mask(column.is_valid()) for column in row.flatten()])
         places = np.full(len(keys), -1)
         places[numbers[is_whole]] = np.flatnonzero(is_whole)
         return row.take(pa.array(places, mask=places < 0))
@@ -255,40 +334,33 @@ class ChangeFormat:
         own, other writers of its envelope do not.
         """
         before, after, op = envelope
-        is_known = _mask(pc.is_in(op, pa.array([*_WRITES, _DELETE, _MESSAGE])))
-        for row in np.flatnonzero(_mask(value.is_valid()) & ~is_known).tolist():
-            name = op[row].as_py()
-            bad[row] = f"has the operation {name!r}: an envelope of Debezium has one of c, u, r, d, m"
-            if name == _TRUNCATE:
-                bad[row] = (
-                    "truncates its table, which is not understood: begin another table behind it, or have the "
-                    "connector skip it (skipped.operations=t)"
-                )
-        is_write = _mask(pc.is_in(op, pa.array(_WRITES)))
-        is_delete = _mask(pc.equal(op, _DELETE))
-        for row in np.flatnonzero(is_write & _mask(after.is_null())).tolist():
+        is_known = mask(pc.is_in(op, pa.array([*_WRITES, _DELETE, _TRUNCATE, _MESSAGE])))
+        for row in np.flatnonzero(mask(value.is_valid()) & ~is_known).tolist():
+            bad[row] = f"has the operation {op[row].as_py()!r}: an envelope of Debezium has one of c, u, r, d, t, m"
+        is_write = mask(pc.is_in(op, pa.array(_WRITES)))
+        is_delete = mask(pc.equal(op, _DELETE))
+        for row in np.flatnonzero(is_write & mask(after.is_null())).tolist():
             bad[row] = f"has the operation {op[row].as_py()!r} and no row"
             is_write[row] = False
         # A tombstone repeats the deletion before it. It is the only one if the deletion is compacted away.
-        is_known = np.ones(len(keys), np.bool_) if pa.types.is_struct(self.key_type) else _mask(keys.is_valid())
-        tombstones = _mask(value.is_null()) & is_known
-        is_deleted = is_delete | tombstones
+        is_known = np.ones(len(keys), np.bool_) if pa.types.is_struct(self.key_type) else mask(keys.is_valid())
+        tombstones = mask(value.is_null()) & is_known
+        is_deleted = is_delete | tombstones | mask(pc.equal(op, _TRUNCATE))
         numbers = np.flatnonzero(is_write | is_deleted)
         rows = pc.if_else(pa.array(is_delete), before, after).take(pa.array(numbers))
         deleted = is_deleted[numbers]
-        moved = np.flatnonzero(is_write & _mask(before.is_valid()))
+        moved = np.flatnonzero(is_write & mask(before.is_valid()))
         if len(moved):
             moved = moved[self._moves(before.take(pa.array(moved)), after.take(pa.array(moved)))]
         if len(moved):
             rows = pa.concat_arrays([rows, before.take(pa.array(moved))])
             numbers, deleted = np.append(numbers, moved), np.append(deleted, np.ones(len(moved), np.bool_))
         row = self._row_fields(rows)
-        self._check_available(row, pa.array(deleted), numbers, bad)
+        self._check_available(row, deleted, numbers, bad)
         return row, pa.array(deleted), numbers
 
-    def _envelope_fields(self, value: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """The columns before, after and op, wherever they stand."""
-        names = ("before", "after", "op")
+    def _envelope_fields(self, value: pa.Array, names: Sequence[str]) -> tuple[pa.Array, ...]:
+        """Columns of the envelope, such as before, after and op, wherever they stand."""
         if not _has(value.type, _JSON_WRAPPER):
             return tuple(pc.struct_field(value, name) for name in names)
         wrapped = pc.struct_field(value, _JSON_WRAPPER)
@@ -303,7 +375,7 @@ class ChangeFormat:
         """Which rows have all fields of the key."""
         columns, has = self._row_fields(rows), np.ones(len(rows), np.bool_)
         for name in self.key:
-            has &= _mask(columns[name].is_valid()) if name in columns else np.False_
+            has &= mask(columns[name].is_valid()) if name in columns else np.False_
         return has
 
     def _moves(self, before: pa.Array, after: pa.Array) -> NDArray[np.bool_]:
@@ -313,19 +385,29 @@ class ChangeFormat:
         for name in self.key:
             if name not in old:
                 return np.zeros(len(before), np.bool_)
-            differs |= _mask(pc.not_equal(old[name], new[name]))
+            differs |= mask(pc.not_equal(old[name], new[name]))
         return differs & self._has_key(before)
 
     def _check_available(
-        self, row: dict[str, pa.Array], deleted: pa.Array, numbers: NDArray[np.int64], bad: dict[int, str]
+        self, row: dict[str, pa.Array], deleted: NDArray[np.bool_], numbers: NDArray[np.int64], bad: dict[int, str]
     ) -> None:
-        for name, column in row.items():
-            marks = _unavailable(column) & ~_mask(deleted)
+        for name in row if not self._keeps else self.key:
+            marks = _unavailable(row[name]) & ~deleted if name in row else np.zeros(len(deleted), np.bool_)
             for number in numbers[marks].tolist() if marks.any() else ():
-                bad[number] = (
-                    f"has {UNAVAILABLE} as {name}: the connector has not the column's value. Give the database's "
-                    "table REPLICA IDENTITY FULL, or the connector a ReselectColumnsPostProcessor"
-                )
+                bad[number] = no_value(name)
+
+    def _lacking(self, rows: dict[str, pa.Array], deleted: NDArray[np.bool_]) -> pa.Array:
+        """The column `_lacking`: which columns have a placeholder instead of their value."""
+        lacks = {name: _unavailable(rows[name]) & ~deleted for name in self._row}
+        return lacking_column({name: marks for name, marks in lacks.items() if marks.any()}, len(deleted))
+
+
+def no_value(name: str) -> str:
+    """Why a record without the value of a column is bad."""
+    return (
+        f"has {UNAVAILABLE} as {name}: the connector has not the column's value, and there is no row that has it. Give "
+        "the database's table REPLICA IDENTITY FULL, or the connector a ReselectColumnsPostProcessor"
+    )
 
 
 def _unavailable(column: pa.Array) -> NDArray[np.bool_]:
@@ -336,9 +418,9 @@ def _unavailable(column: pa.Array) -> NDArray[np.bool_]:
     """
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _mask(pc.is_in(column, pa.array(_UNAVAILABLE_TEXTS, kind)))
+        return mask(pc.is_in(column, pa.array(_UNAVAILABLE_TEXTS, kind)))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return _mask(pc.equal(column, pa.scalar(UNAVAILABLE.encode(), kind)))
+        return mask(pc.equal(column, pa.scalar(UNAVAILABLE.encode(), kind)))
     marks = np.zeros(len(column), np.bool_)
     if pa.types.is_map(kind):
         column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
@@ -347,7 +429,7 @@ def _unavailable(column: pa.Array) -> NDArray[np.bool_]:
     element = kind.key_type if pa.types.is_map(kind) else kind.value_type
     is_number = pa.types.is_integer(element) or pa.types.is_floating(element) or pa.types.is_decimal(element)
     length = len(UNAVAILABLE) if is_number else 1
-    numbers = np.flatnonzero(_mask(pc.equal(pc.list_value_length(column), length)))
+    numbers = np.flatnonzero(mask(pc.equal(pc.list_value_length(column), length)))
     if not len(numbers):
         return marks
     elements = pc.list_flatten(column.take(pa.array(numbers)))
@@ -374,121 +456,6 @@ def _filled(rows: dict[str, pa.Array], keys: dict[str, pa.Array]) -> dict[str, p
     return filled
 
 
-def _mask(array: pa.Array) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = array.fill_null(False).to_numpy(zero_copy_only=False)
-    return mask
-
-
 def _place_of(records: pa.RecordBatch, number: int) -> str:
     topic, partition, offset = (records[name][number].as_py() for name in ("topic", "partition", "offset"))
     return f"the record at {topic}-{partition}, offset {offset},"
-
-
-def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The last change of each key in each partition, in no order of keys."""
-    if not len(changes):
-        return changes
-    incarnations, offsets = (numbers(changes[name]) for name in (INCARNATION, OFFSET))
-    if np.ptp(incarnations) or not bool(np.all(offsets[1:] >= offsets[:-1])):
-        changes = changes.take(pa.array(np.lexsort((offsets, incarnations))))
-    return changes.take(pa.array(_last_rows(changes, [*key, PARTITION])))
-
-
-def _without_sign(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """A column in which zeros have no sign: Arrow takes -0.0 and 0.0 for two keys, SQL for one."""
-    return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
-
-
-def _clock_order(changes: pa.Table) -> NDArray[np.int64]:
-    return np.lexsort((numbers(changes[PARTITION]), numbers(changes[TIMESTAMP])))
-
-
-def _last_rows(table: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
-    """The numbers of those rows after which none has the same values, in their order."""
-    places = numbered(table, names)
-    rows = places.group_by(places.column_names[:-1], use_threads=False).aggregate([(places.column_names[-1], "max")])
-    return np.sort(numbers(rows[-1]))
-
-
-def numbered(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Some columns, called by their numbers, and the number of each row. Of floats -0.0 is 0.0."""
-    columns = [*(_without_sign(table[name]) for name in names), pa.array(np.arange(len(table)))]
-    return pa.table(columns, names=[str(number) for number in range(len(columns))])
-
-
-def matching(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The numbers of rows and of changes that have the same key, pair by pair."""
-    mine, theirs = numbered(rows, key), numbered(changes, key)
-    *names, last = mine.column_names
-    pairs = mine.join(theirs.rename_columns([*names, f"{last} of changes"]), names, join_type="inner")
-    return numbers(pairs[last]), numbers(pairs[f"{last} of changes"])
-
-
-class Outcome:
-    """Which changes of a table's rows come to be its rows. `changes` are `last_changes` of their keys.
-
-    `replace` is given all rows that may have one of the keys, in any number of calls; then `latest` is the result.
-    """
-
-    def __init__(self, changes: pa.Table, key: Sequence[str], kinds: pa.Schema) -> None:
-        """`kinds` has the types of the key and of the place in the table."""
-        names = [*key, *PLACE.names]
-        self._key = key
-        self._places = changes.select(names).cast(pa.schema([kinds.field(name).remove_metadata() for name in names]))
-        self._ranks = np.argsort(_clock_order(changes))
-        self._is_left = np.ones(len(changes), np.bool_)
-
-    def replace(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The numbers of the rows that go, each with the number of the change that takes its place."""
-        rows = rows.select(self._places.column_names).cast(self._places.schema)
-        of_rows, of_changes = matching(rows, self._places, self._key)
-        if not len(of_rows):
-            return of_rows, of_changes
-        mine, theirs = self._places.take(pa.array(of_changes)), rows.take(pa.array(of_rows))
-        is_newer = newer(mine, theirs)
-        is_within = numbers(mine[PARTITION]) == numbers(theirs[PARTITION].fill_null(-1))
-        # a change that the row's partition has replaced since, and a row that one of the changes has
-        is_past, is_over = is_within & ~is_newer, np.zeros(len(rows), np.bool_)
-        is_over[of_rows[is_within & is_newer]] = True
-        ranks = np.where(is_past, -1, self._ranks[of_changes])
-        best = np.full(len(rows), -1)
-        np.maximum.at(best, of_rows, ranks)
-        wins = ~is_past & (ranks == best[of_rows]) & (is_newer | is_over[of_rows])
-        goes = np.zeros(len(rows), np.bool_)
-        goes[of_rows[wins]] = True
-        self._is_left[of_changes[is_past | ~goes[of_rows]]] = False
-        return of_rows[wins], of_changes[wins]
-
-    @property
-    def latest(self) -> NDArray[np.int64]:
-        """The numbers of the changes that are left, of each key one."""
-        left = np.flatnonzero(self._is_left)
-        left = left[np.argsort(self._ranks[left])]
-        return left[_last_rows(self._places.take(pa.array(left)), self._key)]
-
-
-def numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
-    """A column of integers or times without nulls."""
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.int64())
-    array: NDArray[np.int64] = (
-        column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()
-    )
-    return array
-
-
-def newer(changes: pa.Table, rows: pa.Table) -> NDArray[np.bool_]:
-    """Which changes are later than the rows beside them, by the places of both. A row without a place is the older."""
-    values = {}
-    for name in PLACE.names:
-        values[name] = (
-            numbers(changes[name]),
-            numbers(rows[name].fill_null(pa.scalar(0, pa.int64()).cast(PLACE.field(name).type))),
-        )
-    is_lost = rows[OFFSET].is_null().to_numpy()
-    (inc, inc_of_row), (part, part_of_row) = values[INCARNATION], values[PARTITION]
-    (at, at_of_row), (time, time_of_row) = values[OFFSET], values[TIMESTAMP]
-    within = (inc > inc_of_row) | ((inc == inc_of_row) & (at > at_of_row))
-    across = (time > time_of_row) | ((time == time_of_row) & (part > part_of_row))
-    result: NDArray[np.bool_] = is_lost | np.where(part == part_of_row, within, across)
-    return result

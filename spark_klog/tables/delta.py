@@ -31,7 +31,7 @@ from spark_klog.base.clock import doubled
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files.folder import reason
 from spark_klog.tables.change_files import ChangeFiles
-from spark_klog.tables.changes import DELETED, INCARNATION
+from spark_klog.tables.change_order import INCARNATION
 from spark_klog.tables.columns import differences
 from spark_klog.tables.delta_merge import merge, quoted
 from spark_klog.tables.delta_statistics import statistics_json
@@ -287,7 +287,7 @@ class DeltaLakeTable:
                     self._check_key(table, changes.key)
                 table = self._with_columns(table, self._added, () if changes is None else changes.key)
                 own |= own_columns(table.metadata().configuration)
-                names = [] if changes is None else [name for name in changes.schema.names if name != DELETED]
+                names = [] if changes is None else changes.row.names
                 committing = _committing(replace(run, columns=names))
                 if changes is not None:
                     merge(table, changes, own, committing, partial(self._rows, table))

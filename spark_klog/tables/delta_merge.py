@@ -5,65 +5,82 @@ It holds the changes in memory, and reads the table as a stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties
 
 from spark_klog.tables.change_files import ChangeFiles
-from spark_klog.tables.changes import DELETED, INCARNATION, OFFSET, PARTITION, PLACE, TIMESTAMP, Outcome
+from spark_klog.tables.change_order import (
+    DELETED,
+    INCARNATION,
+    OFFSET,
+    ORDER,
+    PARTITION,
+    PLACE,
+    TIMESTAMP,
+    Outcome,
+    Rows,
+    outlived,
+    place_of,
+)
 
 _CHANGE, _ROW = "change", "row"
-#: The rows of a table, with some of its columns.
-_Rows = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
 
 
 def merge(
-    table: DeltaTable, changes: ChangeFiles, own: AbstractSet[str], properties: CommitProperties, rows: _Rows
+    table: DeltaTable, changes: ChangeFiles, own: AbstractSet[str], properties: CommitProperties, rows: Rows
 ) -> None:
-    """Commit the changes, unless they change no row: then there is no commit. Errors as of deltalake.
+    """Commit the changes, unless they change no row: then there is no commit. Errors as of deltalake, and `LoadError`
+    as of `ChangeFiles.whole`.
 
     Of the table's columns that the changes lack those of `own` become null. `rows` are those of `table`, as it is.
     """
     mine = pa.schema(table.schema().to_arrow())
-    gone = own - set(changes.schema.names)
-    schema = pa.schema([*changes.schema, *(column for column in mine if column.name in gone)])
-    columns = [name for name in schema.names if name != DELETED]
-    values = {quoted(name): _of(_CHANGE, name) for name in columns}
+    columns = changes.row
+    gone = own - set(columns.names)
+    columns = pa.schema([*columns, *(column for column in mine if column.name in gone)])
+    values = {quoted(name): _of(_CHANGE, name) for name in columns.names}
     wins = "_wins"
-    while wins in schema.names:
+    while wins in columns.names:
         wins += "_"
+    schema = pa.schema([*changes.row, pa.field(DELETED, pa.bool_()), *list(columns)[len(changes.row) :]])
     schema = schema.append(pa.field(wins, pa.bool_()))
     # before the merge, which reads what it is given where deltalake can read no table
-    slices = [_settled(each, changes.key, mine, rows) for each in changes.slices()]
-    newer = f"({_of(_CHANGE, wins)} OR {_NEWER})"
-    (
-        table.merge(
-            pa.RecordBatchReader.from_batches(schema, _batches(slices, schema)),
-            " AND ".join(f"{_of(_ROW, name)} = {_of(_CHANGE, name)}" for name in changes.key),
-            source_alias=_CHANGE,
-            target_alias=_ROW,
-            writer_properties=WriterProperties(compression="ZSTD"),
-            commit_properties=properties,
-        )
-        .when_matched_delete(f"{_of(_CHANGE, DELETED)} AND {newer}")
-        .when_matched_update(values, f"NOT {_of(_CHANGE, DELETED)} AND {newer}")
-        .when_not_matched_insert(values, f"NOT {_of(_CHANGE, DELETED)}")
-        .execute()
+    slices = [_settled(each, changes, mine, rows) for each in changes.whole(mine, rows)]
+    has_order = ORDER in columns.names
+    is_gone = _any([_newer(_literals(place), has_order) for place in changes.truncations.to_pylist()])
+    newer = _any([_of(_CHANGE, wins), _newer({name: _of(_CHANGE, name) for name in columns.names}, has_order), is_gone])
+    merger = table.merge(
+        pa.RecordBatchReader.from_batches(schema, _batches(slices, schema)),
+        " AND ".join(f"{_of(_ROW, name)} = {_of(_CHANGE, name)}" for name in changes.key),
+        source_alias=_CHANGE,
+        target_alias=_ROW,
+        writer_properties=WriterProperties(compression="ZSTD"),
+        commit_properties=properties,
     )
+    merger = merger.when_matched_delete(f"{_of(_CHANGE, DELETED)} AND ({newer})")
+    merger = merger.when_matched_update(values, f"NOT {_of(_CHANGE, DELETED)} AND ({newer})")
+    merger = merger.when_not_matched_insert(values, f"NOT {_of(_CHANGE, DELETED)}")
+    if is_gone:
+        merger = merger.when_not_matched_by_source_delete(is_gone)
+    merger.execute()
 
 
-def _settled(changes: pa.Table, key: Sequence[str], table: pa.Schema, rows: _Rows) -> tuple[pa.Table, bool]:
+def _settled(changes: pa.Table, files: ChangeFiles, table: pa.Schema, rows: Rows) -> tuple[pa.Table, bool]:
     """Of each key the latest change, and whether all of them are known to be newer than their rows.
 
     They are if a key has several ones, in several partitions: then the rows are looked at first.
     """
-    outcome = Outcome(changes, key, table)
+    outcome = Outcome(changes, files.key, table)
     if len(outcome.latest) == len(changes):
         return changes, False
-    for batch in rows([*key, *PLACE.names]):
-        outcome.replace(pa.Table.from_batches([batch]))
+    kinds = pa.schema([table.field(name) for name in (*files.key, *place_of(changes.schema))])
+    for batch in rows(kinds.names):
+        part = pa.Table.from_batches([batch]).cast(kinds)  # deltalake's views of texts can't be filtered
+        outcome.replace(part.filter(pa.array(~outlived(part, files.truncations))))
     return changes.take(pa.array(outcome.latest)), True
 
 
@@ -85,18 +102,33 @@ def quoted(name: str) -> str:
     return f'"{doubled}"'
 
 
-def _newer() -> str:
-    """`changes.newer` in SQL."""
+def _newer(place: Mapping[str, str], has_order: bool) -> str:
+    """`change_order.newer` in SQL, of a place in SQL and the row."""
 
     def compared(*names: str) -> str:
         *equal, last = names
-        texts = [f"{_of(_CHANGE, name)} = {_of(_ROW, name)}" for name in equal]
-        return " AND ".join([*texts, f"{_of(_CHANGE, last)} > {_of(_ROW, last)}"])
+        texts = [f"{place[name]} = {_of(_ROW, name)}" for name in equal]
+        return " AND ".join([*texts, f"{place[last]} > {_of(_ROW, last)}"])
 
-    is_one = f"{_of(_CHANGE, PARTITION)} = {_of(_ROW, PARTITION)}"
+    is_one = f"{place[PARTITION]} = {_of(_ROW, PARTITION)}"
     within = f"{compared(INCARNATION)} OR ({compared(INCARNATION, OFFSET)})"
     across = f"{compared(TIMESTAMP)} OR ({compared(TIMESTAMP, PARTITION)})"
-    return f"{_of(_ROW, OFFSET)} IS NULL OR ({is_one} AND ({within})) OR (NOT ({is_one}) AND ({across}))"
+    text = f"{_of(_ROW, OFFSET)} IS NULL OR ({is_one} AND ({within})) OR (NOT ({is_one}) AND ({across}))"
+    if has_order:
+        text = f"{compared(ORDER)} OR ((({place[ORDER]} < {_of(_ROW, ORDER)}) IS NOT TRUE) AND ({text}))"
+    return text
 
 
-_NEWER = _newer()
+def _literals(place: Mapping[str, Any]) -> dict[str, str]:
+    """A place in SQL."""
+    order = place.get(ORDER)
+    microseconds = pa.scalar(place[TIMESTAMP], PLACE.field(TIMESTAMP).type).cast(pa.int64()).as_py()
+    return {
+        **{name: str(place[name]) for name in (INCARNATION, PARTITION, OFFSET)},
+        TIMESTAMP: f"arrow_cast({microseconds}, 'Timestamp(Microsecond, Some(\"UTC\"))')",
+        ORDER: "NULL" if order is None else "'{}'".format(order.replace("'", "''")),
+    }
+
+
+def _any(conditions: Sequence[str]) -> str:
+    return " OR ".join(f"({each})" for each in conditions if each)

@@ -42,7 +42,6 @@ from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import doubled
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.change_files import ChangeFiles
-from spark_klog.tables.changes import DELETED
 from spark_klog.tables.iceberg_compaction import Batch, Compaction
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
 from spark_klog.tables.iceberg_rows import deleted_rows
@@ -308,8 +307,7 @@ class IcebergTable:
 
     def _check_columns(self, metadata: TableMetadata, files: ChangeFiles) -> None:
         """`LoadError` if the table has no place for all values of the changes, as others have changed its columns."""
-        columns = pa.schema([one for one in files.schema if one.name != DELETED])
-        lacks = changes(metadata.schema(), columns, ())
+        lacks = changes(metadata.schema(), files.row, ())
         names = [".".join(path) for path, _ in (*lacks.added, *lacks.widened)]
         if texts := [*lacks.differences, *(f"no {name} of the changes' type" for name in names)]:
             raise LoadError(

@@ -2,12 +2,12 @@
 
 Only the columns of the key, of the place and of users are read of all files. What is in memory at once is a slice of
 the changes, these columns of one file, what users have in the rows that the slice changes, and a bit for each row of
-the files that change.
+the files that change. A truncation takes away files whose rows are all older than it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from pyiceberg.table import FileScanTask, Table
 
 from spark_klog.errors import LoadError
 from spark_klog.tables.change_files import ChangeFiles
-from spark_klog.tables.changes import DELETED, PLACE, Outcome
+from spark_klog.tables.change_order import DELETED, Outcome, outlived, place_of
 from spark_klog.tables.iceberg_files import DataFileWriter, Footers
 from spark_klog.tables.iceberg_rows import NotProjected, deleted_rows, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
@@ -36,7 +36,7 @@ class Upsert:
     def __init__(self, table: Table, changes: ChangeFiles) -> None:
         self._table, self._changes = table, changes
         self._schema = to_arrow(table.schema())
-        own = own_columns(table.properties).union(changes.schema.names)
+        own = own_columns(table.properties).union(changes.row.names)
         #: The columns of users, whose values stay when a row changes.
         self._others = [name for name in self._schema.names if name not in own]
         self._tasks: list[FileScanTask] = list(table.scan().plan_files())
@@ -52,13 +52,17 @@ class Upsert:
 
     def write(self) -> None:
         try:
-            for changes in self._changes.slices():
+            if len(self._changes.truncations):
+                self._truncate()
+            for changes in self._changes.whole(self._schema, self._rows):
                 rows = self._inserted(changes)
                 self.inserted += len(rows)
                 self._output.write(rows)
             for number, kept in self._kept.items():
                 self.gone.append(self._tasks[number].file)
                 start = 0
+                if not kept.any():
+                    continue
                 for batch in self._read(number, self._schema.names):
                     rows = batch.filter(pa.array(kept[start : start + len(batch)]))
                     start += len(batch)
@@ -72,9 +76,22 @@ class Upsert:
         """Remove what was written, as nothing of it is committed."""
         self._output.remove()
 
+    def _truncate(self) -> None:
+        """Note which rows are older than one of the truncations."""
+        names = place_of(self._changes.schema)
+        kinds = pa.schema([self._schema.field(name) for name in names])
+        for number in range(len(self._tasks)):
+            rows = pa.Table.from_batches(self._read(number, names), kinds)
+            if (gone := outlived(rows, self._changes.truncations)).any():
+                self._kept[number] = ~gone
+
+    def _rows(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for number in range(len(self._tasks)):
+            yield from self._read(number, list(names))
+
     def _inserted(self, changes: pa.Table) -> pa.Table:
         """The rows that a slice of changes leaves; notes which rows of the table they replace."""
-        names = [*self._changes.key, *PLACE.names, *self._others]
+        names = [*self._changes.key, *place_of(changes.schema), *self._others]
         wanted = pa.schema([self._schema.field(name).remove_metadata() for name in names])
         outcome = Outcome(changes, self._changes.key, wanted)
         replaced = [wanted.empty_table().select(self._others)]
@@ -82,7 +99,12 @@ class Upsert:
         places = np.full(len(changes), -1)
         for number in range(len(self._tasks)):
             rows = pa.Table.from_batches(self._read(number, names), wanted)
-            of_rows, of_changes = outcome.replace(rows)
+            alive = np.flatnonzero(~outlived(rows, self._changes.truncations))
+            if len(alive) != len(rows):
+                of_rows, of_changes = outcome.replace(rows.take(pa.array(alive)))
+                of_rows = alive[of_rows]
+            else:
+                of_rows, of_changes = outcome.replace(rows)
             if not len(of_rows):
                 continue
             if number not in self._kept:

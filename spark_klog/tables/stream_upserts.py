@@ -29,22 +29,22 @@ import pyarrow as pa
 
 from spark_klog.base.cache import Newest
 from spark_klog.base.extras import require
+from spark_klog.base.settings import any_of
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files import open_folder
 from spark_klog.tables.change_files import ChangeFiles, ChangeWriter, change_files
-from spark_klog.tables.changes import (
+from spark_klog.tables.change_order import (
     INCARNATION,
+    LACKING,
     OFFSET,
     PARTITION,
-    PLACE,
-    RECORD_KEY,
     TIMESTAMP,
-    ChangeFormat,
-    Envelope,
     matching,
     newer,
     numbers,
+    place_of,
 )
+from spark_klog.tables.changes import RECORD_KEY, UNAVAILABLES, ChangeFormat, Envelope, Unavailable, no_value
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import STREAMS, Run, RunConflict, Table
 
@@ -82,6 +82,8 @@ def upsert(
     name: str = "",
     stream: str | None = None,
     incarnation: int | None = None,
+    order_by: str | Sequence[str] = (),
+    unavailable: Unavailable = "keep",
 ) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch` that merges a micro-batch of changes into a table, in one commit.
 
@@ -92,8 +94,12 @@ def upsert(
 
     A micro-batch that Spark runs again changes nothing. A query with two of these functions into one table gives them
     a `name` each. `stream` stands for the query, by default by its id, which the checkpoint has; Spark Connect needs
-    one. `incarnation` is how often the topic was created again: changes of a larger one are later than all of a smaller
-    one. None is 0, and `LoadError` if most changes that are older than the table's rows by their offsets are later by
+    one. `order_by` are fields of the value or the envelope, such as "source.lsn", by which changes are ordered instead
+    of by their offsets. `unavailable="keep"`: a row keeps its own value where Debezium does not have it; with
+    "dead-letter" such a record is a `LoadError`.
+
+    `incarnation` is how often the topic was created again: changes of a larger one are later than all of a smaller one.
+    None is 0, and `LoadError` if most changes that are older than the table's rows by their offsets are later by
     their timestamps; if it is given, this is a warning. `LoadError` also if the table has rows of a larger one. The
     function raises `ConfigError`, `LoadError` and `MissingPackage`.
     """
@@ -106,9 +112,14 @@ def upsert(
         raise ConfigError(
             f"incarnation {incarnation!r} must be an int of 0 or more: how often the topic was created again"
         )
+    order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+    if not all(isinstance(name, str) and name for name in order):
+        raise ConfigError(f"order_by {order_by!r} must be the name of a field, or a list of names")
+    if unavailable not in UNAVAILABLES:
+        raise ConfigError(f"unavailable {unavailable!r} must be {any_of(UNAVAILABLES)}")
     open_table(table)
     names = () if key == RECORD_KEY else tuple(field.removeprefix("value.") for field in fields)
-    return _Upsert(table, names, envelope, name, stream, incarnation)
+    return _Upsert(table, names, envelope, name, stream, incarnation, order, unavailable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +130,8 @@ class _Upsert:
     name: str
     stream: str | None
     incarnation: int | None
+    order: tuple[str, ...]
+    unavailable: Unavailable
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         require("An upsert", "pyarrow", "pyspark")
@@ -152,6 +165,7 @@ class _Upsert:
                 table.prepare(change_format.row, "none", "", STREAMS, key=change_format.key)
                 if any(known.get(name, start + 1) > start for name, start in starts.items()):
                     of_rows = self._check_incarnation(table, files)
+                self._check_values(table, files)
                 self._commit(table, files, query, batch)
                 merged = {name: max(end, of_rows.get(int(name.rpartition("-")[2]), 0)) for name, end in ends.items()}
                 known = {**known, **merged}
@@ -171,7 +185,8 @@ class _Upsert:
                 "Change rows by a struct as the column value"
             )
         wanted = pa.schema([pa.field(name, schema.field(name).type) for name in _COLUMNS])
-        return wanted, ChangeFormat(wanted.field("key").type, wanted.field("value").type, self.fields, self.envelope)
+        kinds = wanted.field("key").type, wanted.field("value").type
+        return wanted, ChangeFormat(*kinds, self.fields, self.envelope, self.order, self.unavailable)
 
     def _check_incarnation(self, table: Table, files: ChangeFiles) -> dict[int, int]:
         """By partition the end of the rows' offsets; `LoadError` if the topic seems to have been created again."""
@@ -196,6 +211,16 @@ class _Upsert:
                 )
             _log.warning("%s", text)
         return {partition: end for (incarnation, partition), end in of_rows.items() if incarnation == mine}
+
+    def _check_values(self, table: Table, files: ChangeFiles) -> None:
+        """`LoadError` if a change lacks values that no row has."""
+        columns = table.schema()
+        assert columns is not None
+        for lost in files.without_row(columns, table.rows):
+            raise LoadError(
+                f"the record of partition {lost[PARTITION]}, offset {lost[OFFSET]}, "
+                f"{no_value(lost[LACKING]['columns'][0])}. Nothing of the micro-batch is in the table"
+            )
 
     def _commit(self, table: Table, files: ChangeFiles, query: str, batch: Mapping[str, int]) -> None:
         token, end = uuid4().hex, time.monotonic() + _RETRY_S
@@ -249,11 +274,11 @@ def _compared(table: Table, files: ChangeFiles) -> tuple[dict[tuple[int, int], i
     range that is read again has the rows' own timestamps, or earlier ones, but for the clocks of producers.
     """
     has = table.schema()
-    names = [*files.key, *PLACE.names]
+    names = [*files.key, *place_of(files.schema)]
     if has is None or not set(names) <= set(has.names):
         return {}, 0
     wanted = pa.schema([pa.field(name, has.field(name).type) for name in names])
-    changes = next(files.slices()).select(names).cast(wanted)
+    changes = next(files.slices(), files.schema.empty_table()).select(names).cast(wanted)
     changes = changes.take(pa.array(np.arange(0, len(changes), -(-len(changes) // _MOST_COMPARED))))
     ends: dict[tuple[int, int], int] = {}
     older = later = 0

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.changes import PLACE
+from spark_klog.tables.change_order import PLACE
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData

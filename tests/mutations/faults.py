@@ -49,6 +49,7 @@ _BATCH_TESTS = (
     "tests/spark/exactly_once/test_write_updates.py",
     "tests/spark/exactly_once/test_update_kills.py",
 )
+_SEQUENCE_TESTS = ("tests/tables/test_change_sequences.py",)
 _MERGE_TESTS = ("tests/tables/test_changes.py", "tests/tables/test_upserts.py", "tests/load/test_upserts.py")
 
 FAULTS = (
@@ -557,10 +558,31 @@ FAULTS = (
     ),
     Fault(
         "tables-deleted-key-comes-back",  # an older change of a key that a newer one has moved
-        "spark_klog/tables/changes.py",
+        "spark_klog/tables/change_order.py",
         "        self._is_left[of_changes[is_past | ~goes[of_rows]]] = False\n",
         "",
         _MERGE_TESTS,
+    ),
+    Fault(
+        "tables-truncation-forgets-rows",  # that no change of the run is about
+        "spark_klog/tables/delta_merge.py",
+        "        merger = merger.when_not_matched_by_source_delete(is_gone)\n",
+        "        pass\n",
+        _SEQUENCE_TESTS,
+    ),
+    Fault(
+        "tables-value-of-a-deleted-row",  # is taken for one that an event lacks
+        "spark_klog/tables/change_order.py",
+        "np.where(is_first | is_after, at, 0)",
+        "np.where(is_first, at, 0)",
+        _SEQUENCE_TESTS,
+    ),
+    Fault(
+        "tables-order-of-texts",  # 9 is before 10
+        "spark_klog/tables/change_order.py",
+        'length = pc.utf8_lpad(pc.utf8_length(digits).cast(pa.string()), 2, "0")',
+        'length = pc.utf8_lpad("", 2, "0")',
+        _SEQUENCE_TESTS,
     ),
     Fault(
         "tables-run-without-a-change",  # no row changes, and no commit has the run: the journal leads

@@ -51,16 +51,20 @@ def change_batch(changes: Sequence[Change]) -> pa.RecordBatch:
 
 
 def written(
-    folder: Path, batches: Iterable[pa.RecordBatch], slice_bytes: int = 1 << 27, key: tuple[str, ...] = FORMAT.key
+    folder: Path,
+    batches: Iterable[pa.RecordBatch],
+    slice_bytes: int = 1 << 27,
+    key: tuple[str, ...] = FORMAT.key,
+    letters: Iterable[tuple[int, int]] = (),
 ) -> ChangeFiles:
-    """Files with the changes, one for each batch."""
+    """Files with the changes, one for each batch; of those at some places are letters."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[str] = []
     for batch in batches:
         writer = ChangeWriter(key, folder, lambda path, _changes: paths.append(str(path)))
         writer.add(batch)
         writer.finish()
-    return ChangeFiles(LocalFileSystem(), paths, key, slice_bytes)
+    return ChangeFiles(LocalFileSystem(), paths, key, slice_bytes, frozenset(letters))
 
 
 def is_later(one: Change, other: Change) -> bool:

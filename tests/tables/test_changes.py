@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +19,8 @@ from spark_klog.schemas.json_schema.columns import DDL
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
 from spark_klog.tables import change_files
-from spark_klog.tables.changes import UNAVAILABLE, ChangeFormat, Outcome, debezium_type, last_changes, newer
+from spark_klog.tables.change_order import Outcome, last_changes, newer, order_texts, ordered
+from spark_klog.tables.changes import UNAVAILABLE, ChangeFormat, debezium_type
 from tests.tables.change_support import (
     FORMAT,
     Change,
@@ -84,7 +87,7 @@ def test_which_changes_become_rows(before: list[Change], log: list[Change], rand
         places = {(change.incarnation, change.partition, change.offset) for change in before}
         others = [change for change in log if (change.incarnation, change.partition, change.offset) not in places]
         log = [*before[len(before) // 2 :], *others]
-    changes = last_changes(pa.Table.from_batches([change_batch(log)]), FORMAT.key)
+    changes = ordered(last_changes(pa.Table.from_batches([change_batch(log)]), FORMAT.key), FORMAT.key)
     outcome = Outcome(changes, FORMAT.key, FORMAT.row)
     gone: set[int] = set()
     parts = [part for part in ([*rows.values()][::2], [*rows.values()][1::2]) if part]
@@ -264,8 +267,7 @@ def test_a_tombstone_of_a_plain_row_goes_by_a_key_of_json(keys: pa.Array) -> Non
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"op": "t"}, "rows-1, offset 10, truncates its table"),
-        ({"op": "x", "after": ADA}, "has the operation 'x'"),
+        ({"op": "x", "after": ADA}, "rows-1, offset 10, has the operation 'x'"),
         ({"after": ADA}, "has the operation None"),
         ({"op": "u", "before": ADA}, "has the operation 'u' and no row"),
         ({"op": "d", "after": ADA}, "has no id"),
@@ -274,7 +276,71 @@ def test_a_tombstone_of_a_plain_row_goes_by_a_key_of_json(keys: pa.Array) -> Non
 )
 def test_records_that_are_no_changes_are_named(value: Any, message: str) -> None:
     with pytest.raises(LoadError, match=message):
-        ChangeFormat(pa.binary(), ENVELOPE, ("id",), "debezium").changes(envelopes(value))
+        ChangeFormat(pa.binary(), ENVELOPE, ("id",), "debezium", unavailable="dead-letter").changes(envelopes(value))
+
+
+def test_a_truncation_is_a_deletion_without_a_key() -> None:
+    by_id = ChangeFormat(ID, ENVELOPE, (), "debezium")
+    batch = envelopes({"op": "t"}, {"op": "c", "after": ADA}, keys=[{"id": 7}, {"id": 1}])
+    assert shown(by_id.changes(batch)) == [(None, None, 10, True), (1, "Ada", 11, False)]
+
+
+def test_texts_are_in_the_order_of_their_fields() -> None:
+    """Whole numbers before other texts, by their values, and nulls first."""
+    values = [None, -(10**12), -12, -2, 0, 7, 10, 99, 100, 2**63 - 1]
+    rows = [(one, other) for one in values for other in (None, "", "0009", "10", "9a", "b")]
+    random.Random(1).shuffle(rows)
+    columns = [pa.array([row[0] for row in rows], pa.int64()), pa.array([row[1] for row in rows])]
+    found = order_texts(columns).to_pylist()
+    wanted = {None: -1, "0009": 1, "10": 2, "": 3, "9a": 4, "b": 5}
+    keys = [(-math.inf if one is None else one, wanted[other]) for one, other in rows]
+    assert [text is None for text in found] == [row == (None, None) for row in rows]
+    by_text = sorted(range(len(rows)), key=lambda number: found[number] or "")
+    assert [keys[number] for number in by_text] == sorted(keys)
+    texts = order_texts([pa.array([None if one is None else str(one) for one in values])]).to_pylist()
+    assert texts == order_texts([pa.array(values, pa.decimal128(20, 0))]).to_pylist()
+    assert texts[-3:] == ["02:99", "03:100", "19:9223372036854775807"]
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (("source.lsn",), None),
+        (("ts_ms", "after.name"), None),
+        (("name",), None),
+        (("source",), "'source': it is struct"),
+        (("source.pos",), "'source.pos': there is no such field, only id, name, source..."),
+        (("lsn",), "'lsn': there is no such field"),
+    ],
+)
+def test_fields_of_an_order(order: tuple[str, ...], message: str | None) -> None:
+    kind = debezium_type(ROW, {"source.lsn": pa.int64(), "ts_ms": pa.int64()})
+    if message is not None:
+        with pytest.raises(ConfigError, match=message):
+            ChangeFormat(ID, kind, (), "debezium", order)
+        return
+    by_order = ChangeFormat(ID, kind, (), "debezium", order)
+    values = [
+        {"op": "c", "after": BOB, "source": {"lsn": 8}, "ts_ms": 3},
+        {"payload": {"op": "d", "before": BOB, "source": {"lsn": 9}, "ts_ms": 4}},
+        None,
+        {"op": "t", "source": {"lsn": 10}, "ts_ms": 5},
+    ]
+    batch = envelopes(*[None] * 4, keys=[{"id": 2}, {"id": 2}, {"id": 2}, None])
+    found = by_order.changes(batch.set_column(1, "value", pa.array(values, kind)))
+    expected = {
+        "source.lsn": ["01:8", "01:9", None, "02:10"],
+        "ts_ms": ["01:3\x1f~Bob", "01:4\x1f~Bob", None, "01:5\x1f"],
+        "name": ["~Bob", "~Bob", None, None],
+    }
+    assert found["_order"].to_pylist() == expected[order[0]]
+
+
+def test_a_row_without_an_order_is_bad() -> None:
+    kind = debezium_type(ROW, {"source.lsn": pa.int64()})
+    batch = envelopes(None).set_column(1, "value", pa.array([{"op": "c", "after": ADA}], kind))
+    with pytest.raises(LoadError, match=r"offset 10, has no source.lsn, by which its change is ordered"):
+        ChangeFormat(pa.binary(), kind, ("id",), "debezium", ("source.lsn",)).changes(batch)
 
 
 _BYTES = list(UNAVAILABLE.encode())
@@ -303,8 +369,11 @@ def test_a_value_that_the_connector_does_not_have(kind: pa.DataType, mark: Any, 
     values = [{"op": "u", "after": {"id": at, "more": more}} for at, more in enumerate((good, mark, None, good))]
     values.append({"op": "d", "before": {"id": 4, "more": mark}})
     batch = envelopes(*[None] * 5).set_column(1, "value", pa.array(values, debezium_type(row)))
+    arguments: tuple[Any, ...] = pa.binary(), debezium_type(row), ("id",), "debezium", ()
+    kept = ChangeFormat(*arguments).changes(batch)["_lacking"].to_pylist()
+    assert [each and each["columns"] for each in kept] == [None, ["more"] if mark else None, None, None, None]
     bad: dict[int, str] = {}
-    found = ChangeFormat(pa.binary(), debezium_type(row), ("id",), "debezium").changes(batch, bad=bad)
+    found = ChangeFormat(*arguments, "dead-letter").changes(batch, bad=bad)
     assert list(bad) == ([] if mark is None else [1])
     assert found["id"].to_pylist() == [at for at in range(5) if at not in bad]
 

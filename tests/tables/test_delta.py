@@ -23,7 +23,7 @@ from deltalake.exceptions import CommitFailedError
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables import delta
-from spark_klog.tables.changes import PLACE
+from spark_klog.tables.change_order import PLACE
 from spark_klog.tables.columns import NAN_COLUMNS, nan_columns
 from spark_klog.tables.delta import DeltaLakeTable, storage_options
 from spark_klog.tables.delta_statistics import statistics_json

@@ -23,7 +23,8 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.types import ListType, StringType
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.changes import ChangeFormat, Outcome
+from spark_klog.tables.change_order import Outcome
+from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.delta import DeltaLakeTable
 from spark_klog.tables.delta_merge import _settled
 from spark_klog.tables.iceberg import IcebergTable
@@ -276,10 +277,11 @@ def test_a_key_that_moves_while_clocks_are_in_no_order(kind: str, cuts: tuple[in
     assert content(kind, tmp_path)["name"].to_pylist() == ["third"]
 
 
-def test_changes_are_put_in_order_once_for_all_rows_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_put_in_order_once_for_all_rows_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for each batch of them: the changes may be millions."""
     log = [Change(1, "a", 0, 0, 10), Change(1, "b", 1, 0, 20), Change(2, "c", 0, 1, 30)]
-    changes = pa.Table.from_batches([FORMAT.changes(records(log))])
+    files = written(tmp_path, [FORMAT.changes(records(log))])
+    [changes] = files.slices()
     old = [Change(1, "late", 1, 5, 5), *(Change(3 + number, "other", 0, number) for number in range(20))]
     rows = pa.Table.from_batches([FORMAT.changes(records(old))])
     calls: list[Outcome] = []
@@ -291,7 +293,7 @@ def test_changes_are_put_in_order_once_for_all_rows_of_a_table(monkeypatch: pyte
 
     monkeypatch.setattr(Outcome, "latest", property(counted))
     settled, is_newest = _settled(
-        changes, FORMAT.key, FORMAT.row, lambda names: rows.select(list(names)).to_batches(max_chunksize=1)
+        changes, files, FORMAT.row, lambda names: rows.select(list(names)).to_batches(max_chunksize=1)
     )
     assert is_newest
     assert len(calls) == 2

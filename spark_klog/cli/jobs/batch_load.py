@@ -66,6 +66,8 @@ from spark_klog.wire.http import LOOPBACK
 from spark_klog.wire.listening import parse_listen
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from spark_klog.load.by_topic import Outcome
     from spark_klog.load.driving import Steps
     from spark_klog.load.rows import Evolution
@@ -83,9 +85,9 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.settings import CODECS, LAYOUTS, SORTED, TABLE_COLUMNS, WriteSettings
     from spark_klog.load.tasks.task import SparkRunner, cause_of
     from spark_klog.load.values import UTC, read_schema
-    from spark_klog.schemas.json_schema.ddl import INFER, schema_text
+    from spark_klog.schemas.json_schema.ddl import INFER, parse_schema, schema_text
     from spark_klog.spark.options import PROTECTED
-    from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, Envelope, debezium_type
+    from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, UNAVAILABLES, Envelope, Unavailable, debezium_type
     from spark_klog.tables.opening import is_table, open_table
 
 _log = logging.getLogger(__name__)
@@ -315,6 +317,17 @@ class JobOptions:
         help="Of a --table: records are changes of rows with this key, fields of the value or `key`, the record's key.",
     )
     envelope: Envelope = option(type=click.Choice(ENVELOPES), default="none", help="What the values with changes are.")
+    order_by: str | None = option(
+        type=_name,
+        metavar="FIELD[,...]",
+        help="Order changes by these (source.lsn), not by offsets. In JSON with their types, if not bigint: "
+        "'source.file string, source.pos'.",
+    )
+    unavailable: Unavailable = option(
+        type=click.Choice(UNAVAILABLES),
+        default="keep",
+        help="Of an envelope: a value that it does not have. Default: the row keeps its own.",
+    )
     compression: str | None = option(help="zstd (default), snappy, lz4, gzip, none.")
     compression_level: int | None = option(type=int, help="Of the codec.")
     dictionary: str = option(default=",".join(_DEFAULTS.dictionary), help="Parquet columns with a dictionary.")
@@ -355,6 +368,8 @@ class JobOptions:
             raise click.UsageError(
                 f"{given[0]} is for the files of records: with an upsert key the table writes its own"
             )
+        if "--unavailable" in self.given and self.envelope == "none":
+            raise click.UsageError("--unavailable is for --envelope debezium")
         if self.is_of_spark:
             self._check_spark()
         elif self.checkpoint:
@@ -434,12 +449,14 @@ class JobOptions:
         formats = self.row_formats.formats(self.cluster, client)
         written = {each.name: getattr(self, each.name) for each in fields(WriteSettings) if hasattr(self, each.name)}
         written |= {"sort_by": self.sort_by or "", "upsert_key": self.key, "event_time": self.event_time or ""}
+        order = self._order()
+        written["order_by"] = ",".join(order)
         written["dictionary"] = tuple(name for name in self.dictionary.split(",") if name)
         if self.row_formats.value_format == "json" and self.row_formats.value_schema == INFER:
             written["infers"] = True
         elif self.row_formats.value_format == "json":
             kind = read_schema(str(self.row_formats.value_schema))
-            written["schema"] = schema_text(debezium_type(kind) if self.envelope == "debezium" else kind)
+            written["schema"] = schema_text(debezium_type(kind, order) if self.envelope == "debezium" else kind)
         if self.table:
             open_table(output)
         if self.topics_pattern is not None:
@@ -460,6 +477,21 @@ class JobOptions:
             formats,
             self.row_formats.schema_evolution,
         )
+
+    def _order(self) -> dict[str, pa.DataType]:
+        """The fields of --order-by, with their types in JSON; `ConfigError`."""
+        order: dict[str, pa.DataType] = {}
+        for item in (self.order_by or "").split(",") if self.order_by else ():
+            name, _, kind = item.strip().partition(" ")
+            if not name or name in order:
+                raise ConfigError(f"--order-by {self.order_by!r}: name each field once, with commas between them")
+            if kind and self.row_formats.value_format != "json":
+                raise ConfigError(f"--order-by {item.strip()!r}: only JSON needs a field's type; give {name}")
+            try:
+                order[name] = parse_schema(f"value {kind or 'bigint'}").field(0).type
+            except ConfigError as error:
+                raise ConfigError(f"--order-by {item.strip()!r}: {error}") from None
+        return order
 
     def _start(self) -> Place | None:
         if self.from_run is not None:

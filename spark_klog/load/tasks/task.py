@@ -54,7 +54,8 @@ from spark_klog.schemas.rows import Decoded
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
 from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
-from spark_klog.tables.changes import ChangeFormat
+from spark_klog.tables.change_order import LACKING, LACKING_TYPE, OFFSET
+from spark_klog.tables.changes import ChangeFormat, no_value
 from spark_klog.tables.table import has_field_ids
 
 if TYPE_CHECKING:
@@ -204,7 +205,21 @@ class Values:
             good = np.ones(len(raw), np.bool_)
             good[numbers] = False
             raw = raw.filter(pa.array(good))
-        return raw, made
+        return raw, self._with_letters(made, raw)
+
+    def _with_letters(self, changes: pa.RecordBatch, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """The changes; with those that lack values is what is a dead letter if no row has these."""
+        if LACKING not in changes.schema.names or changes[LACKING].null_count == len(changes):
+            return changes
+        lacking = changes[LACKING].is_valid().to_numpy(zero_copy_only=False)
+        columns = pc.struct_field(changes[LACKING].filter(pa.array(lacking)), 0)
+        places = np.searchsorted(raw["offset"].to_numpy(), changes[OFFSET].to_numpy()[lacking])
+        reasons = [f"the record {no_value(names[0])}" for names in columns.to_pylist()]
+        lines = np.full(len(changes), None, object)
+        lines[lacking] = _letters(raw.take(pa.array(places)), reasons, per_ms=1000)
+        arrays = [pc.struct_field(changes[LACKING], 0), pa.array(lines, pa.string())]
+        made = pa.StructArray.from_arrays(arrays, fields=list(LACKING_TYPE), mask=pa.array(~lacking))
+        return changes.set_column(changes.schema.get_field_index(LACKING), changes.schema.field(LACKING), made)
 
     def layout_times(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """The times that decide on the records' folders, in microseconds as clocks of the time zone show them."""
@@ -217,20 +232,27 @@ class Values:
         if self._file is None:
             self._file = self.letters.open("w", encoding="utf-8")
         self.bad += len(reasons)
-        times = batch["timestamp"].cast(pa.int64()).to_pylist()
-        columns = (batch[name].to_pylist() for name in ("topic", "partition", "offset", "key", "value", "headers"))
-        for time, reason, topic, partition, offset, key, value, headers in zip(times, reasons, *columns, strict=True):
-            letter = {
-                "topic": topic,
-                "partition": partition,
-                "offset": offset,
-                "timestamp": time,
-                "reason": reason,
-                "key": _text(key),
-                "value": _text(value),
-                "headers": [[header["key"], _text(header["value"])] for header in headers or ()],
-            }
-            self._file.write(json.dumps(letter, ensure_ascii=False) + "\n")
+        self._file.writelines(f"{line}\n" for line in _letters(batch, reasons))
+
+
+def _letters(batch: pa.RecordBatch, reasons: list[str], per_ms: int = 1) -> list[str]:
+    """The lines of records as they are in the log; so many units of their timestamps are a ms."""
+    times = batch["timestamp"].cast(pa.int64()).to_pylist()
+    columns = (batch[name].to_pylist() for name in ("topic", "partition", "offset", "key", "value", "headers"))
+    made = []
+    for time, reason, topic, partition, offset, key, value, headers in zip(times, reasons, *columns, strict=True):
+        letter = {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "timestamp": time // per_ms,
+            "reason": reason,
+            "key": _text(key),
+            "value": _text(value),
+            "headers": [[header["key"], _text(header["value"])] for header in headers or ()],
+        }
+        made.append(json.dumps(letter, ensure_ascii=False))
+    return made
 
 
 def _rows(mask: NDArray[np.bool_]) -> list[int]:

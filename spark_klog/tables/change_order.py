@@ -1,0 +1,389 @@
+"""The order of changes: which one of a key is its last one, and what becomes of a table's rows by it.
+
+Which of two changes of a key is the later one: in a partition the one with the larger incarnation and offset. A key
+that is in several partitions, as its topic got more of them, goes by the records' timestamps, then by the number of the
+partition; of each partition only the last change counts, so that clocks in no order bring back nothing. Changes with an
+order of their own, a text in the column `_order`, go by that first. A table keeps the place of each row's last change,
+so no older change ever replaces a newer one.
+
+A truncation is a deletion without a key, of all rows and changes that are older.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+INCARNATION, PARTITION, OFFSET, TIMESTAMP = "_incarnation", "_partition", "_offset", "_timestamp"
+#: The columns that a table has beside those of its rows.
+PLACE = pa.schema(
+    [
+        pa.field(INCARNATION, pa.int32()),
+        pa.field(PARTITION, pa.int32()),
+        pa.field(OFFSET, pa.int64()),
+        pa.field(TIMESTAMP, pa.timestamp("us", tz="UTC")),
+    ]
+)
+#: One more of a table whose changes have an order of their own. Its texts, by `order_texts`, are compared byte by byte.
+ORDER = "_order"
+#: Whether a change is the deletion of its row; the table itself does not have this column.
+DELETED = "_deleted"
+#: Of changes only: which columns have no value, as the source does not have it, and what is kept of the record if no
+#: row has one. Null of all others.
+LACKING = "_lacking"
+LACKING_TYPE = pa.struct([pa.field("columns", pa.list_(pa.string())), pa.field("letter", pa.string())])
+#: Rows of a table, with some of its columns.
+Rows = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
+#: Between the texts of several fields: it comes before all that texts have.
+_SEPARATOR = "\x1f"
+_WHOLE_NUMBER = r"^-?[0-9]+$"
+_COMPLEMENT = str.maketrans("0123456789", "9876543210")
+
+
+def place_of(schema: pa.Schema) -> list[str]:
+    """The names of the columns that tell the place of a change or a row."""
+    return [*PLACE.names, *([ORDER] if ORDER in schema.names else [])]
+
+
+def order_texts(fields: Sequence[pa.Array]) -> pa.Array:
+    """Texts that are in the order of the fields, the first one before the others; null if all of them are null.
+
+    Whole numbers are in their order, also as texts of digits, and before other texts; nulls are first.
+    """
+    texts = [pc.coalesce(_sortable(_text(field)), "") for field in fields]
+    has_none = pc.invert(fields[0].is_valid())
+    for field in fields[1:]:
+        has_none = pc.and_(has_none, field.is_null())
+    return pc.if_else(has_none, None, pc.binary_join_element_wise(*texts, _SEPARATOR))
+
+
+def _text(field: pa.Array) -> pa.Array:
+    kind = field.type
+    if pa.types.is_date32(kind):
+        field = field.cast(pa.int32())
+    elif pa.types.is_temporal(kind):
+        field = field.cast(pa.int64())
+    return field.cast(pa.string())
+
+
+def _sortable(texts: pa.Array) -> pa.Array:
+    """A whole number as the count of its digits and these: 7 is 01:7, 12 is 02:12."""
+    is_number = pc.match_substring_regex(texts, _WHOLE_NUMBER)
+    digits = pc.utf8_ltrim(pc.utf8_ltrim(texts, "-"), "0")
+    length = pc.utf8_lpad(pc.utf8_length(digits).cast(pa.string()), 2, "0")
+    made = pc.if_else(
+        is_number,
+        pc.binary_join_element_wise(length, digits, ":"),
+        pc.binary_join_element_wise("~", texts, ""),
+    )
+    is_below = mask(pc.and_(pc.and_(is_number, pc.starts_with(texts, "-")), pc.not_equal(digits, "")))
+    if is_below.any():
+        below = [f"-{text.translate(_COMPLEMENT)}" for text in made.filter(pa.array(is_below)).to_pylist()]
+        made = pc.replace_with_mask(made, pa.array(is_below), pa.array(below, made.type))
+    return made
+
+
+def mask(column: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
+    """A column of booleans, false for null."""
+    filled = column.fill_null(False)
+    array: NDArray[np.bool_] = (
+        filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy()
+    )
+    return array
+
+
+def numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
+    """A column of integers or times without nulls."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    array: NDArray[np.int64] = (
+        column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()
+    )
+    return array
+
+
+def without_sign(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """A column in which zeros have no sign: Arrow takes -0.0 and 0.0 for two keys, SQL for one."""
+    return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
+
+
+# ----- the last change of a key
+
+
+def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The last change of each key in each partition, and the last truncation of each, in no order of keys.
+
+    What a truncation has emptied is a deletion. A column that a change lacks is that of the change before it.
+    """
+    if not len(changes):
+        return changes
+    names = [*key, PARTITION]
+    changes = _in_order(truncated(changes, truncations_of(changes, key)), names, (OFFSET, INCARNATION))
+    changes = _with_values_before(changes, names)
+    return changes.take(pa.array(_last_rows(changes, names)))
+
+
+def ordered(changes: pa.Table, key: Sequence[str]) -> pa.Table:
+    """`last_changes` of which those of a key are one after the other."""
+    several = len(_last_rows(changes, key)) < len(changes)
+    return _in_order(changes, key, (PARTITION, TIMESTAMP)) if several else changes
+
+
+def truncations_of(changes: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The truncations among changes, in which no column of the key is null otherwise."""
+    column = changes[key[0]]
+    return changes.filter(column.is_null()) if column.null_count else changes.slice(0, 0)
+
+
+def truncated(changes: pa.Table, truncations: pa.Table) -> pa.Table:
+    """The changes, of which those are deletions that are older than one of the truncations."""
+    gone = outlived(changes, truncations)
+    if not gone.any():
+        return changes
+    if LACKING in changes.schema.names:
+        changes = _with(changes, LACKING, pc.if_else(pa.array(gone), None, changes[LACKING]))
+    return _with(changes, DELETED, pa.array(mask(changes[DELETED]) | gone))
+
+
+def outlived(rows: pa.Table, truncations: pa.Table) -> NDArray[np.bool_]:
+    """Which rows, or changes, are older than one of the truncations; a row without a place is."""
+    gone = np.zeros(len(rows), np.bool_)
+    for number in range(len(truncations) if len(rows) else 0):
+        gone |= newer(truncations.take(pa.array(np.full(len(rows), number))), rows)
+    return gone
+
+
+def _in_order(changes: pa.Table, group: Sequence[str], place: Sequence[str]) -> pa.Table:
+    """The changes one after the other by their order, then by `place`, whose last column counts most.
+
+    One without an order (a tombstone) comes after the one before it in its group by `place`, and has its order if that
+    is the deletion that it repeats.
+    """
+    first, *others = (numbers(changes[name]) for name in place)
+    if any(np.ptp(column) for column in others) or not bool(np.all(first[1:] >= first[:-1])):
+        changes = changes.take(pa.array(np.lexsort((first, *others))))
+    if ORDER not in changes.schema.names:
+        return changes
+    # nulls come first
+    ranks = numbers(pc.rank(changes[ORDER].fill_null(""), "ascending", tiebreaker="dense").cast(pa.int64()))
+    lacks = changes[ORDER].is_null().to_numpy()
+    if lacks.any():
+        groups = _groups(changes, group)
+        by = np.argsort(groups, kind="stable")
+        is_first = np.append(True, np.diff(groups[by]) != 0)
+        givers = np.empty(len(by), np.int64)
+        givers[by] = by[np.maximum.accumulate(np.where(~lacks[by] | is_first, np.arange(len(by)), 0))]
+        rows = np.where(lacks, givers, np.arange(len(by)))
+        ranks = ranks[rows]
+        rows = np.where(mask(changes[DELETED])[rows], rows, np.arange(len(by)))
+        changes = _with(changes, ORDER, changes[ORDER].take(pa.array(rows)))
+    return changes.take(pa.array(np.argsort(ranks, kind="stable")))
+
+
+def _with(changes: pa.Table, name: str, column: pa.ChunkedArray | pa.Array) -> pa.Table:
+    return changes.set_column(changes.schema.get_field_index(name), changes.schema.field(name), column)
+
+
+def _groups(table: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
+    """A number of each row, which rows with the same values share."""
+    made = np.zeros(len(table), np.int64)
+    for name in names:
+        codes = without_sign(table[name]).combine_chunks().dictionary_encode("encode")
+        codes = codes.combine_chunks() if isinstance(codes, pa.ChunkedArray) else codes
+        values = codes.indices.to_numpy().astype(np.int64)
+        made = np.unique(made * (int(values.max(initial=0)) + 1) + values, return_inverse=True)[1].astype(np.int64)
+    return made
+
+
+def _with_values_before(changes: pa.Table, group: Sequence[str]) -> pa.Table:
+    """The changes, which are in order, with those values that they lack and a change before them in the group has.
+
+    One that comes after the deletion of its row, and still lacks values, is a deletion itself.
+    """
+    if LACKING not in changes.schema.names or changes[LACKING].null_count == len(changes):
+        return changes
+    groups = _groups(changes, group)
+    by = np.argsort(groups, kind="stable")
+    changes, groups = changes.take(pa.array(by)), groups[by]
+    at, deleted = np.arange(len(by)), mask(changes[DELETED])
+    is_first = np.append(True, groups[1:] != groups[:-1])
+    is_after = np.append(False, deleted[:-1]) & ~is_first
+    start = np.maximum.accumulate(np.where(is_first | is_after, at, 0))
+    lacks = lacking(changes)
+    for name, lacks_it in lacks.items():
+        giver = np.maximum.accumulate(np.where(lacks_it, -1, at))
+        has_giver = lacks_it & (giver >= start) & ~deleted
+        changes = _with(changes, name, changes[name].take(pa.array(np.where(has_giver, giver, at))))
+        lacks[name] = lacks_it & ~has_giver
+    changes = with_lacking(changes, lacks)
+    is_gone = np.logical_or.reduce(list(lacks.values())) & is_after[start]
+    changes = _with(changes, DELETED, pa.array(deleted | is_gone))
+    back = np.empty(len(by), np.int64)
+    back[by] = at
+    return changes.take(pa.array(back))
+
+
+def lacking(changes: pa.Table) -> dict[str, NDArray[np.bool_]]:
+    """By column which changes lack its value; columns that none lacks are left out."""
+    if LACKING not in changes.schema.names or changes[LACKING].null_count == len(changes):
+        return {}
+    lists = pc.struct_field(changes[LACKING].combine_chunks(), 0)
+    rows, names = numbers(pc.list_parent_indices(lists)), pc.list_flatten(lists)
+    made = {}
+    for name in names.unique().to_pylist():
+        made[name] = np.zeros(len(changes), np.bool_)
+        made[name][rows[mask(pc.equal(names, name))]] = True
+    return made
+
+
+def with_lacking(changes: pa.Table, lacks: Mapping[str, NDArray[np.bool_]]) -> pa.Table:
+    """The changes, of which only these lack values."""
+    letters = pc.struct_field(changes[LACKING].combine_chunks(), 1)
+    return _with(changes, LACKING, lacking_column(lacks, len(changes), letters))
+
+
+def lacking_column(
+    lacks: Mapping[str, NDArray[np.bool_]], length: int, letters: pa.Array | None = None
+) -> pa.StructArray:
+    """The column `_lacking` of changes that lack these values."""
+    matrix = np.array(list(lacks.values()), np.bool_).reshape(len(lacks), length).T
+    ends = np.append(0, np.cumsum(matrix.sum(axis=1))).astype(np.int32)
+    names = pa.array(list(lacks), pa.string()).take(pa.array(np.nonzero(matrix)[1]))
+    lists = pa.ListArray.from_arrays(pa.array(ends), names)
+    letters = pa.nulls(length, pa.string()) if letters is None else letters
+    return pa.StructArray.from_arrays([lists, letters], fields=list(LACKING_TYPE), mask=pa.array(~matrix.any(axis=1)))
+
+
+def of_rows(
+    changes: pa.Table,
+    key: Sequence[str],
+    truncations: pa.Table,
+    kinds: pa.Schema,
+    rows: Rows,
+    *,
+    has_values: bool = True,
+) -> tuple[pa.Table, NDArray[np.bool_]]:
+    """The changes with those values that they lack and that the row before has, and which of them have no such row.
+
+    `rows` are those of the table, whose key and place are of `kinds`. Changes that are older than their row may be left
+    out. Without values only the second is right.
+    """
+    if not (lacks := lacking(changes)):
+        return changes, np.zeros(len(changes), np.bool_)
+    names, wanted = list(lacks) if has_values else [], [*key, *place_of(changes.schema)]
+    kinds = pa.schema([kinds.field(name).remove_metadata() for name in wanted])
+    places = changes.select(wanted).cast(kinds)
+    asked = places.filter(pa.array(np.logical_or.reduce(list(lacks.values()))))
+    like = pa.schema([*kinds, *(changes.schema.field(name) for name in names)])
+    parts = [like.empty_table()]
+    for batch in rows(like.names):
+        part = pa.Table.from_batches([batch]).select(like.names).cast(like)  # deltalake's views of texts have no take
+        parts.append(part.take(pa.array(np.unique(matching(part, asked, key)[0]))))
+    known = pa.concat_tables(parts)
+    known = known.filter(pa.array(~outlived(known, truncations)))
+    in_rows, in_changes = matching(known, places, key)
+    is_left = np.ones(len(changes), np.bool_)
+    is_left[in_changes[~newer(places.take(pa.array(in_changes)), known.take(pa.array(in_rows)))]] = False
+    changes = _with_values_before(changes.filter(pa.array(is_left)), key)
+    lacks = lacking(changes)
+    in_rows, in_changes = matching(known, changes.select(wanted).cast(kinds), key)
+    givers = np.full(len(changes), -1)
+    givers[in_changes] = in_rows
+    givers[mask(changes[DELETED])] = -1
+    lost = np.zeros(len(changes), np.bool_)
+    lost[_last_rows(changes, key)] = True
+    lost &= np.logical_or.reduce([np.zeros(len(changes), np.bool_), *lacks.values()]) & (givers < 0)
+    for name in lacks if has_values else ():
+        given = known[name].take(pa.array(givers, mask=givers < 0))
+        changes = _with(changes, name, pc.if_else(pa.array(lacks[name] & ~lost), given, changes[name]))
+    return changes, lost
+
+
+def _last_rows(table: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
+    """The numbers of those rows after which none has the same values, in their order."""
+    places = numbered(table, names)
+    rows = places.group_by(places.column_names[:-1], use_threads=False).aggregate([(places.column_names[-1], "max")])
+    return np.sort(numbers(rows[-1]))
+
+
+def numbered(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Some columns, called by their numbers, and the number of each row. Of floats -0.0 is 0.0."""
+    columns = [*(without_sign(table[name]) for name in names), pa.array(np.arange(len(table)))]
+    return pa.table(columns, names=[str(number) for number in range(len(columns))])
+
+
+def matching(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The numbers of rows and of changes that have the same key, pair by pair."""
+    mine, theirs = numbered(rows, key), numbered(changes, key)
+    *names, last = mine.column_names
+    pairs = mine.join(theirs.rename_columns([*names, f"{last} of changes"]), names, join_type="inner")
+    return numbers(pairs[last]), numbers(pairs[f"{last} of changes"])
+
+
+class Outcome:
+    """Which changes of a table's rows come to be its rows. `changes` are those of `ordered`.
+
+    `replace` is given all rows that may have one of the keys, in any number of calls; then `latest` is the result.
+    """
+
+    def __init__(self, changes: pa.Table, key: Sequence[str], kinds: pa.Schema) -> None:
+        """`kinds` has the types of the key and of the place in the table."""
+        names = [*key, *place_of(changes.schema)]
+        self._key = key
+        self._places = changes.select(names).cast(pa.schema([kinds.field(name).remove_metadata() for name in names]))
+        self._is_left = np.ones(len(changes), np.bool_)
+
+    def replace(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The numbers of the rows that go, each with the number of the change that takes its place."""
+        rows = rows.select(self._places.column_names).cast(self._places.schema)
+        of_rows, of_changes = matching(rows, self._places, self._key)
+        if not len(of_rows):
+            return of_rows, of_changes
+        mine, theirs = self._places.take(pa.array(of_changes)), rows.take(pa.array(of_rows))
+        is_newer = newer(mine, theirs)
+        is_within = numbers(mine[PARTITION]) == numbers(theirs[PARTITION].fill_null(-1))
+        # a change that the row's partition has replaced since, and a row that one of the changes has
+        is_past, is_over = is_within & ~is_newer, np.zeros(len(rows), np.bool_)
+        is_over[of_rows[is_within & is_newer]] = True
+        ranks = np.where(is_past, -1, of_changes)
+        best = np.full(len(rows), -1)
+        np.maximum.at(best, of_rows, ranks)
+        wins = ~is_past & (ranks == best[of_rows]) & (is_newer | is_over[of_rows])
+        goes = np.zeros(len(rows), np.bool_)
+        goes[of_rows[wins]] = True
+        self._is_left[of_changes[is_past | ~goes[of_rows]]] = False
+        return of_rows[wins], of_changes[wins]
+
+    @property
+    def latest(self) -> NDArray[np.int64]:
+        """The numbers of the changes that are left, of each key one."""
+        left = np.flatnonzero(self._is_left)
+        return left[_last_rows(self._places.take(pa.array(left)), self._key)]
+
+
+def newer(changes: pa.Table, rows: pa.Table) -> NDArray[np.bool_]:
+    """Which changes are later than the rows beside them, by the places of both. A row without a place is the older.
+
+    If both have an order, that counts first.
+    """
+    values = {}
+    for name in PLACE.names:
+        values[name] = (
+            numbers(changes[name]),
+            numbers(rows[name].fill_null(pa.scalar(0, pa.int64()).cast(PLACE.field(name).type))),
+        )
+    is_lost = rows[OFFSET].is_null().to_numpy()
+    (inc, inc_of_row), (part, part_of_row) = values[INCARNATION], values[PARTITION]
+    (at, at_of_row), (time, time_of_row) = values[OFFSET], values[TIMESTAMP]
+    within = (inc > inc_of_row) | ((inc == inc_of_row) & (at > at_of_row))
+    across = (time > time_of_row) | ((time == time_of_row) & (part > part_of_row))
+    later = np.where(part == part_of_row, within, across)
+    if ORDER in changes.schema.names and ORDER in rows.schema.names:
+        orders = changes[ORDER], rows[ORDER]
+        later = mask(pc.greater(*orders)) | (later & ~mask(pc.less(*orders)))
+    result: NDArray[np.bool_] = is_lost | later
+    return result

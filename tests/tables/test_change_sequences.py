@@ -1,0 +1,247 @@
+"""A database's changes in any order of runs and partitions: after each run the table is that of a model.
+
+The model folds what has been read in the order of the database's log. Events are Debezium's: writes, also such that
+lack large values, updates of the key, deletions, tombstones whose deletion is compacted away, and truncations.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings, strategies as st
+from pyiceberg.catalog import load_catalog
+
+from spark_klog.tables.changes import UNAVAILABLE, ChangeFormat, debezium_type
+from spark_klog.tables.table import Table
+from tests.tables.change_support import written
+from tests.tables.test_upserts import FORMATS, catalog_options, content, make_table, run
+
+_ROW = pa.struct([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("tags", pa.list_(pa.string()))])
+_KEY = pa.struct([("id", pa.int64())])
+_LARGE = ("note", "tags")
+#: What stands for a value that nobody has.
+_LOST = "lost"
+
+
+class Event(NamedTuple):
+    """An event of the database's log, at `lsn`. `id` None is a truncation, `row` None a deletion."""
+
+    lsn: int
+    id: int | None
+    row: dict[str, Any] | None
+    partition: int
+    lacks: tuple[str, ...] = ()
+    old_id: int | None = None
+    is_tombstone: bool = False
+
+
+class Place(NamedTuple):
+    """A record of a partition."""
+
+    event: Event
+    time: int
+
+
+def _value(event: Event) -> dict[str, Any] | None:
+    if event.is_tombstone:
+        return None
+    source = {"lsn": event.lsn}
+    if event.id is None:
+        return {"op": "t", "before": None, "after": None, "source": source}
+    if event.row is None:
+        return {"op": "d", "before": {"id": event.id}, "after": None, "source": source}
+    marks = {"note": UNAVAILABLE, "tags": [UNAVAILABLE]}
+    row = event.row | {name: marks[name] for name in event.lacks}
+    before = None if event.old_id is None else {"id": event.old_id}
+    return {"op": "u", "before": before, "after": row, "source": source}
+
+
+class Database:
+    """Its log, dealt out to the partitions of a topic, and the rows of what a load has read of it."""
+
+    def __init__(self, kind: str, folder: Path, *, has_order: bool) -> None:
+        self.kind, self.folder, self.has_order = kind, folder, has_order
+        self.table: Table = make_table(kind, folder)
+        order = {"source.lsn": pa.int64()}
+        value = pa.struct(list(debezium_type(_ROW, order))[:-1])  # as Avro has it, without JSON's wrapper
+        self.format = ChangeFormat(_KEY, value, (), "debezium", tuple(order) if has_order else ())
+        self.read = [0, 0, 0]
+        self.logs: list[list[Place]] = [[], [], []]
+        self.rows: dict[int, tuple[int, dict[str, Any]]] = {}
+        self.runs = 0
+        self.letters: set[int] = set()
+
+    def records(self, partition: int, start: int, end: int) -> pa.RecordBatch:
+        places = self.logs[partition][start:end]
+        columns = {
+            "key": pa.array([None if at.event.id is None else {"id": at.event.id} for at in places], _KEY),
+            "value": pa.array([_value(at.event) for at in places], self.format.value_type),
+            "topic": pa.array(["rows"] * len(places)),
+            "partition": pa.array([partition] * len(places), pa.int32()),
+            "offset": pa.array(range(start, end), pa.int64()),
+            "timestamp": pa.array([at.time * 1_000_000 for at in places], pa.timestamp("us", tz="UTC")),
+        }
+        return pa.RecordBatch.from_pydict(columns)
+
+    def run(self, ends: list[int], slice_bytes: int, *, answer_is_lost: bool = False) -> None:
+        """Merge the records up to `ends`, and do so again if the first answer is lost."""
+        spans = [
+            (number, start, max(start, end)) for number, (start, end) in enumerate(zip(self.read, ends, strict=True))
+        ]
+        batches = []
+        for number, start, end in spans:
+            half = (start + end) // 2
+            batches += [self.format.changes(self.records(number, *each)) for each in ((start, half), (half, end))]
+        self.table.prepare(self.format.row, "none", "", "load", key=self.format.key)
+        files = written(self.folder / f"changes-{self.runs}", batches, slice_bytes, self.format.key)
+        schema = self.table.schema()
+        assert schema is not None
+        lost = list(files.without_row(schema, self.table.rows))
+        places = {(each["_partition"], each["_offset"]) for each in lost}
+        files = written(self.folder / f"again-{self.runs}", batches, slice_bytes, self.format.key, places)
+        self.runs += 1
+        for _ in range(1 + answer_is_lost):
+            self.table.upsert(files, run(self.runs))
+        events = [at.event for number, start, end in spans for at in self.logs[number][start:end]]
+        lost_ids = {self.logs[partition][offset].event.id for partition, offset in places}
+        assert lost_ids == self.fold(events), f"run {self.runs}"
+        self.read = [end for _, _, end in spans]
+
+    def fold(self, events: Iterable[Event]) -> set[int]:
+        """Apply the events of a run in the order of the database's log; the ids of rows that nobody has all of."""
+        known = [Event(lsn, key, row, 0) for key, (lsn, row) in self.rows.items()]
+        # a row is of the first of two equal events, as connectors write some again
+        steps = sorted([*known, *sorted(events, key=lambda one: one.is_tombstone)], key=lambda one: one.lsn)
+        rows: dict[int, tuple[int, dict[str, Any]]] = {}
+        for one in steps:
+            if one.id is None:
+                rows.clear()
+            elif one.row is None:
+                rows.pop(one.id, None)
+            else:
+                before = rows.get(one.id, (0, dict.fromkeys(_LARGE, _LOST)))[1]
+                rows[one.id] = one.lsn, one.row | {name: before[name] for name in one.lacks}
+                if one.old_id is not None:
+                    rows.pop(one.old_id, None)
+        lost = {key for key, (_, row) in rows.items() if _LOST in row.values()}
+        self.rows = {key: row for key, row in rows.items() if key not in lost}
+        return lost
+
+    def check(self) -> None:
+        expected = sorted((row["id"], row["name"], row["note"], row["tags"]) for _, row in self.rows.values())
+        found = content(self.kind, self.folder).select(list(_ROW.names)).to_pylist()
+        assert sorted((row["id"], row["name"], row["note"], row["tags"]) for row in found) == expected
+        if self.kind == "delta":
+            paths = DeltaTable(self.folder / "table").file_uris()
+        else:
+            place = load_catalog("local", **catalog_options(self.folder)).load_table("space.table")
+            paths = [task.file.file_path for task in place.scan().plan_files()]
+        rows = duckdb.read_parquet(paths, union_by_name=True).fetchall() if paths else []
+        assert sorted(row[0] for row in rows) == [row[0] for row in expected]
+
+
+#: How records are written: the keys of the topic with more partitions move to others, with clocks in any order; a
+#: connector starts again, and writes some events once more; keys move, with clocks in order; one partition.
+_HOW = ("order", "again", "clocks", "offsets")
+
+
+@st.composite
+def _histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+    """(operation, id, another id, partition of a truncation, which large values are lacking) of events."""
+    operations = ["write", "write", "write", "lacking", "lacking", "move", "delete", "tombstone", "truncate"]
+    one = st.tuples(
+        st.sampled_from(operations),
+        st.integers(1, 4),
+        st.integers(1, 4),
+        st.integers(0, 2),
+        st.sampled_from([("note",), ("tags",), _LARGE]),
+    )
+    return draw(st.lists(one, min_size=1, max_size=25))
+
+
+_RUNS = st.lists(
+    st.tuples(st.lists(st.integers(0, 12), min_size=3, max_size=3), st.sampled_from(["", "again", "compact"])),
+    max_size=4,
+)
+
+
+def _check(kind: str, history: list[tuple[Any, ...]], runs: list[Any], seed: int, slice_bytes: int, how: str) -> None:
+    chance = random.Random(seed)
+    places = {key: (chance.randrange(3), chance.randrange(3)) for key in range(1, 5)}
+    moves_at, alive = chance.randrange(len(history) + 1), set[int]()
+    with TemporaryDirectory() as name:
+        base = Database(kind, Path(name), has_order=how in ("order", "again"))
+        for lsn, (operation, key, other, partition, lacks) in enumerate(history, 1):
+            if operation != "truncate":
+                partition = places[key][lsn > moves_at and how in ("order", "clocks")]
+            partition = 0 if how == "offsets" else partition
+            row = {"id": key, "name": f"n{lsn}", "note": f"note {lsn}", "tags": [str(lsn)]}
+            event = Event(lsn, key, row, partition)
+            if operation == "lacking" and key in alive:
+                event = event._replace(lacks=lacks)
+            elif operation == "move" and key != other:
+                event = event._replace(old_id=other)
+                alive.discard(other)
+            elif operation in ("delete", "tombstone"):
+                event = event._replace(row=None)
+            elif operation == "truncate":
+                event = event._replace(id=None, row=None)
+                alive.clear()
+            alive = alive - {key} if event.row is None else alive | {key}
+            time = chance.randrange(100) if base.has_order else lsn
+            log = base.logs[partition]
+            if operation != "tombstone" or base.has_order:
+                log.append(Place(event, time))
+            if operation in ("delete", "tombstone"):
+                log.append(Place(event._replace(is_tombstone=True), time))
+            if how == "again" and chance.random() < 0.3:
+                start = chance.randrange(len(log))
+                log += log[start + log[start].event.is_tombstone :]
+        if chance.random() < 0.3:  # the topic's retention has taken the first ones
+            base.read = [chance.randrange(len(log) // 2 + 1) for log in base.logs]
+        for counts, step in runs:
+            ends = [min(at + count, len(log)) for at, count, log in zip(base.read, counts, base.logs, strict=True)]
+            base.run(ends, slice_bytes, answer_is_lost=step == "again")
+            base.check()
+            if step == "compact":
+                base.table.compact(1 << 20)
+                base.check()
+        base.run([len(log) for log in base.logs], slice_bytes)
+        base.check()
+
+
+_MODEL = {
+    "history": _histories(),
+    "runs": _RUNS,
+    "seed": st.integers(0, 1000),
+    "slice_bytes": st.sampled_from([300, 1 << 27]),
+    "how": st.sampled_from(_HOW),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(deadline=None, max_examples=12)
+@given(**_MODEL)
+def test_the_table_is_that_of_the_model(
+    kind: str, history: list[Any], runs: list[Any], seed: int, slice_bytes: int, how: str
+) -> None:
+    _check(kind, history, runs, seed, slice_bytes, how)
+
+
+@pytest.mark.test_all("long")
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(deadline=None, max_examples=int(os.environ.get("SPARK_KLOG_UPSERTS", "100")))
+@given(**_MODEL)
+def test_many_tables_are_those_of_the_model(
+    kind: str, history: list[Any], runs: list[Any], seed: int, slice_bytes: int, how: str
+) -> None:
+    _check(kind, history, runs, seed, slice_bytes, how)
