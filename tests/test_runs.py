@@ -27,7 +27,7 @@ from tests.support.servers import kafka, shared_kafka
 
 tests.conftest._LOGS = Path(__file__).parent / "logs"
 
-class Stub(kafka._JavaServer):
+class Stub(kafka.Process):
     def __init__(self, version, folder, settings):
         super().__init__("kafka", folder)
         self.mark = f"{folder}/mark"

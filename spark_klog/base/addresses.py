@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from spark_klog.base.extras import require
 from spark_klog.errors import ConfigError
@@ -73,4 +74,9 @@ def filesystem_at(address: str) -> tuple[Any, str]:
         raise ConfigError(
             f"{without_user(address)!r} names no directory ({without_user(str(error))}): {advice}"
         ) from None
+    key = urlsplit(address).netloc.rpartition("@")[0].partition(":")[2]
+    if filesystem.type_name == "abfs" and key:  # which pyarrow reads, and then does not use
+        from pyarrow.fs import AzureFileSystem
+
+        filesystem = AzureFileSystem(**{**filesystem.__reduce__()[1][0], "account_key": unquote(key)})
     return filesystem, path

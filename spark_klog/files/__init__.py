@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from spark_klog.base.addresses import filesystem_at, local_path, without_user
 from spark_klog.errors import KlogError
 from spark_klog.files.folder import LocalFolder, reason
+from spark_klog.files.keys import KeyedUri
 
 if TYPE_CHECKING:
     from spark_klog.files.arrow import ArrowFolder
@@ -26,7 +27,7 @@ def open_folder(address: str, failure: type[KlogError] | None = None) -> LocalFo
 def open_filesystem(address: str, failure: type[KlogError] | None = None) -> tuple[Any, str]:
     """The pyarrow file system of a URI, and the path there; errors as of `open_folder`."""
     try:
-        return filesystem_at(address)
+        return (address.filesystem(), address.path) if isinstance(address, KeyedUri) else filesystem_at(address)
     except OSError as error:
         if failure is None:
             raise

@@ -17,6 +17,7 @@ from spark_klog.base.addresses import is_single_writer
 from spark_klog.errors import KlogError
 from spark_klog.files.conditional_put import ConditionalPut, conditional_put, no_conditional_put
 from spark_klog.files.folder import TEMPORARY, Entry, reason
+from spark_klog.files.keys import KeyedUri
 
 _READ_BYTES, _WRITE_BYTES = 1024 * 1024, 8 * 1024 * 1024
 
@@ -40,7 +41,8 @@ class ArrowFolder:
     """The folder `base` of a file system of pyarrow, which `address` names in messages. Methods as of `LocalFolder`.
 
     Object stores show only whole objects. HDFS shows what is being written: there files are renamed into place.
-    `uri` is the address as it was given, with its options and secrets; only `create` needs it.
+    `uri` is the address as it was given, with its options and secrets: of a `KeyedUri` the keys are renewed, else only
+    `create` needs it.
     """
 
     shows_whole_files_only = True
@@ -48,12 +50,18 @@ class ArrowFolder:
     def __init__(
         self, filesystem: Any, base: str, address: str, failure: type[KlogError] | None = None, uri: str = ""
     ) -> None:
-        self._fs, self._base = filesystem, base.rstrip("/")
+        self._opened, self._base = filesystem, base.rstrip("/")
         self._failure, self._uri = failure, uri
-        self._conditional: ConditionalPut | None = None
+        #: And the file system that it has the keys of.
+        self._conditional: tuple[ConditionalPut | None, Any] = None, None
         self.address = address
         #: Is called before each change; what it raises, the change raises.
         self.guard: Callable[[], None] = _nothing
+
+    @property
+    def _fs(self) -> Any:
+        """pyarrow's file system, with keys that have not ended."""
+        return self._uri.filesystem() if isinstance(self._uri, KeyedUri) else self._opened
 
     def _at(self, path: str) -> str:
         return f"{self._base}/{path}" if self._base and path else self._base or path
@@ -150,13 +158,15 @@ class ArrowFolder:
             return True
         with self._changing(path, "written"):
             bucket, _, key = self._at(path).partition("/")
-            if self._conditional is None:
-                self._conditional = conditional_put(self._fs, bucket, self._uri, self.address)
-            if self._conditional is not None:
-                return self._conditional.create(key, content)
-            if self._fs.type_name == "hdfs":
+            put, opened = self._conditional
+            if opened is not (filesystem := self._fs):
+                put = conditional_put(filesystem, bucket, self._uri, self.address)
+                self._conditional = put, filesystem
+            if put is not None:
+                return put.create(key, content)
+            if filesystem.type_name == "hdfs":
                 return self._create_by_rename(path, content)
-            raise no_conditional_put(f"pyarrow's file system {self._fs.type_name}")
+            raise no_conditional_put(f"pyarrow's file system {filesystem.type_name}")
 
     def _create_by_rename(self, path: str, content: bytes) -> bool:
         """Move a file of the same name into the folder, which HDFS does unless the folder has one.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from spark_klog.base.clock import doubled
 from spark_klog.base.extras import is_installed, require
@@ -177,15 +177,14 @@ def _gcs(settings: Mapping[str, Any], bucket: str, uri: str) -> Any:
     if endpoint := settings["endpoint_override"]:
         config["base_url"] = _with_scheme(endpoint, settings)
         client["allow_http"] = config["base_url"].startswith("http://")
-    if settings["anonymous"]:
-        config["skip_signature"] = True
+    if settings["anonymous"] or urlsplit(uri).username == "anonymous":  # pyarrow does not tell the latter
+        config |= {"skip_signature": True, "bearer_token": "anonymous"}  # of reads; puts need some token
     elif token := settings["access_token"]:
         config["bearer_token"] = token
     return store(bucket, config=config, client_options=client, retry_config=_RETRIES)
 
 
 def _azure(settings: Mapping[str, Any], bucket: str, uri: str) -> Any:
-    """pyarrow does not tell the key of a URI: abfs://CONTAINER:KEY@ACCOUNT..., abfs://ACCOUNT:KEY@HOST..."""
     from obstore.store import AzureStore
 
     store: Any = AzureStore
@@ -195,14 +194,12 @@ def _azure(settings: Mapping[str, Any], bucket: str, uri: str) -> Any:
     endpoint = f"{settings['blob_storage_scheme']}://{host}"
     config: dict[str, Any] = {"account_name": account, "endpoint": endpoint}
     client["allow_http"] = endpoint.startswith("http://")
-    parts = urlsplit(uri)
-    user, _, _ = parts.netloc.rpartition("@")
-    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    key = settings["account_key"] or unquote(user.partition(":")[2])
-    if key:
+    query = urlsplit(uri).query
+    options = {name: values[-1] for name, values in parse_qs(query).items()}
+    if key := settings["account_key"]:
         config["account_key"] = key
     elif settings["sas_token"] or "sig" in options:
-        config["sas_key"] = settings["sas_token"] or parts.query
+        config["sas_key"] = settings["sas_token"] or query
     elif options.get("credential_kind") == "anonymous":
         config["skip_signature"] = True
     for name in ("client_id", "client_secret", "tenant_id"):

@@ -24,6 +24,7 @@ from pyarrow.fs import LocalFileSystem
 from spark_klog.base.addresses import local_path
 from spark_klog.errors import LoadError
 from spark_klog.files import open_filesystem
+from spark_klog.files.keys import KeyedUri
 from spark_klog.records import kernels
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.tables.change_order import (
@@ -125,19 +126,30 @@ def change_files(location: str, paths: Sequence[str], key: tuple[str, ...]) -> C
     if (base := local_path(location)) is not None:
         return ChangeFiles(LocalFileSystem(), [f"{base}/{path}" for path in paths], key)
     filesystem, base = open_filesystem(location, LoadError)
-    return ChangeFiles(filesystem, [f"{base.rstrip('/')}/{path}" for path in paths], key)
+    return ChangeFiles(
+        location if isinstance(location, KeyedUri) else filesystem,
+        [f"{base.rstrip('/')}/{path}" for path in paths],
+        key,
+    )
 
 
 @dataclass(frozen=True)
 class ChangeFiles:
-    """Files of `ChangeWriter` on a pyarrow file system; there is at least one. `key` has the columns of a row's key."""
+    """Files of `ChangeWriter` on a pyarrow file system; there is at least one. `key` has the columns of a row's key.
 
-    filesystem: Any
+    Of a `KeyedUri` the file system has keys that are good when a file is opened.
+    """
+
+    opened: Any
     paths: Sequence[str]
     key: tuple[str, ...]
     slice_bytes: int = field(default=_SLICE, repr=False)
     #: (partition, offset) of changes that are dead letters, as no row has the values that they lack.
     letters: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def filesystem(self) -> Any:
+        return self.opened.filesystem() if isinstance(self.opened, KeyedUri) else self.opened
 
     @cached_property
     def _footers(self) -> list[Any]:

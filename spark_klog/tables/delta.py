@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -30,11 +30,13 @@ from spark_klog.base.addresses import local_path, without_user
 from spark_klog.base.clock import doubled
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files.folder import reason
+from spark_klog.files.keys import KeyedUri
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.change_order import INCARNATION
 from spark_klog.tables.columns import differences
 from spark_klog.tables.delta_merge import merge, quoted
 from spark_klog.tables.delta_statistics import statistics_json
+from spark_klog.tables.delta_stores import keyed_options, storage_options
 from spark_klog.tables.table import (
     COMMIT_ENTRY,
     LOAD_PROPERTY,
@@ -50,6 +52,7 @@ from spark_klog.tables.table import (
     own_columns,
     own_columns_property,
 )
+from spark_klog.tables.unity import SCHEME, unity_location
 
 PREFIX = "delta:"
 #: Partition columns by layout, with their types.
@@ -89,26 +92,35 @@ _T = TypeVar("_T")
 
 
 class DeltaLakeTable:
-    """The Delta table in the folder at `uri`, a path or a URI of pyarrow's; `Table` says what its methods do."""
+    """The Delta table in the folder at `uri`, a path or a URI of pyarrow's, or of that name in Unity Catalog.
+
+    `Table` says what its methods do.
+    """
 
     renames: ClassVar[bool] = False
     partition_zone: ClassVar[str | None] = None
-    journal_name = PREFIX.rstrip(":")
 
     def __init__(self, uri: str) -> None:
-        local = local_path(uri) if uri else None
         if not uri:
             raise ConfigError("the table's location is empty: give delta:FOLDER or delta:URI")
-        self.location = os.path.abspath(local) if local is not None else uri
+        is_named = uri.startswith(SCHEME)
+        location = unity_location(f"{PREFIX}{uri}") if is_named else uri
+        local = local_path(location)
+        self.location = os.path.abspath(local) if local is not None else location
+        self.address = f"{PREFIX}{uri if is_named else without_user(self.location)}"
+        self.journal_name = self.address if is_named else PREFIX.rstrip(":")
         #: The table as it was last read: what is new is read at the next time.
         self._known: DeltaTable | None = None
         #: The columns that the next commit adds if they are missing.
         self._added: pa.Schema | None = None
-        self._url, self._options = (self.location, {}) if local is not None else storage_options(uri)
+        self._url, self._options = (self.location, {}) if local is not None else storage_options(location)
 
-    @property
-    def address(self) -> str:
-        return f"{PREFIX}{without_user(self.location)}"
+    def _renew(self, *, anew: bool = False) -> None:
+        """Have the table opened with other keys, if those of its store were renewed."""
+        if isinstance(self.location, KeyedUri):
+            options = keyed_options(self.location.filesystem(anew=anew))
+            if options != self._options:
+                self._options, self._known = options, None
 
     # ----- reading
 
@@ -279,6 +291,7 @@ class DeltaLakeTable:
 
     def upsert(self, changes: ChangeFiles | None, run: Run) -> None:
         def attempt() -> None:
+            self._renew(anew=True)  # deltalake merges with those that it begins with
             table = self._existing()
             last = self._last_run(table, run.load)
             own = set(last.columns) if last else set()
@@ -364,6 +377,7 @@ class DeltaLakeTable:
 
     def _open(self) -> DeltaTable | None:
         def opened() -> DeltaTable | None:
+            self._renew()
             if self._known is not None:
                 try:
                     self._known.update_incremental()
@@ -556,38 +570,6 @@ def _partition(hour: int | None, names: Sequence[str]) -> dict[str, str | None]:
     day, of_day = divmod(hour, 24)
     text = (date(1970, 1, 1) + timedelta(days=day)).isoformat()
     return {"date": text, "hour": str(of_day)} if "hour" in names else {"date": text}
-
-
-def storage_options(uri: str) -> tuple[str, dict[str, str]]:
-    """A URI of pyarrow's file systems as deltalake takes it: without user and query, which become options.
-
-    What the URI does not say is looked for in the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on) by
-    deltalake, as by pyarrow.
-    """
-    parts = urlsplit(uri)
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    options: dict[str, str] = {}
-    if parts.scheme not in ("s3", "s3a"):
-        return uri, options
-    user, _, host = parts.netloc.rpartition("@")
-    key, _, secret = user.partition(":")
-    if key:
-        options |= {"AWS_ACCESS_KEY_ID": unquote(key), "AWS_SECRET_ACCESS_KEY": unquote(secret)}
-    endpoint = query.get("endpoint_override", "")
-    if endpoint and "://" not in endpoint:
-        endpoint = f"{query.get('scheme', 'https')}://{endpoint}"
-    if endpoint:
-        options["AWS_ENDPOINT_URL"] = endpoint
-    if query.get("region"):
-        options["AWS_REGION"] = query["region"]
-    if query.get("anonymous", "").lower() in ("true", "1"):
-        options["AWS_SKIP_SIGNATURE"] = "true"
-    used = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    if used and not endpoint:
-        options["AWS_ENDPOINT_URL"] = used
-    if used.startswith("http:"):
-        options["AWS_ALLOW_HTTP"] = "true"
-    return f"s3://{host}{parts.path}", options
 
 
 def _reason(error: Exception) -> str:

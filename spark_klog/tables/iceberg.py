@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +30,7 @@ from pyiceberg.exceptions import (
     UnauthorizedError,
 )
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import ARROW_FILE_IO, PY_IO_IMPL
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -47,6 +47,7 @@ from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, p
 from spark_klog.tables.iceberg_rows import deleted_rows
 from spark_klog.tables.iceberg_runs import last_run, run_properties, run_texts
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
+from spark_klog.tables.iceberg_stores import renewing, store_uri, table_place
 from spark_klog.tables.iceberg_transaction import OneAttempt
 from spark_klog.tables.iceberg_upsert import Upsert
 from spark_klog.tables.table import (
@@ -139,7 +140,8 @@ class IcebergTable:
         self._options = dict(options or {})
         self._catalog_name = catalog
         self._known_catalog: Catalog | None = None
-        self._location = self._uri = self._seen = ""
+        self._location = self._seen = ""
+        self._uri: str = ""
         self._seconds = _COMMIT_SECONDS
         #: Those of the next commit, by `prepare`.
         self._columns: Sequence[str] = ()
@@ -155,18 +157,19 @@ class IcebergTable:
                     f"{self.address}: catalog {name!r} can't be opened: {_text(error)}: check .pyiceberg.yaml or "
                     f"PYICEBERG_CATALOG__{name.upper()}__URI"
                 ) from None
+            self._known_catalog.properties.setdefault(PY_IO_IMPL, ARROW_FILE_IO)  # pyiceberg prefers adlfs for Azure
         return self._known_catalog
 
     @property
     def location(self) -> str:
-        """The URI of the folder, as pyarrow takes it: with the catalog's endpoint and keys of S3."""
+        """The URI of the folder, as `open_folder` takes it: with the catalog's endpoint and keys of the store."""
         if not self._uri:
             table = self._table()
             if table is None:
                 self._location, properties = self._calling(self._future_location, "created")
             else:
                 self._location, properties = table.metadata.location, table.io.properties
-            self._uri = _uri(self._location, properties)
+            self._uri = store_uri(self._location, properties, self._catalog, self._identifier)
         return self._uri
 
     def _future_location(self) -> tuple[str, Mapping[str, str]]:
@@ -178,8 +181,7 @@ class IcebergTable:
         catalog = self._catalog
         if not any(one.__module__ == _SQL for one in type(catalog).__mro__):
             self._create_namespace()
-            staged = catalog.create_table_transaction(self._identifier, Schema())
-            return staged.table_metadata.location, staged._table.io.properties
+            return table_place(catalog, self._identifier)
         folder = None
         with suppress(NoSuchNamespaceError):
             folder = catalog.load_namespace_properties(tuple(namespace)).get("location")
@@ -501,6 +503,7 @@ class IcebergTable:
             except NoSuchTableError:
                 return None
             self._seen = table.metadata_location
+            renewing(table, self._uri)
             return table
 
         return self._calling(load, "read")
@@ -556,7 +559,7 @@ class IcebergTable:
                 if not isinstance(cause, CommitFailedException):
                     self._close()
                 is_over = time.monotonic() + wait > deadline
-                if not _may_pass(cause) and (isinstance(cause, LoadError) or not self._has_moved()):
+                if not _may_pass(cause) and (isinstance(cause, LoadError | ImportError) or not self._has_moved()):
                     if isinstance(error, LoadError):
                         raise
                     raise LoadError(f"{self.address} can't be {action}: {_text(error)}") from error
@@ -616,16 +619,3 @@ def _may_pass(error: BaseException) -> bool:
 def _text(error: BaseException) -> str:
     text = " ".join(without_user(str(error)).split())
     return text or type(error).__name__
-
-
-def _uri(location: str, properties: Mapping[str, str]) -> str:
-    """The location as a URI of pyarrow's file systems."""
-    parts = urlsplit(location)
-    if parts.scheme not in ("s3", "s3a", "s3n"):
-        return location
-    key, secret = properties.get("s3.access-key-id"), properties.get("s3.secret-access-key")
-    # a URI has no place for the token of temporary credentials: then those of the environment are used
-    user = f"{quote(key, '')}:{quote(secret, '')}@" if key and secret and "s3.session-token" not in properties else ""
-    asked = {"endpoint_override": properties.get("s3.endpoint"), "region": properties.get("s3.region")}
-    query = "&".join(f"{name}={quote(value, '')}" for name, value in asked.items() if value)
-    return f"s3://{user}{parts.netloc}{quote(parts.path)}" + (f"?{query}" if query else "")

@@ -1,4 +1,4 @@
-"""Tables by their addresses: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE."""
+"""Tables by their addresses: delta:URI, delta:uc://CATALOG.SCHEMA.TABLE, iceberg:CATALOG.NAMESPACE.TABLE."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.table import Table
 
 _DELTA, _ICEBERG = "delta", "iceberg"
-_FORMS = f"{_DELTA}:URI or {_ICEBERG}:CATALOG.NAMESPACE.TABLE"
+_UNITY = f"{_DELTA}:uc://"
+_FORMS = f"{_DELTA}:URI, {_UNITY}CATALOG.SCHEMA.TABLE or {_ICEBERG}:CATALOG.NAMESPACE.TABLE"
 
 
 def is_table(address: str) -> bool:
@@ -18,7 +19,7 @@ def is_table(address: str) -> bool:
 
 def takes_plain_names(address: str) -> bool:
     """Whether names in an address are of letters, digits and _ alone, as a catalog's: dots separate namespaces."""
-    return address.partition(":")[0] == _ICEBERG
+    return address.partition(":")[0] == _ICEBERG or address.startswith(_UNITY)
 
 
 def open_table(address: str) -> Table:
@@ -44,7 +45,12 @@ def kind_and_folder(address: str) -> tuple[str, str]:
 
 
 def catalog_tables(beginning: str) -> list[str]:
-    """The addresses of the Iceberg tables in the namespaces that the beginning of an address names; `LoadError`."""
+    """The addresses of the tables in a catalog's namespaces that the beginning of an address names; `LoadError`."""
+    if beginning.startswith(_UNITY):
+        require("A Delta table", "pyarrow", "deltalake")
+        from spark_klog.tables.unity import tables_of_unity
+
+        return tables_of_unity(beginning)
     require("An Iceberg table", "pyarrow", "pyiceberg")
     from spark_klog.tables.iceberg import tables_below
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +14,9 @@ from tests.spark.support import create_topic, produce, values
 from tests.support.brokers.batches import walk
 from tests.support.servers.s3_server import serving_s3
 
+if TYPE_CHECKING:
+    from tests.load.real_lakes import RealLakes
+
 #: Records per batch, number of batches, index of the corrupt batch.
 EACH, COUNT, CORRUPT = 20, 6, 2
 
@@ -22,6 +26,15 @@ def s3_process() -> Iterator[str]:
     """The address of an S3 server in a process of its own: deltalake holds Python's lock while it reads a history."""
     with serving_s3() as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def real_lakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealLakes]:
+    """Catalogs and stores, each of which starts when a test first has a table in it."""
+    from tests.load.real_lakes import RealLakes  # imports readers of tables
+
+    with RealLakes(tmp_path_factory.mktemp("lakes")) as lakes:
+        yield lakes
 
 
 @pytest.fixture

@@ -60,6 +60,43 @@ class InProcess:
             run_task(number, ranges, job)
 
 
+class InTurns(InProcess):
+    """Threads share the client of their process's tasks; Spark's tasks have a process each."""
+
+    _turn = threading.Lock()
+
+    def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
+        with self._turn:
+            super().run(tasks, job)
+
+
+class Unlocked:
+    """Instead of `locked`: nothing keeps two runs apart."""
+
+    def __init__(self, _store: object) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def race(options: LoadOptions, count: int = 2) -> list[str]:
+    """Run a load several times at once, and return why some have failed."""
+    lost: list[str] = []
+
+    def work() -> None:
+        try:
+            load(options, InTurns())
+        except LoadError as error:
+            lost.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_SECONDS)
+        assert not thread.is_alive()
+    return lost
+
+
 def run(servers: str, output: Path | str, *topics: str, **options: Any) -> Loaded:
     """Run a load in this process."""
     asked = LoadOptions({"bootstrap.servers": servers}, list(topics), str(output), **options)

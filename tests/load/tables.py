@@ -1,4 +1,4 @@
-"""Tables of the tests: on a local disk or in moto's S3, and what several readers find in them."""
+"""Tables of the tests: on a local disk or in a store, and what several readers find in them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import duckdb
@@ -14,8 +15,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import ARROW_FILE_IO
 from pyiceberg.utils.config import Config
 
 from tests.load.buckets import bucket
@@ -39,19 +41,21 @@ class Lake:
     uri: str = ""
     storage: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = True
+    #: Of Iceberg's table in its catalog.
+    name: str = NAME
 
     @property
-    def catalog(self) -> SqlCatalog:
+    def catalog(self) -> Catalog:
         prefix = f"PYICEBERG_CATALOG__{CATALOG.upper()}__"
         names = {key.removeprefix(prefix): value for key, value in self.environment.items()}
         options = {name.lower().replace("__", ".").replace("_", "-"): value for name, value in names.items()}
-        return SqlCatalog(CATALOG, **options)
+        return load_catalog(CATALOG, **{"py-io-impl": ARROW_FILE_IO, **options})
 
     def exists(self) -> bool:
         if self.kind == "delta":
             return DeltaTable.is_deltatable(self.uri, dict(self.storage))
         try:
-            return bool(self.catalog.load_table(NAME))
+            return bool(self.catalog.load_table(self.name))
         except NoSuchTableError:
             return False
 
@@ -66,7 +70,7 @@ class Lake:
             }
         else:
             readers = {
-                "pyiceberg": lambda: self.catalog.load_table(NAME).scan().to_arrow(),
+                "pyiceberg": lambda: self.catalog.load_table(self.name).scan().to_arrow(),
                 "polars": self._by_polars,
             }
         if self.is_local:
@@ -74,7 +78,7 @@ class Lake:
         return readers
 
     def _by_polars(self) -> pa.Table:
-        stored = self.catalog.load_table(NAME)
+        stored = self.catalog.load_table(self.name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a package of its own would plan the scan more quickly
             return pl.scan_iceberg(stored, storage_options=dict(self.storage) or None).collect().to_arrow()
@@ -83,7 +87,7 @@ class Lake:
         """The files of the current table, with their paths or URIs."""
         if self.kind == "delta":
             return DeltaTable(self.uri, storage_options=dict(self.storage) or None).file_uris()
-        files = self.catalog.load_table(NAME).scan().plan_files()
+        files = self.catalog.load_table(self.name).scan().plan_files()
         return [item.file.file_path.removeprefix("file://") for item in files]
 
     def _by_duckdb(self) -> pa.Table:
@@ -120,8 +124,19 @@ def by_spark(lake: Lake, folder: Path) -> list[Place]:
         return places(spark.sql(f"SELECT topic, partition, offset FROM {name}"))
 
 
-def make_lake(kind: Kind, folder: Path, monkeypatch: pytest.MonkeyPatch, s3: str = "", name: str = "lake") -> Lake:
-    """A place for a table in a folder, or in a new bucket of the S3 server at this address."""
+def make_lake(
+    kind: Kind,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    s3: str = "",
+    name: str = "lake",
+    properties: Mapping[str, str] = MappingProxyType({}),
+    table: str = NAME,
+) -> Lake:
+    """A place for a table in a folder, or in a new bucket of the S3 server at this address.
+
+    `properties` are of Iceberg's catalog, by their names in variables, instead of those of one in SQLite.
+    """
     warehouse = folder / "warehouse"
     warehouse.mkdir(parents=True, exist_ok=True)
     uri, storage, address = str(folder / "table"), {}, f"delta:{folder / 'table'}"
@@ -133,11 +148,12 @@ def make_lake(kind: Kind, folder: Path, monkeypatch: pytest.MonkeyPatch, s3: str
         storage = {**login, "AWS_ENDPOINT_URL": f"http://{s3}", "AWS_ALLOW_HTTP": "true"}
         catalog |= {"S3__ENDPOINT": f"http://{s3}", "S3__REGION": "us-east-1"}
         catalog |= {"S3__ACCESS_KEY_ID": "key", "S3__SECRET_ACCESS_KEY": "secret"}
+    catalog |= properties
     if kind == "delta":
         return Lake(kind, address, {}, warehouse, uri, storage, not s3)
     environment = {f"PYICEBERG_CATALOG__{CATALOG.upper()}__{name}": value for name, value in catalog.items()}
-    environment[f"PYICEBERG_CATALOG__{CATALOG.upper()}__TYPE"] = "sql"
+    environment.setdefault(f"PYICEBERG_CATALOG__{CATALOG.upper()}__TYPE", "sql")
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # it was read at the first import
-    return Lake(kind, f"iceberg:{CATALOG}.{NAME}", environment, warehouse, "", storage, not s3)
+    return Lake(kind, f"iceberg:{CATALOG}.{table}", environment, warehouse, "", storage, not s3, table)

@@ -1,7 +1,8 @@
-"""A load into a table is killed by SIGKILL at any moment: readers find each record once, in tables on disk and in S3.
+"""A load into a table is killed by SIGKILL at any moment: readers find each record once, in tables on disk, in S3,
+and in real catalogs and stores (`real_lakes.py`).
 
-SPARK_KLOG_KILLS sets the number of kills of each kind of table and place (default: one of each moment, in two of the
-four), and SPARK_KLOG_SEED the random choices. tests/load/test_outages.py kills the processes of Spark.
+SPARK_KLOG_KILLS sets the number of kills of each kind of table and place (default: one of each moment, in a slice of
+them), and SPARK_KLOG_SEED the random choices. tests/load/test_outages.py kills the processes of Spark.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -27,6 +29,7 @@ from spark_klog.load.audit import status
 from spark_klog.load.journal import paths
 from spark_klog.tables.opening import open_table
 from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
+from tests.load.real_lakes import REAL
 from tests.load.support import expected, kills, run
 from tests.load.tables import Kind, Lake, by_spark, check_each_once, make_lake
 from tests.spark.support import create_topic, produce, values
@@ -35,23 +38,42 @@ from tests.support.runs.soak import in_soak
 _SECONDS = 120
 #: Records of a run, and partitions of the topic.
 _EACH, _PARTITIONS = 120, 2
+_numbers = count(1)
 #: Keys of rows, and changes of a run.
 _KEYS, _CHANGES = 400, 300
 _MOMENTS = ("any", "before", "commit", "after", "compaction")
 _OF_MERGES = ("any", "before", "commit", "after")
 #: At which the process kills itself.
 _BY_ITSELF = ("before", "after")
+_SLICE = (("delta", "s3"), ("iceberg", "disk"))
+_OTHERS = (("delta", "disk"), ("iceberg", "s3"))
+#: Of the real ones, those that are killed also outside `make soak`.
+_REAL_SLICE = (("delta", "gateway"), ("iceberg", "rest"))
 pytestmark = [
     pytest.mark.timeout(0),  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
     pytest.mark.test_all("kill"),
     pytest.mark.parametrize(
         ("kind", "place"),
         [
-            *(("delta", "s3"), ("iceberg", "disk")),
-            *(pytest.param(kind, place, marks=in_soak) for kind, place in (("delta", "disk"), ("iceberg", "s3"))),
+            *_SLICE,
+            *(pytest.param(*each, marks=in_soak) for each in _OTHERS),
+            *(
+                pytest.param(*each, marks=[pytest.mark.peer, *([] if each in _REAL_SLICE else [in_soak])])
+                for each in REAL
+            ),
         ],
     ),
 ]
+
+
+@pytest.fixture
+def lake(kind: Kind, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Lake:
+    if place == "disk":
+        return make_lake(kind, tmp_path, monkeypatch)
+    if place == "s3":
+        return make_lake(kind, tmp_path, monkeypatch, request.getfixturevalue("s3_process"), f"{kind}-{next(_numbers)}")
+    made, _ = request.getfixturevalue("real_lakes").make(kind, place, tmp_path, monkeypatch)
+    return cast("Lake", made)
 
 
 class _Victims:
@@ -135,17 +157,8 @@ def _on_disk(lake: Lake) -> set[str]:
     return {path for path in open_folder(open_table(lake.address).location).paths_below("") if paths.token_of(path)}
 
 
-def test_killed_at_any_time(
-    cluster: EmbeddedCluster,
-    topic: str,
-    tmp_path: Path,
-    s3_process: str,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: Kind,
-    place: str,
-) -> None:
+def test_killed_at_any_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path, lake: Lake, place: str) -> None:
     servers = cluster.bootstrap_servers
-    lake = make_lake(kind, tmp_path, monkeypatch, s3_process if place == "s3" else "", f"{kind}-kills")
     create_topic(servers, topic, _PARTITIONS)
     sent = 0
     #: All files of attempts that the table has had.
@@ -178,18 +191,9 @@ def test_killed_at_any_time(
         assert by_spark(lake, tmp_path) == expected(topic, dict.fromkeys(range(_PARTITIONS), sent // _PARTITIONS))
 
 
-def test_killed_while_it_merges(
-    cluster: EmbeddedCluster,
-    topic: str,
-    tmp_path: Path,
-    s3_process: str,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: Kind,
-    place: str,
-) -> None:
+def test_killed_while_it_merges(cluster: EmbeddedCluster, topic: str, lake: Lake) -> None:
     """The rows are always those of the source at the offsets of the table's last run."""
     servers = cluster.bootstrap_servers
-    lake = make_lake(kind, tmp_path, monkeypatch, s3_process if place == "s3" else "", f"{kind}-merges")
     source = ChangeSource(servers, topic, _KEYS)
 
     def check() -> Mapping[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -19,14 +18,12 @@ from spark_klog.errors import LoadError
 from spark_klog.files import open_folder
 from spark_klog.load.audit import status
 from spark_klog.load.journal import paths
-from spark_klog.load.journal.model import Range
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import VALUES, WriteSettings
-from spark_klog.load.tasks.task import Job
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.tables.opening import open_table
 from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
-from tests.load.support import InProcess, expected, run
+from tests.load.support import InProcess, Unlocked, expected, race, run
 from tests.load.tables import CATALOG, NAME, Kind, Lake, check_each_once, make_lake, places
 from tests.spark.support import Sent, consume, create_topic, delete_records, delete_topic, produce, set_topic, values
 from tests.support.runs.soak import SOAK, in_soak
@@ -48,22 +45,6 @@ def _orphans(lake: Lake) -> set[str]:
     return there - {item.path for item in table.files()}
 
 
-class _unlocked:
-    def __init__(self, _store: object) -> None: ...
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
-
-
-class _InTurns(InProcess):
-    """Threads share the client of their process's tasks; Spark's tasks have a process each."""
-
-    _turn = threading.Lock()
-
-    def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
-        with self._turn:
-            super().run(tasks, job)
-
-
 @pytest.mark.test_all("long")
 @_KINDS
 def test_two_loads_race(cluster: EmbeddedCluster, topic: str, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,25 +52,14 @@ def test_two_loads_race(cluster: EmbeddedCluster, topic: str, lake: Lake, monkey
     rounds = 20 if SOAK else 5
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
-    monkeypatch.setattr("spark_klog.load.run.locked", _unlocked)
+    monkeypatch.setattr("spark_klog.load.run.locked", Unlocked)
     options = LoadOptions({"bootstrap.servers": servers}, [topic], lake.address, max_task_records=20)
     lost: list[str] = []
     assert not lake.exists()  # pyiceberg makes the tables of its catalog, which two can't do at once
 
-    def work() -> None:
-        try:
-            load(options, _InTurns())
-        except LoadError as error:
-            lost.append(str(error))
-
     for number in range(rounds):
         produce(servers, topic, values(60, start=number * 60, partitions=2))
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_SECONDS)
-            assert not thread.is_alive()
+        lost += race(options)
         sent = 60 * (number + 1)
         check_each_once(lake, topic, sent)
         load(options, InProcess())

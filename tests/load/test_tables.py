@@ -26,7 +26,8 @@ from spark_klog.load.journal import paths
 from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
-from spark_klog.tables.delta import DeltaLakeTable, storage_options
+from spark_klog.tables.delta import DeltaLakeTable
+from spark_klog.tables.delta_stores import storage_options
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import STREAMS, Run, RunConflict
 from tests.load.buckets import bucket, seen as seen_in_bucket

@@ -25,8 +25,9 @@ from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables import delta
 from spark_klog.tables.change_order import PLACE
 from spark_klog.tables.columns import NAN_COLUMNS, nan_columns
-from spark_klog.tables.delta import DeltaLakeTable, storage_options
+from spark_klog.tables.delta import DeltaLakeTable
 from spark_klog.tables.delta_statistics import statistics_json
+from spark_klog.tables.delta_stores import storage_options
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import DataFile, Run, RunConflict, Table, TableFile
 
@@ -492,6 +493,29 @@ def test_storage_options(monkeypatch: pytest.MonkeyPatch) -> None:
         },
     )
     assert storage_options("gs://bucket/folder") == ("gs://bucket/folder", {})
+    url, options = storage_options("gs://anonymous@bucket/folder?scheme=http&endpoint_override=127.0.0.1%3A9")
+    account = json.loads(options.pop("google_service_account_key"))
+    assert (url, account["gcs_base_url"], account["disable_oauth"]) == (
+        "gs://bucket/folder",
+        "http://127.0.0.1:9",
+        True,
+    )
+    assert options == {"google_base_url": "http://127.0.0.1:9", "allow_http": "true"}
+    plain = "abfss://container@account.dfs.core.windows.net/folder"
+    assert storage_options(plain) == (
+        "az://container/folder",
+        {"azure_storage_account_name": "account"},
+    )
+    of_key = {"azure_storage_account_name": "account", "azure_storage_account_key": "k/="}
+    for uri_with_key in (
+        plain.replace("@", ":k%2F%3D@"),
+        "abfs://:k%2F%3D@account.blob.core.windows.net/container/folder",
+    ):
+        assert storage_options(uri_with_key) == ("az://container/folder", of_key)
+    assert storage_options("abfs://account:k%2F%3D@127.0.0.1:9/container/folder?enable_tls=false") == (
+        "az://container/folder",
+        {**of_key, "azure_storage_endpoint": "http://127.0.0.1:9/account", "allow_http": "true"},
+    )
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:9000")
     options = storage_options("s3://bucket/folder")[1]
     assert options == {"AWS_ENDPOINT_URL": "http://localhost:9000", "AWS_ALLOW_HTTP": "true"}

@@ -275,7 +275,7 @@ class JobOptions:
     )
     table: str | None = option(
         metavar="ADDRESS",
-        help="Load into a table instead: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE. Its runs are in its _klog. With "
+        help="Load into a table instead: delta:URI, delta:uc://C.S.T, iceberg:C.N.T. Its runs are in its _klog. With "
         "{topic}, or parts of its name {topic[0]}, {topic[1]}, each topic has its own.",
     )
     table_columns: str = option(

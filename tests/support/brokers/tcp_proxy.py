@@ -23,7 +23,7 @@ class TcpProxy:
     """Forwards to port `target` of the same host, with a random fault for some of the chunks that arrive."""
 
     def __init__(self, port: int, target: int, seed: int) -> None:
-        self._target = target
+        self.port, self._target = port, target
         self._choose = random.Random(seed)
         self._faulty = False
         self._lock = threading.Lock()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tests.support.packages.registries import cache_root, run
 
+_SECONDS = 300.0
+
 
 class BuildFailed(Exception):
     """A compiler failed; the text ends with its output."""
@@ -37,9 +39,11 @@ def built(name: str, sources: Sequence[Path], build: Callable[[Path], None]) -> 
     return folder
 
 
-def compile_program(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+def compile_program(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], seconds: float = _SECONDS
+) -> None:
     """Run a compiler, which needs no network; `BuildFailed` if it fails."""
-    status, output = run(command, folder, environment)
+    status, output = run(command, folder, environment, seconds)
     if status:
         raise BuildFailed(f"{' '.join(command)} ended with {status}:\n{output}")
 

@@ -20,7 +20,8 @@ _MARKER = ".artifacts"
 def resolve(name: str, artifacts: Sequence[str], dependencies: bool = True) -> Path:
     """The folder with the jars of `artifacts` ("group:artifact:version") and of their run-time dependencies.
 
-    Downloads on the first call for `name`, or if its artifacts have changed. Without `dependencies`: those jars only.
+    Downloads on the first call for `name`, or if its artifacts have changed. Without `dependencies`: those jars only,
+    as for an artifact with a classifier ("group:artifact:version:classifier").
     """
     pom = _pom(artifacts, dependencies)
     root = cache_root() / "maven"
@@ -55,16 +56,17 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _pom(artifacts: Sequence[str], dependencies: bool) -> str:
     wanted = []
-    every = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
-    excluded = "" if dependencies else every
     for coordinates in artifacts:
         parts = coordinates.split(":")
-        if len(parts) != 3 or not all(parts):
+        if len(parts) not in (3, 4) or not all(parts):
             raise ValueError(f"not group:artifact:version: {coordinates!r}")
-        group, artifact, version = map(escape, parts)
+        group, artifact, version, *classifier = map(escape, parts)
+        # jdk.tools names a file of Java 8
+        excluded = "jdk.tools" if dependencies and not classifier else "*"
         wanted.append(
-            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-            f"<version>{version}</version>{excluded}</dependency>"
+            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+            f"{''.join(f'<classifier>{name}</classifier>' for name in classifier)}<exclusions><exclusion>"
+            f"<groupId>{excluded}</groupId><artifactId>*</artifactId></exclusion></exclusions></dependency>"
         )
     return (
         "<project><modelVersion>4.0.0</modelVersion>"

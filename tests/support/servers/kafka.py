@@ -116,8 +116,8 @@ def _write_properties(path: Path, properties: Mapping[str, object]) -> Path:
     return path
 
 
-class _JavaServer:
-    """A Java server in a process of its own, which dies with the thread that started it.
+class Process:
+    """A server in a process of its own, which dies with the thread that started it.
 
     PR_SET_PDEATHSIG applies to the thread, so start servers from the main thread.
     """
@@ -202,7 +202,7 @@ class _JavaServer:
         return "\n".join(lines[-_LOG_TAIL_LINES:])
 
 
-class ZooKeeperServer(_JavaServer):
+class ZooKeeperServer(Process):
     """A standalone ZooKeeper, by default from pyspark's jars, so that nothing is downloaded.
 
     Its data and output are in `log_dir`. Session timeouts are 2 to 20 times `tick_ms`, and expire at multiples of it.
@@ -216,7 +216,7 @@ class ZooKeeperServer(_JavaServer):
         tick_ms: int = 3000,
     ) -> None:
         super().__init__("zookeeper", log_dir)
-        self._libs = _pyspark_jars() if libs is None else libs
+        self._libs = pyspark_jars() if libs is None else libs
         self._java_options = java_options
         self._tick_ms = tick_ms
         self._port = free_port()
@@ -272,14 +272,14 @@ class ZooKeeperServer(_JavaServer):
         return answer.startswith(b"Zookeeper version")
 
 
-def _pyspark_jars() -> Path:
+def pyspark_jars() -> Path:
     spec = importlib.util.find_spec("pyspark")  # finds a package without importing it
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("pyspark is not installed", name="pyspark")
     return Path(spec.submodule_search_locations[0]) / "jars"
 
 
-class Kafka(_JavaServer):
+class Kafka(Process):
     """A broker: 4.1.0 and later with KRaft, the others with a ZooKeeper of their own.
 
     0.10.2.2 stores magic 1, and magic 0 in topics with the config `message.format.version=0.9.0`.

@@ -1,0 +1,123 @@
+"""Loads into tables of real catalogs and stores: answers are lost, two run at once, and each record is there once.
+
+tests/load/test_table_kills.py kills such loads.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import LoadError
+from spark_klog.load.audit import status
+from spark_klog.load.run import LoadOptions
+from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
+from tests.load.real_lakes import REAL, RealLakes, RealPlace
+from tests.load.support import Unlocked, race, run
+from tests.load.tables import Kind, check_each_once
+from tests.spark.support import create_topic, produce, values
+from tests.support.brokers.tcp_proxy import TcpProxy
+from tests.support.runs.soak import SOAK
+from tests.support.servers.http_proxy import Fate
+
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.test_all("client"),
+    pytest.mark.usefixtures("short_leases"),
+    pytest.mark.parametrize(("kind", "place"), REAL),
+]
+_EACH = 40
+_FATES: tuple[Fate, ...] = ("refused", "lost", "cut", "late")
+
+
+def test_answers_that_are_lost(
+    cluster: EmbeddedCluster,
+    topic: str,
+    tmp_path: Path,
+    real_lakes: RealLakes,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind,
+    place: RealPlace,
+) -> None:
+    """A run goes on or fails, and the next one makes it whole: by appends, then by changes of rows."""
+    servers, chance = cluster.bootstrap_servers, random.Random(6)
+    lake, proxy = real_lakes.make(kind, place, tmp_path, monkeypatch)
+    create_topic(servers, topic, 2)
+    failed = 0
+    for number in range(24 if SOAK else 4):
+        produce(servers, topic, values(_EACH, start=number * _EACH, partitions=2))
+        sent = (number + 1) * _EACH
+        if isinstance(proxy, TcpProxy):
+            proxy.disturb()
+        else:  # some requests of a run that is whole are lost, among the first ones or the later ones
+            before: list[Fate] = ["good"] * chance.randrange(8 if number % 2 else 2)
+            proxy.set_fates(*before, *chance.choices(_FATES, k=1 + number % 3))
+        try:
+            run(servers, lake.address, topic, max_task_records=20)
+        except LoadError:
+            failed += 1
+        if isinstance(proxy, TcpProxy):
+            proxy.calm()
+        else:
+            proxy.set_fates()
+        check_each_once(lake, topic, sent)
+        run(servers, lake.address, topic, max_task_records=20)
+        assert check_each_once(lake, topic, sent) == sent
+    assert (status(lake.address).findings, status(lake.address).unfinished) == ([], "")
+
+
+def test_changes_whose_answers_are_lost(
+    cluster: EmbeddedCluster,
+    topic: str,
+    tmp_path: Path,
+    real_lakes: RealLakes,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind,
+    place: RealPlace,
+) -> None:
+    lake, proxy = real_lakes.make(kind, place, tmp_path, monkeypatch)
+    source = ChangeSource(cluster.bootstrap_servers, topic, 50)
+    for number in range(12 if SOAK else 3):
+        source.change(60)
+        if not isinstance(proxy, TcpProxy):
+            before: list[Fate] = ["good"] * (number * 2)
+            proxy.set_fates(*before, _FATES[number % 4])
+        try:
+            run(source.servers, lake.address, topic, settings=KEYED)
+        except LoadError:
+            run(source.servers, lake.address, topic, settings=KEYED)
+        if not isinstance(proxy, TcpProxy):
+            proxy.set_fates()
+        assert offsets_of(lake.address, topic) == source.end
+        for name, read in lake.readers().items():
+            assert rows_of(read()) == source.rows(source.end), name
+
+
+def test_two_loads_at_once(
+    cluster: EmbeddedCluster,
+    topic: str,
+    tmp_path: Path,
+    real_lakes: RealLakes,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind,
+    place: RealPlace,
+) -> None:
+    """Without leases: whoever loses is told so."""
+    servers = cluster.bootstrap_servers
+    lake, _ = real_lakes.make(kind, place, tmp_path, monkeypatch)
+    create_topic(servers, topic, 2)
+    monkeypatch.setattr("spark_klog.load.run.locked", Unlocked)
+    options = LoadOptions({"bootstrap.servers": servers}, [topic], lake.address, max_task_records=20)
+    lost: list[str] = []
+    for number in range(10 if SOAK else 3):
+        produce(servers, topic, values(60, start=number * 60, partitions=2))
+        lost += race(options)
+        sent = 60 * (number + 1)
+        check_each_once(lake, topic, sent)
+        run(servers, lake.address, topic, max_task_records=20)
+        assert check_each_once(lake, topic, sent) == sent
+    assert status(lake.address).findings == []
+    assert all("another run" in one or "run again" in one.lower() or "another attempt" in one for one in lost), lost
