@@ -25,6 +25,7 @@ from benchmarks.clients import COMMANDS, CONNECTOR, CONSUMER, PRODUCER, TLS
 from benchmarks.connections import CONNECTIONS
 from benchmarks.dataframes import DATAFRAMES
 from benchmarks.figures import Bench, Result, Side, Work, failures, render
+from benchmarks.inference import LOAD_JSON
 from benchmarks.installs import INSTALLS
 from benchmarks.kernels import BREAKDOWN, CODECS, DECODE, ENCODE
 from benchmarks.loading import LOAD, WORKER_MEMORY
@@ -55,6 +56,7 @@ WORK: tuple[Work, ...] = (
     LOAD,
     TABLES,
     LOAD_TOPICS,
+    LOAD_JSON,
     WORKER_MEMORY,
     BREAKDOWN,
     DECODE,

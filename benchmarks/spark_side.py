@@ -121,6 +121,7 @@ def parquet(spark: SparkSession, source: str, request: Request) -> dict[str, Any
 def load(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     """Run the project's load of a topic into a new folder, as jobs/batch_load.py does."""
     from spark_klog.load.run import LoadOptions, load as run_load
+    from spark_klog.load.settings import WriteSettings
     from spark_klog.load.tasks.task import SparkRunner
 
     options = request["options"]
@@ -132,7 +133,9 @@ def load(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
 
         formats = (ColumnFormat("value", "avro", RegistrySettings(Settings({"url": options["registry"]}))),)
     client = {"bootstrap.servers": options["servers"]}
-    asked = LoadOptions(client, [options["topic"]], request["folder"], formats=formats)
+    schema = options.get("schema", "")
+    settings = WriteSettings(infers=schema == "infer", schema="" if schema == "infer" else schema)
+    asked = LoadOptions(client, [options["topic"]], request["folder"], settings, formats=formats)
     started = time.perf_counter()
     loaded = run_load(asked, SparkRunner(lambda: spark))
     return {"seconds": time.perf_counter() - started, "rows": sum(item.records for item in loaded.partitions)}

@@ -221,7 +221,8 @@ class Loads:
 
     def _options_of(self, topic: str, output: str) -> LoadOptions:
         start, until = (_only(place, topic) for place in (self._asked.start, self._asked.until))
-        return replace(self._asked, topics=[topic], output=output, start=start, until=until)
+        letters = self._asked.dead_letters and output_of(self._asked.dead_letters, topic)
+        return replace(self._asked, topics=[topic], output=output, start=start, until=until, dead_letters=letters)
 
     def _drive(self, cluster: Cluster, begun: Mapping[str, LoadOptions], looks: Mapping[str, Look]) -> list[Outcome]:
         shared, limit = Shared(cluster), TimeLimit(self._asked.max_seconds)

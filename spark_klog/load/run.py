@@ -43,6 +43,7 @@ from spark_klog.load.journal.model import (
     offsets_json,
 )
 from spark_klog.load.journal.store import Store, locked, to_json
+from spark_klog.load.letter_table import LetterTable
 from spark_klog.load.places import AtOffsets, AtRun, Place, resolve
 from spark_klog.load.planning import (
     Extent,
@@ -97,7 +98,8 @@ class LoadOptions:
     `max_seconds` bounds the reading of a call from its first task on; `max_task_records` the records of a file's range;
     more than `max_bad` batches and values that are bad fail the run. `start` loads again from a place on, `until` stops
     at one. `formats` are those of keys and values that become rows; which schema a run has of them, `evolution` says.
-    A format of a registry without text, id and subject has the subject TOPIC-COLUMN of each topic.
+    A format of a registry without text, id and subject has the subject TOPIC-COLUMN of each topic. `dead_letters` is
+    the address of a table that gets them, too.
     """
 
     client: dict[str, str]
@@ -113,6 +115,7 @@ class LoadOptions:
     until: Place | None = None
     formats: tuple[ColumnFormat, ...] = ()
     evolution: Evolution = "keep"
+    dead_letters: str = ""
 
     def __post_init__(self) -> None:
         settings, columns = self.settings, {form.column for form in self.formats}
@@ -127,6 +130,10 @@ class LoadOptions:
             raise ConfigError("--table-columns values is for --table")
         elif settings.upsert_key:
             raise ConfigError("an upsert key is for a table, as is an envelope: give --table delta: or iceberg:")
+        if self.dead_letters == self.output:
+            raise ConfigError("--dead-letters is the table of the records: name another one")
+        if self.dead_letters:
+            open_table(self.dead_letters)
         if is_json and "value" in columns:
             raise ConfigError("values are either JSON or of another format with a schema")
         if settings.event_time and not has_fields:
@@ -275,6 +282,7 @@ class _Run:
             },
             streaming=False,
         )
+        self._letters = LetterTable(options.dead_letters, self._load) if options.dead_letters else None
         self._loaded: list[Manifest] = []
         self._committed: list[Manifest] = []
 
@@ -289,6 +297,8 @@ class _Run:
             elif self._store.names(paths.staging(number)):  # an attempt has gone on after the commit
                 self._store.remove(paths.staging(number))
             self._target.remove_orphans(number, self._options.topics, is_last_time=True)
+        if number:
+            self._add_letters()  # of a run that was killed before it could
         progress = manifest.progress() if manifest else {}
         killed = history.read_plan(self._store, number + 1)
         limits = self._options.limits
@@ -471,9 +481,16 @@ class _Run:
         has_leftovers = is_resumed or is_renewed or has_failed or is_cut or self._time.is_set
         manifest = self._target.commit(self._load, manifest, changes)
         self._target.publish(manifest, has_leftovers=has_leftovers)
+        if manifest.dead_letters:
+            self._add_letters()
         self._loaded.append(manifest)
         self._committed.append(manifest)
         return manifest.progress()
+
+    def _add_letters(self) -> None:
+        """Give the table of dead letters what it lacks of those of committed runs."""
+        if self._letters is not None:
+            self._letters.catch_up(self._store)
 
     def _newest(self, plan: Plan) -> Steps[tuple[Plan, dict[int, list[RangeResult]], bool]]:
         """Run a plan by each newer schema that its records have, if the call takes the latest one.

@@ -40,7 +40,8 @@ class Run:
     """A run of a load, as a commit of its table names it. `topic_ids` has those that the brokers have.
 
     `incarnations` has how often a topic was created again, if it was: by that its changes are ordered before offsets.
-    `columns` are those of its changes, if nothing else of the commit can have them.
+    `columns` are those of its changes, if nothing else of the commit can have them. `before` is the number of the run
+    that it follows, None: the one before its own.
     """
 
     load: str
@@ -50,6 +51,7 @@ class Run:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     incarnations: Mapping[str, int] = field(default_factory=dict)
     columns: Sequence[str] = field(default=(), compare=False)
+    before: int | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Run:
@@ -69,7 +71,7 @@ def is_committed(address: str, last: Run | None, run: Run) -> bool:
     if last is not None and (last.number, last.token) == (run.number, run.token):
         return True
     number = 0 if last is None else last.number
-    if number != run.number - 1:
+    if number != (run.number - 1 if run.before is None else run.before):
         raise RunConflict(
             f"{address} has run {number} of load {run.load}, so that run {run.number} can't follow: another run has "
             f"committed run {number}; nothing of this one is in the table, and what it has read is there once. Run "

@@ -304,6 +304,9 @@ class JobOptions:
     max_bytes: int | None = option(type=_AT_LEAST_1, metavar="N", help="Load at most about N bytes of the log.")
     max_time: float | None = option(type=_seconds, metavar="SECONDS", help="Stop reading after this time.")
     max_bad: MaxBad = option(type=_bad, default="0", metavar="N|P%", help="Fail if more batches and values are bad.")
+    dead_letters: str | None = option(
+        metavar="ADDRESS", help="Also put dead letters into this table: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE."
+    )
     fail_on_data_loss: str = option(type=click.Choice(["true", "false"]), default="true", help="Default: true.")
     layout: str = option(
         "--partition-by", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time."
@@ -370,6 +373,11 @@ class JobOptions:
             )
         if "--unavailable" in self.given and self.envelope == "none":
             raise click.UsageError("--unavailable is for --envelope debezium")
+        if self.dead_letters is not None:
+            if not is_table(self.dead_letters):
+                raise click.UsageError("--dead-letters is the address of a table: a load has them in its _klog anyway")
+            if is_by_topic(self.destination) != is_by_topic(self.dead_letters):
+                raise click.UsageError("--dead-letters has {topic} in it if --output or --table has, and else not")
         if self.is_of_spark:
             self._check_spark()
         elif self.checkpoint:
@@ -476,6 +484,7 @@ class JobOptions:
             _until(self.until, self.time_zone),
             formats,
             self.row_formats.schema_evolution,
+            self.dead_letters or "",
         )
 
     def _order(self) -> dict[str, pa.DataType]:

@@ -1,0 +1,142 @@
+"""Dead letters in a table, beside the folder that a load has of them.
+
+    topic, partition, offset, timestamp    the record's place; of a corrupt batch the offset that it claims
+    reason                                 why it is not among the others
+    key, value, headers                    the record's
+    batch                                  the bytes of a corrupt record batch, which has no records to read
+    run                                    the run of the load that has left it out
+
+A commit of the table has the letters of one run, and its number. They come after the run's own commit; what a killed
+call has left to do, the next one does, so that each letter is in the table once. The folder stays: `klog load replay`
+sends what is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from base64 import b64decode
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_klog.columns.schema import FULL
+from spark_klog.errors import LoadError
+from spark_klog.load.journal import paths
+from spark_klog.load.journal.checkpoint import read_summary
+from spark_klog.load.journal.history import read_manifest
+from spark_klog.load.journal.store import Store, open_store, read_json
+from spark_klog.load.table_columns import as_columns
+from spark_klog.tables.opening import open_table
+from spark_klog.tables.table import DataFile, Run, RunConflict
+
+_log = logging.getLogger(__name__)
+COLUMNS = pa.schema(
+    [
+        *(FULL.field(name) for name in ("topic", "partition", "offset", "timestamp")),
+        pa.field("reason", pa.string()),
+        *(FULL.field(name) for name in ("key", "value", "headers")),
+        pa.field("batch", pa.binary()),
+        pa.field("run", pa.int64()),
+    ]
+)
+_COLUMNS = pa.schema([field.with_nullable(True) for field in COLUMNS])
+#: Letters of a row group, and how many times another call may be quicker.
+_ROWS, _MOST_CONFLICTS = 10_000, 10
+_MOST_MS = (1 << 63) // 1000 - 1
+
+
+class LetterTable:
+    """The table at an address, for the dead letters of a load."""
+
+    def __init__(self, address: str, load: str) -> None:
+        self._table, self._load = open_table(address), load
+
+    def catch_up(self, store: Store) -> None:
+        """Add the letters of the load's committed runs that the table lacks; `store` has the load's journal.
+
+        `LoadError` if the table is of another load or has other columns, or can't be written.
+        """
+        conflicts = 0
+        letters = read_summary(store).letters
+        runs = sorted({run for run, _ in letters.values()})
+        while True:
+            last = self._table.last_run(self._load) if runs else None
+            at = 0 if last is None else last.number
+            run = next((run for run in runs if run > at), None)
+            if run is None:
+                return
+            names = [name for name, place in sorted(letters.items(), key=lambda item: item[1]) if place[0] == run]
+            try:
+                self._add(store, run, at, names)
+            except RunConflict:  # another call of the load has added them
+                conflicts += 1
+                if conflicts == _MOST_CONFLICTS:
+                    raise
+
+    def _add(self, store: Store, run: int, last: int, names: list[str]) -> None:
+        schema = self._table.prepare(_COLUMNS, "none", "timestamp", self._load, "tasks")
+        token = paths.new_token()
+        target = open_store(self._table.location, of_table=True)
+        with TemporaryDirectory() as folder:
+            path = Path(folder, f"letters-{paths.run_name(run)}-{token}.parquet")
+            with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+                rows = _rows(store, run, names)
+                while some := list(islice(rows, _ROWS)):
+                    writer.write_batch(as_columns(pa.RecordBatch.from_pylist(some, _COLUMNS), schema, False))
+            footer, size = pq.read_metadata(path), path.stat().st_size
+            files = [DataFile(path.name, size, footer)] if footer.num_rows else []
+            if files:
+                target.put(path, path.name)
+                target.settle()
+        manifest = read_manifest(store, run)
+        offsets = {} if manifest is None else manifest.offsets
+        ends = {topic: {number: at.offset for number, at in each.items()} for topic, each in offsets.items()}
+        try:
+            self._table.append(files, Run(self._load, run, token, ends, before=last))
+        except RunConflict:
+            for file in files:
+                target.remove(file.path)
+            raise
+        _log.info("%s: added %d dead letters of run %s", self._table.address, footer.num_rows, paths.run_name(run))
+
+
+def _rows(store: Store, run: int, names: list[str]) -> Iterator[dict[str, Any]]:
+    """The letters in files of the load; `LoadError` for a damaged one. One that somebody has removed is left out."""
+    for name in names:
+        path = paths.dead_letter(name)
+        if store.size(path) is None:
+            _log.warning("%s/%s is not there, and so not in the table of dead letters", store.address, path)
+            continue
+        try:
+            if paths.is_of_values(name):
+                for line in store.lines(path):
+                    yield _row(json.loads(line), run)
+            else:
+                yield _row(read_json(store, path) or {}, run)
+        except (ValueError, KeyError, TypeError) as error:
+            raise LoadError(
+                f"{store.address}/{path} is not a file of dead letters ({error!r}): restore it, or remove it"
+            ) from None
+
+
+def _row(letter: dict[str, Any], run: int) -> dict[str, Any]:
+    time = letter.get("timestamp")
+    return {
+        **{name: letter[name] for name in ("topic", "partition", "offset", "reason")},
+        "timestamp": time * 1000 if time is not None and abs(time) <= _MOST_MS else None,
+        "key": _bytes(letter.get("key")),
+        "value": _bytes(letter.get("value")),
+        "headers": [{"key": key, "value": _bytes(value)} for key, value in letter.get("headers", ())],
+        "batch": _bytes(letter.get("bytes")),
+        "run": run,
+    }
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else b64decode(text, validate=True)
