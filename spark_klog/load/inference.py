@@ -12,6 +12,9 @@ for all of that. A value for which none may be made is a bad value.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pyarrow as pa
 
 from spark_klog.errors import LoadError, SchemaError
@@ -27,21 +30,56 @@ from spark_klog.schemas.json_schema.inference import MOST_NAMES, Seen, grown_sch
 from spark_klog.schemas.json_schema.row_values import load_json
 from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.tables.change_order import DELETED, LACKING, ORDER, PLACE
+from spark_klog.tables.changes import debezium_type, envelope_order
+
+#: Where Debezium's envelope has rows, and what may stand around it.
+_ROWS, _WRAPPER = ("before", "after"), "payload"
 
 
 def inferred_schema(settings: WriteSettings, seen: Seen) -> str:
     """The schema of a run by `settings` whose values were seen; `LoadError` if they have too many fields, or none."""
     known = parse_schema(settings.known) if settings.known else None
+    is_enveloped = settings.envelope == "debezium"
+    before = None if known is None else known.field("after").type if is_enveloped else known
     try:
-        kind = grown_schema(known, seen, _reserved_names(settings))
+        kind = grown_schema(before, _of_rows(seen) if is_enveloped else seen, _reserved_names(settings))
     except SchemaError as error:
         raise LoadError(f"the schema of the values can't be inferred: {error}") from None
     if not kind.num_fields:
+        if is_enveloped and _of_rows(seen).type == pa.string():
+            raise LoadError("the envelope's rows are text, as MongoDB's are, which are not understood")
         raise LoadError(
             "the schema of the values can't be inferred: none of them is a JSON object with a field that is not null "
             "or empty. Load them later, when there are others, or give their schema as DDL"
         )
+    if is_enveloped:
+        order = _order_of(settings, seen) if known is None else envelope_order(known)
+        return schema_text(debezium_type(kind, order))
     return schema_text(kind)
+
+
+def _of_rows(seen: Seen) -> Seen:
+    """What the rows in Debezium's envelopes are, with or without the wrapper of Kafka Connect's schemas."""
+    rows = Seen()
+    for envelope in filter(None, (seen, seen.fields.get(_WRAPPER))):
+        for name in _ROWS:
+            if (row := envelope.fields.get(name)) is not None:
+                rows.merge(row)
+    return rows
+
+
+def _order_of(settings: WriteSettings, seen: Seen) -> dict[str, pa.DataType]:
+    """The fields of the envelope by which changes are ordered, with their types; bigint of one that is not seen."""
+    order = {}
+    for path in filter(None, settings.order_by.split(",")):
+        kinds = []
+        for envelope in (seen, seen.fields.get(_WRAPPER)):
+            at = envelope
+            for name in path.split("."):
+                at = None if at is None else at.fields.get(name)
+            kinds.append(None if at is None else at.type)
+        order[path] = next(filter(None, kinds), pa.int64())
+    return order
 
 
 def _reserved_names(settings: WriteSettings) -> set[str]:
@@ -68,7 +106,9 @@ class InferringDecoder:
 
     def _use(self, schema: str) -> None:
         self._schema, self.type = schema, parse_schema(schema)
-        self._decoder = JsonDecoder(column_of(self.type, DDL), seen=self.seen)
+        around = _ROWS if self._settings.envelope == "debezium" else ()
+        whole = partial(self.seen.with_silent, around=around)
+        self._decoder = JsonDecoder(column_of(self.type, DDL), whole=whole)
 
     def decode(self, values: pa.Array) -> Decoded:
         """The rows; `GrownError` if the schema has grown, now or before: then they are of no use.
@@ -95,12 +135,21 @@ class InferringDecoder:
         """The rows, of which those are bad, too, that have a field without a place, as it would be lost."""
         bad = dict(decoded.bad)
         for row, value in rows:
-            if value is not None and row not in bad and (path := unplaced(load_json(value), self.type)):
+            if value is not None and row not in bad and (path := self._unplaced(load_json(value))):
                 bad[row] = (
                     f"field {path} gets no column: its name is empty, that of another column or of another field in "
                     f"other case, or there are more than {MOST_NAMES:,} fields"
                 )
         return Decoded(decoded.values, [BadRow(row, bad[row]) for row in sorted(bad)])
+
+    def _unplaced(self, value: Any) -> str:
+        if self._settings.envelope != "debezium":
+            return unplaced(value, self.type)
+        paths = []
+        for envelope in (value, value.get(_WRAPPER) if isinstance(value, dict) else None):
+            if isinstance(envelope, dict):
+                paths += [unplaced(envelope.get(name), self.type.field("after").type) for name in _ROWS]
+        return next(filter(None, paths), "")
 
 
 def keep_seen(store: Store, run: int, task: int, seen: Seen) -> None:

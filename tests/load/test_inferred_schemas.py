@@ -190,3 +190,44 @@ def test_values_that_tell_nothing(servers: str, topic: str, tmp_path: Path) -> N
     _send(servers, topic, {"a": 1})
     assert run(servers, tmp_path, topic, settings=_INFERRED, max_bad=MaxBad(3)).bad == 3
     assert _schema(tmp_path, 1) == "a bigint"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["plain", "wrapped"])
+def test_rows_in_envelopes(
+    servers: str, topic: str, tmp_path: Path, environment: Any, kind: str, is_wrapped: bool
+) -> None:
+    """Debezium's: the row's fields are found in all places that have rows, and grow as those of values do."""
+    address = address_of(kind, tmp_path)
+    settings = WriteSettings(infers=True, upsert_key="id", envelope="debezium", order_by="source.lsn")
+
+    def load(**options: Any) -> Any:
+        return run(servers, address, topic, settings=settings, max_task_records=2, **options)
+
+    def send(*changes: tuple[str, Any, Any]) -> None:
+        source = {"lsn": 7, "name": "shop", "snapshot": None, "tags": [{"a": 1}]}
+        events = [{"before": b, "after": a, "op": op, "ts_ms": 5, "source": source} for op, b, a in changes]
+        _send(
+            servers,
+            topic,
+            *({"schema": {"x": [1, "y"]}, "payload": event} if is_wrapped else event for event in events),
+        )
+
+    send(("r", None, {"id": 1, "name": "Ada"}), ("c", None, {"id": 2, "name": "Bob", "score": 1.5}))
+    send(("d", {"id": 1, "name": "Ada"}, None))
+    load()
+    names = ["id", "name", "score"]
+    assert content(address).select(names).to_pylist() == [{"id": 2, "name": "Bob", "score": 1.5}]
+    send(("u", {"id": 2}, {"id": 2, "name": "Bob", "score": 2, "at": {"lat": 1}}), ("c", None, {"id": 3, "name": 5}))
+    assert load(max_bad=MaxBad(1)).bad == 1
+    [row] = content(address).select([*names, "at"]).to_pylist()
+    assert row == {"id": 2, "name": "Bob", "score": 2.0, "at": {"lat": 1}}
+    assert status(address).findings == []
+
+
+def test_rows_that_are_text(servers: str, topic: str, tmp_path: Path) -> None:
+    """As MongoDB's connector writes them."""
+    _send(servers, topic, {"before": None, "after": '{"_id": 1}', "op": "c"})
+    settings = WriteSettings(infers=True, upsert_key="_id", envelope="debezium")
+    with pytest.raises(LoadError, match="the envelope's rows are text, as MongoDB's are"):
+        run(servers, f"delta:{tmp_path / 'rows'}", topic, settings=settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
@@ -38,7 +38,6 @@ from spark_klog.schemas.rows import BadRow, Decoded, FieldPair
 from spark_klog.wire.primitives import Buffer
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.json_schema.inference import Seen
     from spark_klog.schemas.json_schema.validation import Validator
 
 #: What Arrow parses at once.
@@ -66,20 +65,23 @@ _OBJECT_GOES_ON: Final = re.compile(rb"\}\s*,")
 _NULL_GOES_ON: Final = re.compile(rb'\{"v":\s*null\s*,')
 
 
+Whole = Callable[[pa.DataType], pa.DataType]
+
+
 class _UnfitError(Exception):
     """A block has a row that Arrow's parser does not read as Python's would."""
 
 
 class JsonDecoder:
     """Decodes columns of JSON records into the Arrow type of a plan: that of the reader's schema, or of a DDL text. If
-    it `validates`, each record is checked in full against the schema that wrote it, by jsonschema. `seen` is what the
-    records of an inferred schema were before: among them what says nothing, and is not strange.
+    it `validates`, each record is checked in full against the schema that wrote it, by jsonschema. `whole` adds to a
+    type what records of an inferred schema may have beside it, and are not strange.
 
     `MissingPackage` if it is to validate, and jsonschema is not installed.
     """
 
-    def __init__(self, column: Column, *, validates: bool = False, seen: Seen | None = None) -> None:
-        self._column, self._seen = column, seen
+    def __init__(self, column: Column, *, validates: bool = False, whole: Whole | None = None) -> None:
+        self._column, self._whole = column, whole
         self.type: pa.DataType = column.type
         self._rows = RowParser(column)
         elements = (below.items or below.values for below in column.tree() if below.form in ("list", "map"))
@@ -187,8 +189,8 @@ class JsonDecoder:
         """What Arrow reads of a type; if it `is_watched`, also whether it may be strange. Errors as of `read_json`."""
         if is_watched and self._left is None:
             with suppress(pa.ArrowException):  # a field that nobody has seen, or a row for Python
-                whole = kind if self._seen is None else self._seen.with_silent(kind)
-                column = read_json(values, text, whole, ignores=False)
+                read = kind if self._whole is None else self._whole(kind)
+                column = read_json(values, text, read, ignores=False)
                 return column, _is_rounded(column)
         return read_json(values, text, kind), is_watched
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.json_schema.columns import JSON_TEXT, MAX_COLUMNS
+from spark_klog.schemas.json_schema.columns import JSON_TEXT, MAX_COLUMNS, stored_type
 from spark_klog.schemas.json_schema.ddl import DEEPEST
 from spark_klog.schemas.json_schema.row_values import load_json
 
@@ -182,15 +182,21 @@ class Seen:
             return self._number_type()
         return _SCALARS.get(kinds, JSON_TEXT) if kinds else None
 
-    def with_silent(self, kind: pa.DataType) -> pa.DataType:
-        """A type with the fields, too, that have said nothing so far, as Arrow reads null, [] and {}."""
+    def with_silent(self, kind: pa.DataType, around: Collection[str] = ()) -> pa.DataType:
+        """A type with the fields, too, that have said nothing so far, as Arrow reads null, [] and {}.
+
+        Of records in an envelope, in the fields `around`, it also has what others are in the envelope, if they are of
+        one kind each.
+        """
         if pa.types.is_struct(kind):
             known = {field.name: field for field in kind}
             for name, each in self.fields.items():
                 if name in known:
-                    known[name] = known[name].with_type(each.with_silent(known[name].type))
-                elif name and each.type is None:
-                    known[name] = pa.field(name, each._silent_type())
+                    inner = () if name in around else around
+                    known[name] = known[name].with_type(each.with_silent(known[name].type, inner))
+                elif name and (each.type is None or (around and not has_text(each.type))):
+                    own = each._silent_type() if each.type is None else each.with_silent(each.type)
+                    known[name] = pa.field(name, own)
             return pa.struct(list(known.values()))
         if pa.types.is_list(kind) and self.items is not None:
             return pa.list_(kind.value_field.with_type(self.items.with_silent(kind.value_type)))
@@ -210,6 +216,11 @@ class Seen:
             return pa.int64()
         digits = max(self.digits, _DIGITS_OF_BIGINT if self.kinds & _INTEGER else 0)
         return pa.decimal128(digits, 0) if digits <= _MOST_DIGITS else JSON_TEXT
+
+
+def has_text(kind: pa.DataType) -> bool:
+    """Whether a type has JSON's text somewhere, which Arrow does not read."""
+    return bool(kind != stored_type(kind))
 
 
 def grown_schema(known: pa.DataType | None, seen: Seen, reserved: Collection[str] = ()) -> pa.DataType:
