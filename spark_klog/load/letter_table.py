@@ -18,6 +18,7 @@ import logging
 from base64 import b64decode
 from collections.abc import Iterator
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -71,7 +72,7 @@ class LetterTable:
             run = next((run for run in runs if run > at), None)
             if run is None:
                 return
-            names = [name for name, place in sorted(letters.items(), key=lambda item: item[1]) if place[0] == run]
+            names = [name for name, place in sorted(letters.items(), key=itemgetter(1)) if place[0] == run]
             try:
                 self._add(store, run, at, names)
             except RunConflict:  # another call of the load has added them
