@@ -1,3 +1,22 @@
+"""Fixtures of the admin client's tests for all tests of clients; what kfake answers otherwise than Kafka."""
+
+from __future__ import annotations
+
+import pytest
+
 from tests.support.clients.admins import admin, server, theirs
 
 __all__ = ["admin", "server", "theirs"]
+
+#: By the name of the test that shows it.
+_AT_KFAKE = {
+    "test_a_message_larger_than_the_fetch": "kfake leaves partitions out of a Fetch response; Kafka answers for each",
+    "test_commits": "kfake answers GROUP_ID_NOT_FOUND to OffsetFetch of a group without offsets; Kafka answers -1",
+    "test_auto_commit_of_a_topic_that_was_deleted": "kfake answers a Fetch with a topic id that was not asked for",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "[kfake" in item.name and (reason := _AT_KFAKE.get(item.name.partition("[")[0])):
+            item.add_marker(pytest.mark.xfail(reason=reason))

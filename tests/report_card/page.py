@@ -20,6 +20,8 @@ What tests show that compare this package with what others wrote, kill processes
 [How this is checked](../explanation/correctness.md) says what the tests do, and what they do not.
 """
 _NOT_RUN = "not run"
+#: Counts of the tests of a suite.
+_SUITE = "suite: "
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,9 @@ def _server_name(server: str) -> str:
 
 
 def _outcomes(cell: Cell) -> str:
+    """Of tests; of a suite that others wrote, which is one test here, of the suite's tests."""
+    if suite := {name: number for name, number in cell.counted.items() if name.startswith(_SUITE)}:
+        cell = Cell(**{name.removeprefix(_SUITE): number for name, number in suite.items()})
     ran = cell.passed + cell.failed
     text = f"{cell.passed:,} of {ran:,}" if ran else "-"
     if cell.failed:

@@ -157,10 +157,11 @@ def _node_id(case: ElementTree.Element) -> str:
 
 
 def _outcome(case: ElementTree.Element) -> tuple[str, str]:
-    """passed, failed or skipped, and the message of the last two."""
+    """passed, failed or skipped, and the message of the last two. What is expected to fail has failed."""
     for kind, outcome in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
         if (element := case.find(kind)) is not None:
             lines = element.attrib.get("message", "").splitlines() or [""]
+            outcome = "failed" if element.attrib.get("type") == "pytest.xfail" else outcome
             return outcome, lines[0][:_MESSAGE_CHARACTERS]
     return "passed", ""
 

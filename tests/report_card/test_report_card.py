@@ -25,7 +25,7 @@ _TESTS = """
     import os, signal, subprocess, sys
     import pytest
     from hypothesis import given, settings, strategies as st
-    from tests.support.runs.figures import count
+    from tests.support.runs.figures import count, note
 
     @pytest.mark.parametrize("client", ["a_client", "another"])
     @pytest.mark.parametrize("server", ["klog", "4.4.0"])
@@ -46,6 +46,11 @@ _TESTS = """
     @pytest.mark.skip(reason="no such version")
     def test_skipped():
         pass
+
+    @pytest.mark.xfail(reason="it has no such thing")
+    def test_known():
+        note("what is known")
+        raise ValueError
 
     @settings(max_examples=7, database=None)
     @given(st.integers())
@@ -92,11 +97,15 @@ def test_figures_of_a_run(junit: Path) -> None:
     found = of_junit(junit, r"(tests/\w+\.py|nothing)")
     assert found.rows == {
         "tests/test_some.py": {
-            OURS: Cell(5, 1, 1, {"states": 6, "kills: other process": 1, "examples": 7}),
+            OURS: Cell(5, 2, 1, {"states": 6, "kills: other process": 1, "examples": 7}),
             "4.4.0": Cell(2, 0, 0, {"states": 6}),
         }
     }
-    assert found.failures == {"tests/test_some.py::TestInner::test_fails": "ValueError: it is | so"}
+    assert found.failures == {
+        "tests/test_some.py::TestInner::test_fails": "ValueError: it is | so",
+        "tests/test_some.py::test_known": "it has no such thing",
+    }
+    assert found.notes == ["what is known"]
     assert found.skipped == {"no such version": 1}
 
 
@@ -104,7 +113,7 @@ def test_rows_by_the_names_of_tests(junit: Path) -> None:
     found = of_junit(junit, r"\[(?:klog|4\.4\.0)-(\w+)\]")
     cell = Cell(1, 0, 0, {"states": 3})
     assert found.rows == {"a_client": {OURS: cell, "4.4.0": cell}, "another": {OURS: cell, "4.4.0": cell}}
-    assert list(found.failures) == ["tests/test_some.py::TestInner::test_fails"]  # of no row, but it failed
+    assert len(found.failures) == 2  # of no row, but they failed
 
 
 def test_faults_that_were_found(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from tests.support.clients.consumers import (
     MEMBER_PROGRAM,
     NOW,
     SECONDS,
+    SERVERS,
     Line,
     Member,
     Ours,
@@ -53,14 +54,12 @@ from tests.support.clients.consumers import (
     short,
 )
 from tests.support.clients.topics import create_topic
-from tests.support.servers.kafka import NEWEST, versions
 from tests.support.servers.shared_kafka import SharedKafkas
 
-_VERSIONS = versions(NEWEST, "0.10.2.2", "3.9.1")
 our_broker = pytest.mark.parametrize("server", ["klog"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
     with running(request.param, module_server_dir / request.param, shared_kafkas) as there:
         yield there

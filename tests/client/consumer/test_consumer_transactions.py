@@ -16,14 +16,11 @@ from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.client import Consumer, ConsumerRecord, GroupMetadata, Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ErrorCode, ProtocolError
-from tests.support.clients.consumers import SECONDS, Server, next_offsets, running, short
-from tests.support.servers.kafka import NEWEST, versions
+from tests.support.clients.consumers import SECONDS, Server, next_offsets, running, servers, short
 from tests.support.servers.shared_kafka import SharedKafkas
 
-_VERSIONS = versions(NEWEST, "3.9.1")
 
-
-@pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])
+@pytest.fixture(scope="module", params=servers("3.9.1"))
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
     with running(request.param, module_server_dir / request.param, shared_kafkas) as there:
         yield there

@@ -10,14 +10,11 @@ from confluent_kafka.admin import AdminClient
 
 from spark_klog.client import Admin
 from spark_klog.errors import ErrorCode, ProtocolError
-from tests.support.clients.consumers import Server, running
-from tests.support.servers.kafka import NEWEST, versions
+from tests.support.clients.consumers import SERVERS, Server, running
 from tests.support.servers.shared_kafka import SharedKafkas
 
-_VERSIONS = versions(NEWEST, "0.10.2.2", "3.9.1")
 
-
-@pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
     with running(request.param, module_server_dir / request.param, shared_kafkas) as there:
         yield there

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.packages.registries import cache_root, run
+from tests.support.packages.registries import cache_root, download, program, run
 
 _SECONDS = 300.0
 
@@ -46,6 +46,21 @@ def compile_program(
     status, output = run(command, folder, environment, seconds)
     if status:
         raise BuildFailed(f"{' '.join(command)} ended with {status}:\n{output}")
+
+
+def go_program(name: str) -> Path:
+    """The program of the Go sources in the folder of that name beside this file."""
+    go = program(("go",), "golang-go")
+    files = [Path(__file__).parent / name / file for file in ("go.mod", "go.sum", "main.go")]
+
+    def build(folder: Path) -> None:
+        copy_into(folder, files)
+        download(f"the modules of {name}", [go, "mod", "download"], cwd=folder)
+        # Stripped and without cgo: saves a minute of CPU.
+        offline = {"GOPROXY": "off", "CGO_ENABLED": "0"}
+        compile_program([go, "build", "-ldflags=-s -w", "-o", "program", "."], folder, offline)
+
+    return built(name, files, build) / "program"
 
 
 def copy_into(folder: Path, files: Sequence[Path]) -> None:

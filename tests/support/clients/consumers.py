@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import pytest
 from confluent_kafka import Consumer as ConfluentConsumer, Producer as ConfluentProducer
 
 from spark_klog.base.names import TopicPartition
@@ -18,13 +19,23 @@ from spark_klog.client.offsets import list_offsets
 from spark_klog.protocol.tables.records import LATEST
 from tests.support.clients.topics import create_topic
 from tests.support.servers.broker import KlogBroker
-from tests.support.servers.kafka import Version
+from tests.support.servers.kafka import ALL_VERSIONS, NEWEST, Version, versions
+from tests.support.servers.kfake import serving_kfake
 from tests.support.servers.shared_kafka import SharedKafkas
 
 #: The timestamp (ms) of sent records.
 NOW = 1_700_000_000_000
 #: Seconds that a test waits for a condition.
 SECONDS = 30.0
+
+
+def servers(*others: Version) -> list[Any]:
+    """Parameters of a fixture: our broker and Kafka's newest; `others` and kfake are for `make soak`."""
+    names = [*versions(NEWEST, *others), *(["kfake"] if ALL_VERSIONS else [])]
+    return ["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in names)]
+
+
+SERVERS = servers("0.10.2.2", "3.9.1")
 
 
 class Line(NamedTuple):
@@ -37,10 +48,10 @@ class Line(NamedTuple):
 
 
 class Server(NamedTuple):
-    """A running broker, and its Kafka version; None for this project's broker."""
+    """A running broker, and its Kafka version; None for this project's broker, "kfake" for franz-go's."""
 
     servers: str
-    version: Version | None
+    version: Version | Literal["kfake"] | None
 
     @property
     def is_old(self) -> bool:
@@ -68,8 +79,12 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def running(name: Version | Literal["klog"], folder: Path, kafkas: SharedKafkas) -> Iterator[Server]:
-    """Yield the shared broker of this version of Kafka, or start a klog broker in `folder`."""
+def running(name: Version | Literal["klog", "kfake"], folder: Path, kafkas: SharedKafkas) -> Iterator[Server]:
+    """Yield the shared broker of this version of Kafka, or start kfake, or a klog broker in `folder`."""
+    if name == "kfake":
+        with serving_kfake() as servers:
+            yield Server(servers, "kfake")
+        return
     if name == "klog":
         with KlogBroker(folder) as broker:
             yield Server(broker.bootstrap_servers, None)

@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.support.clients.build import built, compile_program, copy_into
-from tests.support.clients.process import sources
-from tests.support.packages.registries import download, program
+from tests.support.clients.build import go_program
 from tests.support.servers.kafka import HOST
 
 
@@ -44,16 +42,7 @@ class SrFake:
 @contextmanager
 def serving_srfake(folder: Path, *arguments: str | Path, port: int = 0) -> Iterator[SrFake]:
     """Run one in `folder`; `arguments` are srfake's after its address. It begins empty."""
-    go = program(("go",), "golang-go")
-    files = [sources("srfake") / file for file in ("go.mod", "go.sum", "main.go")]
-
-    def build(target: Path) -> None:
-        copy_into(target, files)
-        download("the modules of srfake", [go, "mod", "download"], cwd=target)
-        offline = {"GOPROXY": "off", "CGO_ENABLED": "0"}
-        compile_program([go, "build", "-ldflags=-s -w", "-o", "srfake", "."], target, offline)
-
-    command = [str(built("srfake", files, build) / "srfake"), f"{HOST}:{port}", *map(str, arguments)]
+    command = [str(go_program("srfake")), f"{HOST}:{port}", *map(str, arguments)]
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"srfake-{time.monotonic_ns()}.log"
     with log.open("wb") as file:

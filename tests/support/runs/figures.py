@@ -30,11 +30,17 @@ _KINDS = (
 )
 _OTHER = "other process"
 _counted: Counter[str] = Counter()
+_notes: list[str] = []
 
 
 def count(name: str, number: int = 1) -> None:
     """Add to a figure of the test that runs."""
     _counted[name] += number
+
+
+def note(text: str) -> None:
+    """Add a sentence that the report card has beside the test's figures."""
+    _notes.append(text)
 
 
 def kind_of(pid: int) -> str | None:
@@ -58,6 +64,7 @@ class Figures:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
         _counted.clear()
+        _notes.clear()
         functions = os.kill, os.killpg
         os.kill, os.killpg = (_counting(function) for function in functions)
         try:
@@ -65,6 +72,7 @@ class Figures:
         finally:
             os.kill, os.killpg = functions
             item.user_properties += [(name, number) for name, number in _counted.items() if number]
+            item.user_properties += [("note", text) for text in _notes]
 
 
 def _counting(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
