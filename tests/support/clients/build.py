@@ -58,9 +58,9 @@ def go_program(name: str) -> Path:
         download(f"the modules of {name}", [go, "mod", "download"], cwd=folder)
         # Stripped and without cgo: saves a minute of CPU.
         offline = {"GOPROXY": "off", "CGO_ENABLED": "0"}
-        compile_program([go, "build", "-ldflags=-s -w", "-o", "program", "."], folder, offline)
+        compile_program([go, "build", "-ldflags=-s -w", "-o", name, "."], folder, offline)
 
-    return built(name, files, build) / "program"
+    return built(name, files, build) / name
 
 
 def copy_into(folder: Path, files: Sequence[Path]) -> None:

@@ -25,8 +25,8 @@ _KINDS = (
     ("schema registry", r"spark_klog\S* schema-registry\b|spark_klog\.registry"),
     ("mirror", r"spark_klog\S* mirror\b|jobs[./]mirror"),
     ("load", r"batch_load|tests\.load\."),
+    ("client", r"tests\.support\.clients|connector_program|^java "),
     ("Python driver of Spark", r"_program\b|tests\.spark\."),
-    ("client", r"tests\.support\.clients|^java "),
 )
 _OTHER = "other process"
 _counted: Counter[str] = Counter()
