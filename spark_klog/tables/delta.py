@@ -560,8 +560,7 @@ def _taken_away(commits: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _committing(run: Run) -> CommitProperties:
     # without a time Spark's next checkpoint drops it, if the table has delta.setTransactionRetentionDuration
     transaction = Transaction(run.load, run.number, time.time_ns() // 1_000_000)
-    entry = {name: value for name, value in vars(run).items() if name != "before"}
-    return CommitProperties(custom_metadata={COMMIT_ENTRY: entry}, app_transactions=[transaction])
+    return CommitProperties(custom_metadata={COMMIT_ENTRY: {**vars(run)}}, app_transactions=[transaction])
 
 
 def _partition(hour: int | None, names: Sequence[str]) -> dict[str, str | None]:
