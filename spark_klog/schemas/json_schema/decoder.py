@@ -171,7 +171,7 @@ class JsonDecoder:
             return None
         for kind in self._read:
             try:
-                column, is_strange = self._read_values(values, text, kind, strange is not None)
+                column, is_strange = self._read_values(values, text, kind, is_watched=strange is not None)
                 if column.offset:
                     column = pa.concat_arrays([column])
                 made = _finished(self._fast, column, None if self._column.nullable else rows.null_count)
@@ -181,11 +181,13 @@ class JsonDecoder:
             if kind is not self._read[0]:
                 self._read = self._read[::-1]  # another thread may go over the list
             if strange is not None and is_strange:
-                strange += range(first, first + len(rows))
+                strange += self._strange_rows(values, first, kind)
             return made
         return None
 
-    def _read_values(self, values: pa.Array, text: bytes, kind: pa.DataType, is_watched: bool) -> tuple[pa.Array, bool]:
+    def _read_values(
+        self, values: pa.Array, text: bytes, kind: pa.DataType, *, is_watched: bool
+    ) -> tuple[pa.Array, bool]:
         """What Arrow reads of a type; if it `is_watched`, also whether it may be strange. Errors as of `read_json`."""
         if is_watched and self._left is None:
             with suppress(pa.ArrowException):  # a field that nobody has seen, or a row for Python
@@ -193,6 +195,22 @@ class JsonDecoder:
                 column = read_json(values, text, read, ignores=False)
                 return column, _is_rounded(column)
         return read_json(values, text, kind), is_watched
+
+    def _strange_rows(self, values: pa.Array, first: int, kind: pa.DataType) -> list[int]:
+        """The numbers of the rows of a strange block that may be strange themselves, so many at a time."""
+        size = len(values) if self._left is not None else _FEW
+        numbers: list[int] = []
+        for begin in range(0, len(values), size):
+            few = values[begin : begin + size]
+            is_strange = len(few) == len(values)  # that was tried
+            if not is_strange:
+                try:
+                    is_strange = self._read_values(few, json_text(few), kind, is_watched=True)[1]
+                except (pa.ArrowException, ValueError):
+                    is_strange = True
+            if is_strange:
+                numbers += range(first + begin, first + begin + len(few))
+        return numbers
 
     def _with_left(self, made: pa.Array, rows: pa.Array, parser: RowParser) -> pa.Array:
         """The records with the properties that Arrow does not read; ValueError if one of them is bad."""

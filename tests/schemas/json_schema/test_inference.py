@@ -166,3 +166,8 @@ def test_strange_rows_are_found() -> None:
     strange = []
     decoder.decode(pa.array(rows[:-1], pa.binary()), [None], strange=strange)
     assert strange == []
+    # of a large block few rows are looked at
+    many = [*rows[:-1] * 200, b'{"new": 1}', *rows[:-1] * 100]
+    decoder.decode(pa.array(many, pa.binary()), [None], strange=strange)
+    assert 4000 in strange
+    assert len(strange) == 512
