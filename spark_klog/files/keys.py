@@ -14,7 +14,6 @@ _log = logging.getLogger(__name__)
 #: Keys are renewed when a third of their time is left, at most so long before they end, and after that long if their
 #: end is not known. A catalog that gives no answer is asked again after a pause. In seconds.
 _MARGIN, _PAUSE = 300.0, 5.0
-_renewing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,9 @@ class Keys:
     def until(cls, filesystem: Any, end_ms: int | None) -> Keys:
         """Of keys that have just been given out, and end at a time in ms since the epoch; None if that is not known."""
         now = time.time()
-        left = 2 * _MARGIN if end_ms is None else max(end_ms / 1000 - now, 0.0)
+        if end_ms is None:
+            return cls(filesystem, now + _MARGIN)
+        left = max(end_ms / 1000 - now, 0.0)
         return cls(filesystem, now + left - min(_MARGIN, left / 3))
 
 
@@ -41,10 +42,11 @@ class KeyedUri(str):
 
     give: Callable[[], Keys]
     _keys: Keys
+    _renewing: threading.Lock
 
     def __new__(cls, uri: str, give: Callable[[], Keys], keys: Keys) -> KeyedUri:
         made = super().__new__(cls, uri)
-        made.give, made._keys = give, keys
+        made.give, made._keys, made._renewing = give, keys, threading.Lock()
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -52,7 +54,7 @@ class KeyedUri(str):
 
     def filesystem(self, *, anew: bool = False) -> Any:
         """The pyarrow file system, the same object until its keys are renewed; `anew` for keys that last long."""
-        with _renewing:
+        with self._renewing:
             if anew or time.time() >= self._keys.renew_at:
                 try:
                     self._keys = self.give()

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     CommitFailedException,
@@ -30,7 +30,6 @@ from pyiceberg.exceptions import (
     UnauthorizedError,
 )
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io import ARROW_FILE_IO, PY_IO_IMPL
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -47,7 +46,7 @@ from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, p
 from spark_klog.tables.iceberg_rows import deleted_rows
 from spark_klog.tables.iceberg_runs import last_run, run_properties, run_texts
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
-from spark_klog.tables.iceberg_stores import renewing, store_uri, table_place
+from spark_klog.tables.iceberg_stores import opened, renewing, store_uri, table_place
 from spark_klog.tables.iceberg_transaction import OneAttempt
 from spark_klog.tables.iceberg_upsert import Upsert
 from spark_klog.tables.table import (
@@ -97,9 +96,9 @@ _FIRST_OPENING = threading.Lock()
 def _opened(name: str, options: Mapping[str, str]) -> Catalog:
     """A catalog of pyiceberg's configuration; the first time no other thread opens one. Errors of any package."""
     if name in _OPENED:
-        return load_catalog(name, **options)
+        return opened(name, options)
     with _FIRST_OPENING:
-        catalog = load_catalog(name, **options)
+        catalog = opened(name, options)
         _OPENED.add(name)
     return catalog
 
@@ -157,7 +156,6 @@ class IcebergTable:
                     f"{self.address}: catalog {name!r} can't be opened: {_text(error)}: check .pyiceberg.yaml or "
                     f"PYICEBERG_CATALOG__{name.upper()}__URI"
                 ) from None
-            self._known_catalog.properties.setdefault(PY_IO_IMPL, ARROW_FILE_IO)  # pyiceberg prefers adlfs for Azure
         return self._known_catalog
 
     @property

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import ARROW_FILE_IO, PY_IO_IMPL
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -27,8 +29,19 @@ _ENDING: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(_GCS, ("gcs.oauth2.token", "gcs.oauth2.token-expires-at")),
     **dict.fromkeys(_AZURE, ("adls.sas-token", "adls.sas-token-expires-at-ms")),
 }
+#: How long a REST catalog may take for an answer.
+_ANSWER_SECONDS = 60.0
 #: What a catalog's properties may be, to be of use on another host.
 _PORTABLE = (str, int, float, bool, dict, list, type(None))
+
+
+def opened(name: str, options: Properties) -> Catalog:
+    """A catalog of pyiceberg's configuration, and of these properties; errors of any package."""
+    catalog = load_catalog(name, **options)
+    catalog.properties.setdefault(PY_IO_IMPL, ARROW_FILE_IO)  # for Azure pyiceberg prefers another package
+    if (session := getattr(catalog, "_session", None)) is not None:  # of REST, which waits for ever
+        session.request = partial(session.request, timeout=_ANSWER_SECONDS)
+    return catalog
 
 
 def store_uri(location: str, properties: Properties, catalog: Catalog, identifier: Sequence[str]) -> str:
@@ -54,7 +67,7 @@ class _Given:
     location: str
 
     def __call__(self) -> Keys:
-        catalog = load_catalog(self.name, **self.properties)
+        catalog = opened(self.name, self.properties)
         try:
             return _keys(self.location, table_place(catalog, self.identifier)[1])
         finally:
@@ -119,11 +132,13 @@ def _uri(location: str, properties: Properties) -> str:
         user = f"{quote(key, '')}:{quote(secret, '')}@" if key and secret else ""
         options = {"endpoint_override": properties.get("s3.endpoint"), "region": properties.get("s3.region")}
         place = f"s3://{user}{parts.netloc}{quote(parts.path)}"
-    elif parts.scheme in _AZURE and (authority := properties.get("adls.blob-storage-authority")):
-        account, key = properties.get("adls.account-name", ""), properties.get("adls.account-key", "")
-        container = parts.netloc.partition("@")[0]
-        options = {"enable_tls": "false" if properties.get("adls.blob-storage-scheme") == "http" else None}
-        place = f"abfs://{quote(account, '')}:{quote(key, '')}@{authority}/{container}{quote(parts.path)}"
+    elif parts.scheme in _AZURE and (key := properties.get("adls.account-key")):
+        container, _, host = parts.netloc.partition("@")
+        account = properties.get("adls.account-name") or host.partition(".")[0]
+        place = f"abfss://{container}:{quote(key, '')}@{host or f'{account}.dfs.core.windows.net'}{quote(parts.path)}"
+        if authority := properties.get("adls.blob-storage-authority"):
+            options = {"enable_tls": "false" if properties.get("adls.blob-storage-scheme") == "http" else None}
+            place = f"abfs://{quote(account, '')}:{quote(key, '')}@{authority}/{container}{quote(parts.path)}"
     else:
         return location
     query = "&".join(f"{name}={quote(value, '')}" for name, value in options.items() if value)

@@ -6,6 +6,8 @@ tests/load/test_table_kills.py kills such loads.
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,25 +16,24 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.load.audit import status
 from spark_klog.load.run import LoadOptions
+from spark_klog.tables import iceberg_stores
 from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
 from tests.load.real_lakes import REAL, RealLakes, RealPlace
 from tests.load.support import Unlocked, race, run
-from tests.load.tables import Kind, check_each_once
+from tests.load.tables import Kind, Lake, check_each_once, make_lake
 from tests.spark.support import create_topic, produce, values
 from tests.support.brokers.tcp_proxy import TcpProxy
 from tests.support.runs.soak import SOAK
 from tests.support.servers.http_proxy import Fate
 
-pytestmark = [
-    pytest.mark.peer,
-    pytest.mark.test_all("client"),
-    pytest.mark.usefixtures("short_leases"),
-    pytest.mark.parametrize(("kind", "place"), REAL),
-]
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("client"), pytest.mark.usefixtures("short_leases")]
+_PLACES = pytest.mark.parametrize(("kind", "place"), REAL)
 _EACH = 40
+_numbers = count(1)
 _FATES: tuple[Fate, ...] = ("refused", "lost", "cut", "late")
 
 
+@_PLACES
 def test_answers_that_are_lost(
     cluster: EmbeddedCluster,
     topic: str,
@@ -69,6 +70,7 @@ def test_answers_that_are_lost(
     assert (status(lake.address).findings, status(lake.address).unfinished) == ([], "")
 
 
+@_PLACES
 def test_changes_whose_answers_are_lost(
     cluster: EmbeddedCluster,
     topic: str,
@@ -96,6 +98,7 @@ def test_changes_whose_answers_are_lost(
             assert rows_of(read()) == source.rows(source.end), name
 
 
+@_PLACES
 def test_two_loads_at_once(
     cluster: EmbeddedCluster,
     topic: str,
@@ -121,3 +124,48 @@ def test_two_loads_at_once(
         assert check_each_once(lake, topic, sent) == sent
     assert status(lake.address).findings == []
     assert all("another run" in one or "run again" in one.lower() or "another attempt" in one for one in lost), lost
+
+
+def _rest(folder: Path, uri: str, monkeypatch: pytest.MonkeyPatch, lakes: RealLakes) -> Lake:
+    properties = {"TYPE": "rest", "URI": uri}
+    return make_lake("iceberg", folder, monkeypatch, lakes.s3.address, f"rest-{next(_numbers)}", properties)
+
+
+def test_a_catalog_that_is_killed(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, real_lakes: RealLakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SIGKILL at any moment of a run, and started again: the run goes on, or the next one does."""
+    servers, chance = cluster.bootstrap_servers, random.Random(7)
+    server = real_lakes.rest_server(real_lakes.s3.address)
+    lake = _rest(tmp_path, f"http://{server.address}", monkeypatch, real_lakes)
+    create_topic(servers, topic, 2)
+    for number in range(20 if SOAK else 3):
+        produce(servers, topic, values(_EACH, start=number * _EACH, partitions=2))
+        sent = (number + 1) * _EACH
+        with ThreadPoolExecutor(1) as pool:  # the server ends with the thread that starts it
+            loading = pool.submit(run, servers, lake.address, topic, max_task_records=20)
+            wait([loading], chance.uniform(0, 1))
+            server.kill()
+            server.start()
+            wait([loading])
+        assert loading.exception() is None or isinstance(loading.exception(), LoadError)
+        check_each_once(lake, topic, sent)
+        run(servers, lake.address, topic, max_task_records=20)
+        assert check_each_once(lake, topic, sent) == sent
+    assert (status(lake.address).findings, status(lake.address).unfinished) == ([], "")
+
+
+def test_a_catalog_that_does_not_answer(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, real_lakes: RealLakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load waits for a time, and then looks whether its commit is in the table."""
+    monkeypatch.setattr(iceberg_stores, "_ANSWER_SECONDS", 1.0)
+    lake = _rest(tmp_path, f"http://{real_lakes.rest.address}", monkeypatch, real_lakes)
+    create_topic(cluster.bootstrap_servers, topic)
+    for number in range(4):
+        produce(cluster.bootstrap_servers, topic, values(20, start=number * 20))
+        before: list[Fate] = ["good"] * (number % 2)
+        real_lakes.rest.set_fates(*before, "held")
+        assert run(cluster.bootstrap_servers, lake.address, topic).runs == [number + 1]
+        real_lakes.rest.set_fates()
+        assert check_each_once(lake, topic, 20 * (number + 1)) == 20 * (number + 1)

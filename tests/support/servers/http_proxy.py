@@ -14,6 +14,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -22,24 +23,27 @@ import time
 import urllib.request
 from collections import deque
 from collections.abc import Mapping
+from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 HOST = "127.0.0.1"
 #: What happens to a request: it is carried out and answered; not carried out, with an error as answer; carried out, and
-#: answered with an error; carried out, and the connection ends; carried out half a second after an error as answer.
-Fate = Literal["good", "refused", "lost", "cut", "late"]
-#: Checks that requests have a token that has not ended; only requests of Glue that commit have fates; uploads by
-#: Google's XML API, which fake-gcs-server lacks, are made by its JSON API.
+#: answered with an error; carried out, and the connection ends; carried out half a second after an error as answer;
+#: carried out, and answered too late.
+Fate = Literal["good", "refused", "lost", "cut", "late", "held"]
+#: Checks that requests have a token that has not ended; only requests of Glue that commit have fates; what
+#: fake-gcs-server lacks of Google's XML API, uploads and `start-after` of lists, is made of what it has.
 Way = Literal["tokens", "glue", "gcs"]
 _SECONDS = 60
-_LATE_SECONDS = 0.5
+_LATE_SECONDS, _HELD_SECONDS = 0.5, 5.0
 _CHANGES = ("POST", "PUT", "PATCH", "DELETE")
 #: Headers that are of one connection.
 _OWN = ("connection", "keep-alive", "transfer-encoding", "content-length", "expect")
+_KEY = re.compile(rb"<Contents><Key>(.*?)</Key>.*?</Contents>", re.DOTALL)
 _CONTROL = "/of-the-proxy-itself"
 _TOKEN = "until-"
 _ENDED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
@@ -163,7 +167,9 @@ class _Handler(BaseHTTPRequestHandler):
             if fate != "late":
                 self._answer(502, {}, b"")
             return
-        if fate == "good":
+        if fate == "held":
+            time.sleep(_HELD_SECONDS)
+        if fate in ("good", "held"):
             self._answer(status, kept, content)
         elif fate == "lost":
             self._answer(504, {}, b"")
@@ -196,6 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
         kept = {name: value for name, value in response.getheaders() if name.lower() not in _OWN}
         if self.command == "HEAD" and (length := response.getheader("content-length")):
             kept["Content-Length"] = length
+        if is_of_google and (after := parse_qs(self.path.partition("?")[2]).get("start-after")):
+            content = _KEY.sub(lambda match: b"" if unescape(match[1].decode()) <= after[0] else match[0], content)
         if is_upload and response.status == 200:
             made = json.loads(content)
             kept |= {"ETag": f'"{made["etag"]}"', "x-goog-generation": made["generation"]}
