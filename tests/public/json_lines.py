@@ -1,4 +1,4 @@
-"""The fields that commands print with --json, from a run of each of them.
+"""The fields that commands print with --json, from runs of each of them, and from the types of what few runs print.
 
 `a[].b` is the field b of the objects in the list a; `*` stands for keys that are data (topics, numbers, times).
 """
@@ -11,23 +11,35 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from click.testing import CliRunner
 
+from spark_klog.cli.commands import transactions
 from spark_klog.cli.jobs import following
 from spark_klog.cli.main import main
 from spark_klog.client import Consumer, Producer
+from spark_klog.client.admin.admin import ProducerState
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ProducerFenced
-from spark_klog.load.audit import loaded_json
+from spark_klog.groups.stores import Change
+from spark_klog.load import commit
+from spark_klog.load.audit import HourOfTopic, loaded_json
 from spark_klog.load.by_topic import Outcome
 from spark_klog.load.follow import RunReport
+from spark_klog.load.journal.summary import Finding
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
+from spark_klog.load.tasks import task
+from spark_klog.load.verify import Verified
 from spark_klog.mirror.mirror import Totals
+from spark_klog.registry import differences
 from spark_klog.restore import Restored
+from spark_klog.spark.read.ranges import Lost
+from spark_klog.spark.write.decisions.log_states import Holder
 from tests.load.support import run
 from tests.public.surface import commands
 from tests.support.brokers.log_07 import message, write_log
@@ -59,6 +71,13 @@ class _Shapes:
             for name, kind in _flat(value, ""):
                 of_command[name].add(kind)
 
+    def declare(self, path: str, kind: Any, field: str = "") -> None:
+        """Note the fields of a dataclass or named tuple by their types, below `field`."""
+        hints = {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
+        for name, hint in hints.items():
+            for place, what in _declared(hint, f"{field}.{name}" if field else name):
+                self.fields[path][place].add(what)
+
     def lines(self) -> Iterator[str]:
         for path in sorted(self.fields):
             for name, kinds in sorted(self.fields[path].items()):
@@ -78,6 +97,23 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _flat(each, f"{path}[]")
     else:
         yield path, _KINDS[type(value)]
+
+
+def _declared(hint: Any, path: str) -> Iterator[tuple[str, str]]:
+    """The fields of a type, and their types as JSON has them."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (UnionType, Union):
+        for each in arguments:
+            yield from _declared(each, path)
+    elif origin in (list, tuple):
+        yield from _declared(arguments[0], f"{path}[]")
+    elif origin is dict:
+        yield from _declared(arguments[1], f"{path}.*")
+    elif is_dataclass(hint):
+        for name, below in get_type_hints(hint).items():
+            yield from _declared(below, f"{path}.{name}")
+    elif hint is not Any:
+        yield path, _KINDS[hint]
 
 
 def json_lines() -> list[str]:
@@ -102,6 +138,7 @@ def _with_cluster(shapes: _Shapes, cluster: EmbeddedCluster, folder: Path) -> No
         producer.send("clicks", b"bad", None, partition=1)
     _loads(shapes, servers, folder)
     shapes.of_command("klog consume", "clicks", *b)
+    _values(shapes, settings, ("-r", str(cluster.schema_registry_url)), b, folder)
     for command in ("list", "describe", "offsets"):
         shapes.of_command(f"klog topics {command}", *b)
     shapes.of_command("klog topics alter", "clicks", "--config", "retention.ms=86400000000", *b)
@@ -111,6 +148,23 @@ def _with_cluster(shapes: _Shapes, cluster: EmbeddedCluster, folder: Path) -> No
     shapes.of_command("klog bench", "-n", "100", "--probes", "2", *b)
     shapes.of_command("klog doctor", "--no-spark", *b, codes=(0, 1))
     shapes.of_command("klog topics delete", "others", "--yes", *b)
+
+
+def _values(shapes: _Shapes, settings: dict[str, str], r: tuple[str, ...], b: tuple[str, ...], folder: Path) -> None:
+    """Records without a value, of bytes that are no text, and decoded by a schema."""
+    shapes.of_command("klog topics create", "values", *b)
+    with Producer(settings) as producer:
+        producer.send("values", None, b"\xff", headers=[("trace", None), ("trace", b"\xff")])
+        producer.send("values", b"\xff", None)
+    shapes.of_command("klog consume", "values", *b)
+    shapes.of_command("klog topics create", "decoded", *b)
+    schema = folder / "decoded.avsc"
+    schema.write_text(_SCHEMA.replace("id", "clicks") % "")  # names of a schema's fields are data
+    arguments = ["produce", "decoded", "-s", "avro", "--key-schema", str(schema), "--value-schema", str(schema)]
+    (folder / "decoded.json").write_text('{"key": {"clicks": 1}, "value": {"clicks": 1}}\n')
+    done = CliRunner().invoke(main, [*arguments, "--json", "-l", str(folder / "decoded.json"), *r, *b])
+    assert done.exit_code == 0, done.output
+    shapes.of_command("klog consume", "decoded", "-s", "avro", *r, *b)
 
 
 def _loads(shapes: _Shapes, servers: str, folder: Path) -> None:
@@ -126,6 +180,18 @@ def _loads(shapes: _Shapes, servers: str, folder: Path) -> None:
     shapes.note("restore.py", {"records": 20, "partitions": [vars(Restored("clicks", 0, 20))]})
     for command in ("klog mirror", "mirror.py"):
         shapes.note(command, vars(Totals()), vars(Totals(lag=0)))
+    shapes.declare("batch_load.py", Lost, "lost[]")
+    causes = (task.TRANSACTIONS, task.COMPACTION, task.CORRUPT, task.UNPARSED, *commit._LOST)
+    for path in ("batch_load.py", "klog load status"):
+        shapes.note(path, {"partitions": [{"gaps": dict.fromkeys(causes, 1)}]})
+    shapes.declare("klog load status", Finding, "missing[]")
+    schema = {"topic": "t", "column": "value", "format": "avro"}
+    for more in ({"subject": "s", "version": 1, "id": 1}, dict.fromkeys(("subject", "version", "id"))):
+        shapes.note("klog load status", {"schemas": [{**schema, **more}]})
+    shapes.declare("klog load status", HourOfTopic, "log.hours[]")
+    shapes.note("klog load status", {"partitions": [{"holes": [[0, 9]]}], "runs": [{"files": None, "failed": ["t-0"]}]})
+    shapes.declare("klog load verify", Verified)
+    shapes.of_command("klog load status", output, "-b", servers)
     shapes.of_command("klog load status", output)
     shapes.of_command("klog load verify", output, "-b", servers)
     shapes.of_command("klog load files", output)
@@ -143,8 +209,18 @@ def _groups(shapes: _Shapes, settings: dict[str, str], b: tuple[str, ...], folde
         shapes.of_command("klog groups describe", "readers", *b)
         shapes.of_command("klog groups lag", "readers", *b)
     kafka = f"kafka://{b[1]}"
+    stores = ("--offsets-path", f"{folder}/offsets")
     shapes.of_command("klog offsets show", "--from", kafka, "--group", "readers")
     shapes.of_command("klog offsets copy", "--from", kafka, "--to", f"file://{folder}/offsets", "--group", "readers")
+    shapes.declare("klog offsets copy", Change)
+    shapes.declare("klog offsets set", Change)
+    for command in ("describe", "lag"):
+        path = f"klog groups {command}"
+        shapes.of_command(path, "readers", *stores, *b)
+        for name in [name for name in shapes.fields[path] if "stores.files." in name]:
+            shapes.fields[path][name.replace(".files.", ".zookeeper.")] |= shapes.fields[path][name]
+    member = {"instance": "one", "assignment": None}
+    shapes.note("klog groups describe", {"type": None, "protocolType": None, "protocol": None, "members": [member]})
     moved = ("--to", kafka, "--group", "readers", "--to-offset", "3", "--topic", "clicks:0")
     shapes.of_command("klog offsets set", *moved)
     shapes.of_command("klog groups delete", "readers", "--yes", *b)
@@ -161,6 +237,16 @@ def _transactions(shapes: _Shapes, settings: dict[str, str], b: tuple[str, ...])
         place = ("--topic", "clicks", "--partition", "0")
         shapes.of_command("klog transactions describe-producers", *place, *b)
         shapes.of_command("klog transactions hanging", *place, *b)
+        state = ProducerState(1, 0, None, None, 0, 5)
+        for line in (transactions._producer(state), transactions._producer(replace(state, last_sequence=3))):
+            age = transactions._age(state.last_timestamp if line["lastSequence"] is None else 5)
+            shapes.note("klog transactions hanging", {"topic": "clicks", "partition": 0, **line, **age})
+            shapes.note("klog transactions describe-producers", line)
+        shapes.note("klog transactions hanging", {"lastTimestampMs": 5})
+        shapes.note("klog transactions abort", {"topic": "clicks", "partition": 0, "producerId": 1, "aborted": True})
+        for holder in (Holder("q", "p", None, None, False), Holder("q", "p", 5, 3, True, "name")):
+            shapes.note("klog transactions list", transactions._held(holder))
+            shapes.note("klog transactions describe", transactions._held(holder))
         shapes.of_command("klog transactions abort", "--transactional-id", "writer", "--yes", *b)
 
 
@@ -185,6 +271,9 @@ def _without_cluster(shapes: _Shapes, folder: Path) -> None:
     log = folder / "cluster" / "broker-0" / "clicks-0"
     shapes.of_command("klog log dump", str(log))
     shapes.of_command("klog log dump", "--batches", str(log))
+    for name in ("index", "timeindex"):
+        shapes.of_command("klog log dump", *map(str, log.glob(f"*.{name}")))
+    shapes.note("klog log dump", {"deleteHorizon": 5, "timestamp": None, "value": None, "headers": [["name", None]]})
     (segment,) = log.glob("*.log")
     damaged = bytearray(segment.read_bytes())
     damaged[-3] ^= 1
@@ -193,6 +282,13 @@ def _without_cluster(shapes: _Shapes, folder: Path) -> None:
     shapes.of_command("klog log repair", str(log))
     write_log(folder / "old" / "clicks-0", [[message(b"x")]])
     shapes.of_command("klog log upgrade", str(folder / "old"), str(folder / "new"))
+    shapes.note("klog log upgrade", {"error": "why"})
+    no_leader = {"leader": None, "earliest": None, "latest": None}
+    shapes.note("klog topics describe", {"id": None, "partitions": [no_leader]})
+    shapes.note("klog topics offsets", {"offset": None})
+    shapes.note("klog version", {"pyspark": None})
+    shapes.declare("klog schemas diff", differences.Change, "changes[]")
+    shapes.note("klog schemas diff", {"changes": None, "compatibility": None, "reasons": None})
     for name, content in {
         "metadata": '{"id": "b4a5a5c8-6a4f-4b0e-9a9f-0c8b1c3a7a11"}',
         "offsets/0": f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{{}}}}\n{_OFFSETS}',
@@ -203,7 +299,7 @@ def _without_cluster(shapes: _Shapes, folder: Path) -> None:
         path.write_text(content)
     shapes.of_command("klog checkpoint show", str(folder / "checkpoint"))
     users = folder / "users.conf"
-    users.write_text("")
+    users.write_text("[user bob]\nread = clicks\nwrite = clicks\n")
     CliRunner().invoke(main, ["users", "add", "ann", "--file", str(users), "--password-stdin"], input="secret\n")
     shapes.of_command("klog users list", "--file", str(users))
     shapes.of_command("klog version")
