@@ -33,6 +33,7 @@ from spark_klog.base.extras import require
 from spark_klog.broker.faults import Fault, control as fault_control
 from spark_klog.broker.metadata.registration import answers
 from spark_klog.client.forks import Maker
+from spark_klog.client.settings import check_settings
 from spark_klog.errors import ConfigError, DirectoryError, KlogError, LogDirLocked
 from spark_klog.log.file_system import take_lock
 from spark_klog.log.layout import check_cluster_directory, mark_cluster, usable
@@ -171,6 +172,10 @@ class EmbeddedCluster:
         zookeeper_port: int | None = None,
         schema_registry: bool | int | str = False,
     ) -> None:
+        if type(brokers) is not int:
+            raise ConfigError(f"brokers={brokers!r} must be a number")
+        if settings is not None:
+            check_settings("EmbeddedCluster", settings, "'num.partitions': '2'")
         if brokers < 1:
             raise ConfigError(f"brokers={brokers}: give at least 1")
         if zookeeper_port is not None and not zookeeper:

@@ -60,6 +60,10 @@ def test_what_can_not_start(tmp_path: Path) -> None:
         EmbeddedCluster(data_dir="/proc/x").start()
     with pytest.raises(ConfigError, match="'9092' is not HOST:PORT"):
         EmbeddedCluster(listen="9092")
+    with pytest.raises(ConfigError, match=r"EmbeddedCluster takes a dict of settings .*'num\.partitions'.*, not str"):
+        EmbeddedCluster(settings="num.partitions=2")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"brokers='127\.0\.0\.1:9092' must be a number"):
+        EmbeddedCluster("127.0.0.1:9092")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="zookeeper_port=2181 needs zookeeper=True"):
         EmbeddedCluster(zookeeper_port=2181)
     with pytest.raises(ConfigError, match="exclude each other"):

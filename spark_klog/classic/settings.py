@@ -21,7 +21,7 @@ from spark_klog.base.settings import (
     words,
 )
 from spark_klog.client.consumer.settings import RESET, ResetPolicy
-from spark_klog.client.settings import of_bytes, setting_texts
+from spark_klog.client.settings import check_settings, of_bytes, setting_texts
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import LATEST
 
@@ -100,6 +100,8 @@ def _sorted(
 
     `ConfigError` for a wrong value, for two names of one setting, and with the text of a name in `refused`.
     """
+    client = "ConsumerConnector" if config is ConnectorConfig else "Producer"
+    check_settings(client, settings, "'zookeeper.connect': 'HOST:PORT'")
     own = settings_of(config)
     values: dict[str, Any] = {}
     shared: dict[str, str] = {}

@@ -20,7 +20,7 @@ from spark_klog.client.fetch.entries import FetchParameters, Larger, Limits, ent
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.offsets import NO_OFFSET, partition_entries
-from spark_klog.client.settings import client_config
+from spark_klog.client.settings import check_settings, client_config
 from spark_klog.errors import (
     ConfigError,
     ConnectionFailed,
@@ -91,6 +91,7 @@ class SimpleConsumer:
     ) -> None:
         if buffer_size < 1:
             raise ConfigError(f"buffer_size={buffer_size}: set the largest fetch in bytes, at least 1")
+        check_settings("SimpleConsumer", settings or {}, "'isolation.level': 'read_committed'")
         shared = {"client.id": client_id, "request.timeout.ms": so_timeout_ms, "fetch.max.bytes": buffer_size}
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._config = client_config({**shared, **(settings or {}), "bootstrap.servers": address})

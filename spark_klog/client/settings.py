@@ -359,13 +359,11 @@ def is_known(name: str) -> bool:
     return name in _NAMES
 
 
-def check_settings(client: str, settings: object) -> None:
+def check_settings(client: str, settings: object, example: str = "'bootstrap.servers': 'HOST:PORT'") -> None:
     """`ConfigError` unless they are settings by their names; their values are not shown, which may be passwords."""
     if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
         kind = "a dict with other keys than names" if isinstance(settings, Mapping) else type(settings).__name__
-        raise ConfigError(
-            f"{client} takes a dict of settings by Kafka's names, {{'bootstrap.servers': 'HOST:PORT', ...}}, not {kind}"
-        )
+        raise ConfigError(f"{client} takes a dict of settings by Kafka's names, {{{example}, ...}}, not {kind}")
 
 
 def check_names(settings: Mapping[str, Any], prefix: str = "") -> None:

@@ -81,10 +81,13 @@ def fields_of(format: Format, text: str, references: References = NO_REFERENCES)
         root = avro.AvroSchema(text, references).root
         return dict(islice(_avro(root, "", ()), _MOST_FIELDS)) or {"": FieldText(_avro_type(root))}
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_int=float)  # `int` refuses thousands of digits, and no number is shown
+    except (ValueError, RecursionError) as error:
+        raise InvalidSchema(f"the schema is not JSON: {error}") from None
+    try:
         return dict(islice(_json_schema(value, value, "", ()), _MOST_FIELDS))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidSchema(f"the schema is malformed: {error!r}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InvalidSchema("the schema is malformed: properties or another keyword has a wrong type") from None
 
 
 def incompatibilities(

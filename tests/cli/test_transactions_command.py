@@ -197,6 +197,8 @@ def test_hanging(forgetful: str, topic: str) -> None:
         assert [(one["topic"], one["partition"], one["startOffset"]) for one in found] == [(topic, 0, 0), (topic, 1, 0)]
         assert klog_lines("transactions", "hanging", *b) == []  # not older than 15 minutes
         broker = str(next(iter(admin.cluster.nodes)))
+        refused = klog_refusal("transactions", "hanging", *b, "--broker-id", "777")
+        assert refused == f"klog: there is no broker 777: the cluster has {broker}"
         limited = ("--broker-id", broker, "--topic", topic, "--partition", "1", "--max-transaction-timeout", "0")
         (one,) = klog_lines("transactions", "hanging", *b, *limited)
         assert one | {"durationMs": 0} == found[1] | {"durationMs": 0}

@@ -11,6 +11,8 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer, Producer as ConfluentProducer
 from kafka import KafkaConsumer, KafkaProducer
 
+from spark_klog import classic
+from spark_klog.classic import ConsumerConnector
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.settings import (
     KAFKA_PYTHONS,
@@ -103,8 +105,11 @@ def test_the_names_are_those_of_the_clients() -> None:
     assert [name for name in hinted if not is_known(name)] == []
 
 
+_CLIENTS = [Producer, Consumer, Admin, SchemaRegistry, partial(read, "t"), ConsumerConnector, classic.Producer]
+
+
 @pytest.mark.parametrize("settings", ["host:9092", None, 3, [("bootstrap.servers", "h:1")], {1: "x"}], ids=str)
-@pytest.mark.parametrize("client", [Producer, Consumer, Admin, SchemaRegistry, partial(read, "t")])
+@pytest.mark.parametrize("client", _CLIENTS)
 def test_what_is_no_dict_of_settings(client: Callable[..., Any], settings: Any) -> None:
     name = getattr(client, "__name__", "read")
     if (name, settings) == ("read", None):

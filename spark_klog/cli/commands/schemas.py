@@ -153,7 +153,19 @@ def show(
     say(as_json, line, escaped(_pretty(schema), has_lines=True))
 
 
-_subject_option = click.option("--subject", required=True, metavar="SUBJECT", help="Of a topic's values: TOPIC-value.")
+def _not_empty(_: click.Context, option: click.Parameter, value: str) -> str:
+    if not value:
+        raise click.BadParameter("it is empty: name a subject, such as TOPIC-value", param=option)
+    return value
+
+
+_subject_option = click.option(
+    "--subject",
+    required=True,
+    metavar="SUBJECT",
+    callback=_not_empty,
+    help="Of a topic's values: TOPIC-value.",
+)
 
 
 def _schema_options(function: Callable[..., Any]) -> Callable[..., Any]:

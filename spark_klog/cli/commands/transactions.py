@@ -325,6 +325,9 @@ def hanging(
 
 def _partitions(admin: Admin, topic: str | None, partition: int | None, broker_id: int | None) -> list[TopicPartition]:
     names = [topic] if topic is not None else [listed.name for listed in admin.list_topics(include_internal=True)]
+    if broker_id is not None and broker_id not in admin.cluster.nodes:
+        known = ", ".join(map(str, sorted(admin.cluster.nodes)))
+        raise ConfigError(f"there is no broker {broker_id}: the cluster has {known}")
     keys = [
         (name, entry.partition)
         for name, described in admin.describe_topics(names).check().items()

@@ -264,9 +264,10 @@ def _logical(value: dict[str, Any]) -> str:
 
 def _decimal(value: dict[str, Any], path: str) -> Column:
     parameters = value.get("connect.parameters")
-    parameters = parameters if isinstance(parameters, dict) else {}
+    if not isinstance(parameters, dict) or "scale" not in parameters:
+        raise SchemaError(f'{_at(path)}: a {CONNECT}Decimal needs its scale, as "connect.parameters": {{"scale": "2"}}')
     try:
-        scale = int(parameters.get("scale", 0))
+        scale = int(parameters["scale"])
         precision = int(parameters.get("connect.decimal.precision", MOST_DIGITS))
     except (TypeError, ValueError):
         scale, precision = -1, -1

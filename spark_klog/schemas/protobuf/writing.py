@@ -97,7 +97,7 @@ def _message(message: Any, kind: pa.DataType, path: str, depth: int) -> WriteMes
     for field in message.fields:
         if field.is_required and field.number not in fields:
             below = f"{path}.{field.name}" if path else field.name
-            raise SchemaError(f"field {below}: is required, but there is no such column")
+            raise SchemaError(f"field {below}: is required, but there is no such column: add it")
     return WriteMessage(message, [fields[number] for number in sorted(fields)], pa.struct(types))
 
 

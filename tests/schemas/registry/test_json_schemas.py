@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
+from spark_klog.registry.differences import fields_of
 from spark_klog.registry.formats import InvalidSchema
 from spark_klog.registry.formats.json_differences import _SEARCH, differences
 from spark_klog.registry.formats.json_schema import JsonSchema
@@ -258,3 +259,20 @@ def test_texts() -> None:
     # as Java's BigDecimal writes them
     assert schema.canonical() == '{"b":{"z":1,"y":[1.50,1E+300,100000000.0,1E-7,12]},"a":"é"}'
     assert schema.normalized() == '{"a":"é","b":{"y":[1.50,1E+300,100000000.0,1E-7,12],"z":1}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "the schema is not JSON: Expecting property name"),
+        ("[" * 100_000, "the schema is not JSON: maximum recursion depth"),
+        ('{"properties": 3}', "properties or another keyword has a wrong type"),
+        ('{"$ref": 3}', "properties or another keyword has a wrong type"),
+    ],
+)
+def test_fields_of_what_is_no_schema(text: str, told: str) -> None:
+    """The errors of Python's parser are not shown as such."""
+    with pytest.raises(InvalidSchema, match=told) as raised:
+        fields_of("json-schema", text)
+    assert "Error" not in str(raised.value)
+    assert fields_of("json-schema", '{"properties": {"a": {"maximum": %s}}}' % ("1" * 5000)).keys() == {"a"}
