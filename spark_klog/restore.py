@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.base.addresses import filesystem_at, local_path
+from spark_klog.base.durable import check_version
 from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Producer
 from spark_klog.client.cluster import Cluster
@@ -34,7 +35,7 @@ from spark_klog.columns.schema import subset
 from spark_klog.errors import ConfigError, KlogError, LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import open_load
+from spark_klog.load.journal.history import dead_letters, open_load
 from spark_klog.load.journal.listing import CommittedFile, files
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import JSON_LINES
@@ -44,6 +45,9 @@ from spark_klog.security.config import Settings
 _log = logging.getLogger(__name__)
 #: Extents of a partition that are noted: brokers take 4,096 bytes of metadata.
 _MOST_EXTENTS = 80
+_NOTE_VERSION = 1
+#: The groups that have the progress, and what is added to the name of one for its notes.
+_RESTORE_GROUP, _REPLAY_GROUP, _LOADED = "klog-restore.", "klog-replay-", "+loaded"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 #: Settings of consumers and transactions in shared files of settings: a restore and a replay have their own.
 _OWN = ("group.id", "group.instance.id", "transactional.id", "enable.auto.commit", "auto.offset.reset")
@@ -112,7 +116,7 @@ def plan_restore(options: RestoreOptions) -> list[Part]:
     if unknown:
         raise ConfigError(f"{store.address} has no files of topic {', '.join(unknown)}")
     wanted = [file for file in committed if not options.topics or file.topic in options.topics]
-    parts = _parts(wanted, read_summary(store).extents, options.prefix, f"klog-restore.{name}")
+    parts = _parts(wanted, read_summary(store).extents, options.prefix, f"{_RESTORE_GROUP}{name}")
     with Admin(options.client) as admin:
         _make_topics(admin, parts)
         _check_targets(admin, parts, options.append)
@@ -188,11 +192,12 @@ def _check_order(admin: Admin, parts: Sequence[Part]) -> None:
     """
     for group, of_group in _by_group(parts).items():
         done = GroupOffsets(admin.cluster, group, is_stable=True).fetch(of_group)
-        notes = GroupOffsets(admin.cluster, f"{group}+loaded")
+        notes = GroupOffsets(admin.cluster, group + _LOADED)
         noted = notes.committed(of_group)
         for key, part in of_group.items():
             end = done.get(key, 0)
-            known = _noted_extents(noted[key].metadata) if key in noted else None
+            where = f"the note of group {group}{_LOADED} on {key[0]}-{key[1]}"
+            known = _noted_extents(noted[key].metadata, where) if key in noted else None
             if known is not None and (new := _between(part.extents, known, end)):
                 names = ", ".join(f"[{first}, {after})" for first, after in new[:5])
                 raise ConfigError(
@@ -201,19 +206,25 @@ def _check_order(admin: Admin, parts: Sequence[Part]) -> None:
                     "another --prefix and --name"
                 )
         current = {
-            key: Committed(part.end, metadata=json.dumps(part.extents[-_MOST_EXTENTS:]))
-            for key, part in of_group.items()
+            key: Committed(part.end, metadata=_note(part.extents[-_MOST_EXTENTS:])) for key, part in of_group.items()
         }
         if current != {key: batch._replace(leader_epoch=-1) for key, batch in noted.items()}:
             notes.commit(current)
 
 
-def _noted_extents(text: str) -> list[tuple[int, int]] | None:
-    """The extents of a note; None if it is not one of ours."""
+def _note(extents: Sequence[tuple[int, int]]) -> str:
+    return json.dumps({"version": _NOTE_VERSION, "extents": extents})
+
+
+def _noted_extents(text: str, where: str) -> list[tuple[int, int]] | None:
+    """The extents of a note; None if it is not one of ours. `LoadError` for another version."""
     try:
-        return [(int(start), int(until)) for start, until in json.loads(text)]
-    except (TypeError, ValueError):
+        note = json.loads(text)
+        version, extents = note["version"], note["extents"]
+    except (TypeError, ValueError, KeyError):
         return None
+    check_version(version, _NOTE_VERSION, where, "restore all to other names (--prefix and --name)", LoadError)
+    return [(int(start), int(until)) for start, until in extents]
 
 
 def _between(extents: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
@@ -430,7 +441,7 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
     records = 0
     if of_values:
         name = hashlib.sha256(json.dumps([identity.load, topic, source]).encode()).hexdigest()[:32]
-        records = _send_letters(store, of_values, client, topic, f"klog-replay-{name}")
+        records = _send_letters(store, of_values, client, topic, f"{_REPLAY_GROUP}{name}")
     batches = [name for name in store.names(paths.LETTERS) if not paths.is_of_values(name)]
     if source is not None:  # TOPIC-PARTITION-OFFSET-CRC.json: another topic's name may begin with this one's and a "-"
         of_source = re.compile(rf"{re.escape(source)}-\d+--?\d+-[0-9a-f]{{8}}\.json")
@@ -465,9 +476,8 @@ def _letters(store: Store, name: str, partitions: int) -> Iterator[list[dict[str
     """The records of a file of letters, those of a transaction at a time; `LoadError` for a damaged one."""
     rows: list[dict[str, Any]] = []
     size = 0
-    for number, line in enumerate(store.lines(paths.dead_letter(name)), 1):
+    for number, (line, letter) in enumerate(dead_letters(store, name), 1):
         try:
-            letter = json.loads(line)
             rows.append(
                 {
                     "key": _bytes(letter["key"]),

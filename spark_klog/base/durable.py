@@ -1,4 +1,9 @@
-"""Small files that survive a power failure: written, synced, renamed into place, and the folder synced; and locks."""
+"""Small files that survive a power failure: written, synced, renamed into place, and the folder synced; and locks.
+
+Whatever klog writes and reads again has a version, which `check_version` compares; Kafka's own forms have theirs.
+Readers pass over fields that they do not know: a field that may be passed over is added without a new version, for any
+other change the version is raised.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from spark_klog.errors import KlogError
 
 _LOCK_POLL_SECONDS = 0.05
 
@@ -45,6 +52,16 @@ def replace_file(path: Path, content: bytes, temporary: Path, mode: int = 0o666)
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def check_version(version: object, known: int, where: str, otherwise: str, error: type[KlogError]) -> None:
+    """Raise the `error` if what is `where` has another `version` than the known one; `otherwise` is what else to do."""
+    if type(version) is int and version == known:
+        return
+    has = "no version" if version is None else f"version {version if type(version) is int else repr(version)[:20]}"
+    raise error(
+        f"{where} has {has}, and this klog reads version {known}: go on with the klog that wrote it, or {otherwise}"
+    )
 
 
 @contextmanager

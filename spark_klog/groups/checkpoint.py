@@ -17,7 +17,7 @@ a new partition:
                                  offsets of partitions that it does not read to their end. `run_available_now` reads it
 
 No topic can have such a name, and without partitions it means nothing to Spark's own Kafka connector, which can go on
-from the same checkpoint. Checkpoints written before say {"start of topic":{"0":23}}.
+from the same checkpoint. What begins with "start of " otherwise is of a newer version, and refused.
 
 `checkpoint_state` tells whether format("kafka") and format("klog") can both continue from a checkpoint. Both write the
 same line for a micro-batch's end. They differ in where they keep the start of the first micro-batch: Spark's connector
@@ -176,14 +176,17 @@ def start_in(
 ) -> dict[tuple[str, int], int]:
     """The start of a micro-batch, from its entry and the end of the one before; missing partitions start at 0.
 
-    `DecodeError` if the entry's start is malformed.
+    `DecodeError` if the entry's start is malformed, or of a newer version.
     """
     start = dict(before)
-    for name, partitions in value.items():
+    for name in value:
         if name.startswith(_MICRO_BATCH) or (is_first and name.startswith(_QUERY)):
             start |= _decoded(name, _QUERY if name.startswith(_QUERY) else _MICRO_BATCH)
-        elif name.startswith(START_OF) and not name.startswith((_QUERY, _LEFT)):
-            start |= from_json({name.removeprefix(START_OF): partitions})
+        elif name.startswith(START_OF) and name != START_OF and not name.startswith((_QUERY, _LEFT)):
+            raise DecodeError(
+                f"the checkpoint's entry {name[:200]!r} is of a newer version: go on with the klog that wrote it, or "
+                "begin with a new checkpoint"
+            )
     return start
 
 
@@ -248,9 +251,7 @@ def checkpoint_state(address: str) -> CheckpointState:
             f"the first micro-batch is not done, and {other} does not find its start: let it end with {this}"
         )
     names = {name for value in values if isinstance(value, dict) for name in value if name.startswith(START_OF)}
-    if any(value[name] for value in values if isinstance(value, dict) for name in names & value.keys()):
-        to_kafka.append("the last entry was written by an older klog: run one more micro-batch with klog")
-    elif done < planned and any(name.startswith(_MICRO_BATCH) for name in names):
+    if done < planned and any(name.startswith(_MICRO_BATCH) for name in names):
         to_kafka.append(
             "the last micro-batch is not done, and begins elsewhere than the one before ended (a topic was created "
             "again, or a partition came back): let it end with klog"

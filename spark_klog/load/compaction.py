@@ -28,7 +28,7 @@ from spark_klog.errors import LoadError
 from spark_klog.load.commit import assembled, settings_of
 from spark_klog.load.journal import history, paths
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.model import FileEntry, Manifest, Plan, Range, RangeResult, now_text
+from spark_klog.load.journal.model import FileEntry, Manifest, Plan, Range, RangeResult, TaskResults, now_text
 from spark_klog.load.journal.store import Store, arrow_file, locked, to_json
 from spark_klog.load.journal.summary import Summary
 from spark_klog.load.rows import fitted
@@ -248,7 +248,7 @@ class _Step:
         if not store.create(paths.plan(number), to_json(plan)):
             raise LoadError(f"{store.address}: another run has begun run {paths.run_name(number)}: nothing is changed")
         ranges = [each for of_partition in results.values() for each in of_partition]
-        store.write(paths.task(number, 0), to_json({"ranges": ranges}))
+        store.write(paths.task(number, 0), to_json(TaskResults(ranges)))
         plan = replace(plan, replaces=[old for groups in self.groups.values() for group in groups for old in group])
         lines = {key: self._summary.totals[key] for key in results}
         log_end = {key: line["until"] + line["lag"] for key, line in lines.items()}

@@ -17,8 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_klog.base.durable import check_version
 from spark_klog.errors import LoadError, SchemaError
 from spark_klog.load.journal import paths
+from spark_klog.load.journal.model import VERSION
 from spark_klog.load.journal.store import Store, read_json, to_json
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.load.table_columns import BESIDE_VALUES
@@ -154,7 +156,7 @@ class InferringDecoder:
 
 def keep_seen(store: Store, run: int, task: int, seen: Seen) -> None:
     """Leave what a task has seen in the journal."""
-    store.write(paths.seen(run, task), to_json({"seen": seen.to_json()}))
+    store.write(paths.seen(run, task), to_json({"version": VERSION, "seen": seen.to_json()}))
 
 
 def grown_settings(store: Store, run: int, settings: WriteSettings) -> str:
@@ -162,6 +164,8 @@ def grown_settings(store: Store, run: int, settings: WriteSettings) -> str:
     seen = Seen.of_type(parse_schema(settings.schema))
     for path in paths.all_seen(run, store.names(paths.in_run(run, ""))):
         value = read_json(store, path)
+        if value is not None:
+            check_version(value.get("version"), VERSION, f"{store.address}/{path}", "remove it", LoadError)
         try:
             assert value is not None
             seen.merge(Seen.of_json(value["seen"]))

@@ -13,7 +13,6 @@ sends what is in it.
 
 from __future__ import annotations
 
-import json
 import logging
 from base64 import b64decode
 from collections.abc import Iterator
@@ -26,11 +25,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_klog.base.durable import check_version
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import read_manifest
+from spark_klog.load.journal.history import dead_letters, read_manifest
+from spark_klog.load.journal.model import VERSION
 from spark_klog.load.journal.store import Store, open_store, read_json
 from spark_klog.load.table_columns import as_columns
 from spark_klog.tables.opening import open_table
@@ -116,10 +117,12 @@ def _rows(store: Store, run: int, names: list[str]) -> Iterator[dict[str, Any]]:
             continue
         try:
             if paths.is_of_values(name):
-                for line in store.lines(path):
-                    yield _row(json.loads(line), run)
+                for _, letter in dead_letters(store, name):
+                    yield _row(letter, run)
             else:
-                yield _row(read_json(store, path) or {}, run)
+                batch = read_json(store, path) or {}
+                check_version(batch["version"], VERSION, f"{store.address}/{path}", "remove it", LoadError)
+                yield _row(batch, run)
         except (ValueError, KeyError, TypeError) as error:
             raise LoadError(
                 f"{store.address}/{path} is not a file of dead letters ({error!r}): restore it, or remove it"

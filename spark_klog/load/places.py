@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_klog.base.clock import system_ms
+from spark_klog.base.durable import check_version
 from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import distinct
 from spark_klog.client import places
@@ -22,6 +23,8 @@ from spark_klog.load.journal.history import is_compaction, last_committed, read_
 from spark_klog.load.journal.model import Progress
 from spark_klog.load.journal.store import Store
 
+_VERSION = 1
+_MOST_DIGITS = 30
 _LARGEST = (1 << 63) - 1
 #: A partition, in its one form: "07" and "7" would be the same one.
 _NUMBER = re.compile("0|[1-9][0-9]{0,9}")
@@ -66,7 +69,7 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
     """Read offsets as `klog load offsets` prints them; `ConfigError` if the file holds anything else."""
     where = f"{option} {path}"
     try:
-        value = json.loads(path.read_text(), object_pairs_hook=distinct)
+        value = json.loads(path.read_text(), object_pairs_hook=distinct, parse_int=_whole)
     except ConfigError as error:
         raise ConfigError(f"{where} {error}") from None
     except OSError as error:
@@ -75,8 +78,10 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
         raise ConfigError(f"{where} is not JSON ({error})") from None
     if not isinstance(value, dict) or not isinstance(value.get("offsets"), dict):
         raise ConfigError(f'{where} has no offsets: write {{"offsets": {{"TOPIC": {{"0": 100}}}}}}')
-    unknown = sorted(value.keys() - {"offsets", "cluster_id", "topic_ids", "run"})
-    if unknown:
+    unknown = sorted(value.keys() - {"version", "offsets", "cluster_id", "topic_ids", "run"})
+    if "version" in value:
+        check_version(value["version"], _VERSION, where, "write the offsets into a file of your own", ConfigError)
+    elif unknown:  # a person wrote it, and may have mistyped a name
         raise ConfigError(f"{where}: unknown {', '.join(unknown)}; it may have offsets, cluster_id, topic_ids and run")
     offsets: dict[TopicPartition, int] = {}
     for topic, each in value["offsets"].items():
@@ -86,12 +91,17 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
             if not _NUMBER.fullmatch(partition):
                 raise ConfigError(f"{where}: topic {topic} has no partition {partition[:40]!r}")
             if type(offset) is not int or not 0 <= offset <= _LARGEST:
-                raise ConfigError(f"{where}: {topic}-{partition}: {offset!r} is not an offset")
+                raise ConfigError(f"{where}: {topic}-{partition}: {repr(offset)[:40]} is not an offset")
             offsets[topic, int(partition)] = offset
     cluster_id, topic_ids = value.get("cluster_id", ""), value.get("topic_ids", {})
     if not isinstance(cluster_id, str) or not isinstance(topic_ids, dict):
         raise ConfigError(f"{where}: cluster_id must be a text, topic_ids a text for each topic")
     return AtOffsets(where, offsets, cluster_id, topic_ids)
+
+
+def _whole(text: str) -> int | float:
+    """An integer of JSON: Python refuses to read those of thousands of digits."""
+    return int(text) if len(text) <= _MOST_DIGITS else float(text)
 
 
 def offsets_of_run(store: Store, run: int | None) -> dict[TopicPartition, Progress]:
@@ -166,4 +176,4 @@ def offsets_text(cluster_id: str, run: int | None, progress: Mapping[TopicPartit
         offsets.setdefault(topic, {})[str(partition)] = place.offset
     ids = {topic: place.topic_id for (topic, _), place in sorted(progress.items()) if place.topic_id}
     name = "" if run is None else paths.run_name(run)
-    return {"cluster_id": cluster_id, "run": name, "offsets": offsets, "topic_ids": ids}
+    return {"version": _VERSION, "cluster_id": cluster_id, "run": name, "offsets": offsets, "topic_ids": ids}

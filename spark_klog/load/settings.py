@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -76,10 +76,10 @@ class WriteSettings:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> WriteSettings:
         """Of the JSON in a plan; TypeError or ValueError if it is not what a run has written."""
-        values = dict(values)
+        values = _known(cls, values)
         if "dictionary" in values:
             values["dictionary"] = tuple(values["dictionary"])
-        values["rows"] = tuple(RowSchema(**row) for row in values.get("rows", ()))
+        values["rows"] = tuple(RowSchema(**_known(RowSchema, row)) for row in values.get("rows", ()))
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
@@ -102,6 +102,8 @@ class WriteSettings:
         self._check_level()
         if self.layout not in LAYOUTS:
             raise ConfigError(f"partition-by {self.layout!r} must be {any_of(LAYOUTS)}")
+        if self.dictionary != _DICTIONARY and self.format != PARQUET:
+            raise ConfigError(f"dictionary is for format parquet, not {self.format}: leave it out")
         unknown = [name for name in self.dictionary if name not in FULL.names]
         if unknown:
             raise ConfigError(f"dictionary: no column {', '.join(unknown)}; the columns are {', '.join(FULL.names)}")
@@ -212,6 +214,12 @@ class WriteSettings:
     def extension(self) -> str:
         suffix = _SUFFIXES.get(self.compression, "") if self.format == JSON_LINES else ""
         return EXTENSIONS[self.format] + suffix
+
+
+def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of fields that a dataclass has: those of a later version are passed over."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _alike(kind: pa.DataType) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from spark_klog.errors import LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary, write_checkpoint
 from spark_klog.load.journal.history import read_manifest
-from spark_klog.load.journal.model import Manifest, RangeResult
+from spark_klog.load.journal.model import Latest, Manifest, RangeResult
 from spark_klog.load.journal.store import Store, to_json
 from spark_klog.load.settings import WriteSettings
 from spark_klog.tables.changes import ChangeFormat
@@ -228,11 +228,7 @@ def show_letters(store: Store, manifest: Manifest) -> None:
 
 def point_to(store: Store, manifest: Manifest) -> None:
     """The last step: `latest.json` names the run."""
-    pointer = {
-        "run": paths.run_name(manifest.run),
-        "manifest": paths.manifest(manifest.run),
-        "finished": manifest.finished,
-    }
+    pointer = Latest(paths.run_name(manifest.run), paths.manifest(manifest.run), manifest.finished)
     store.write(paths.LATEST, to_json(pointer))
     write_checkpoint(store)
     _log.debug("committed run %s of %s", paths.run_name(manifest.run), store.address)

@@ -8,7 +8,7 @@ In a partition's folder; the first two are Kafka's:
 
 partition.metadata        "version: 0", "topic_id: " and 22 characters of URL-safe base64 (KIP-516)
 leader-epoch-checkpoint   "0" (version), the number of lines, then lines "EPOCH START_OFFSET", ascending (KIP-101)
-klog.json                 the topic's own values of `LogConfig` as a JSON object, if it has any
+klog.json                 {"version": 1, "config": {NAME: VALUE}}: the topic's own settings, if it has any
 klog.deleted              exists if the topic was deleted but the folder could not be renamed
 
 Checkpoints of a data directory, an offset per partition in Kafka's format:
@@ -37,7 +37,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from spark_klog.base.durable import check_version
+from spark_klog.base.settings import settings_of
 from spark_klog.errors import DecodeError, LogCorrupted
+from spark_klog.log.config import LogConfig
 from spark_klog.log.file_system import FileSystem
 
 _log = logging.getLogger(__name__)
@@ -51,7 +54,10 @@ LOG_START = "log-start-offset-checkpoint"
 CLEANER = "cleaner-offset-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
-_OVERRIDES = "klog.json"
+_OVERRIDES, _OVERRIDES_VERSION = "klog.json", 1
+_SETTINGS = settings_of(LogConfig)
+_REMOVE = "remove it to use the broker's settings"
+_RESTORE = f"restore it, or {_REMOVE}"
 _DELETED = "klog.deleted"
 _METADATA = re.compile(rb"version: *0\s*\ntopic_id: *([A-Za-z0-9_-]{22})=?=?\s*")
 _EPOCH = re.compile(rb"([0-9]+) ([0-9]+)")
@@ -160,23 +166,24 @@ def write_topic_id(files: FileSystem, folder: Path, topic_id: UUID) -> None:
 
 
 def read_overrides(files: FileSystem, folder: Path) -> dict[str, Any]:
-    """Read the topic's own values of `LogConfig`; `LogCorrupted` if the file is damaged."""
+    """Read the topic's own values of `LogConfig`; `LogCorrupted` if the file is damaged, or of another version."""
     path = folder / _OVERRIDES
     try:
-        overrides = json.loads(files.read(path))
+        written = json.loads(files.read(path))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise LogCorrupted(
-            f"{path} is not JSON: {error}; restore it, or remove it to use the broker's settings"
-        ) from None
-    assert isinstance(overrides, dict)
-    return overrides
+    except (ValueError, RecursionError) as error:
+        raise LogCorrupted(f"{path} is not JSON: {error}; {_RESTORE}") from None
+    if not isinstance(written, dict) or not isinstance(written.get("config"), dict):
+        raise LogCorrupted(f"{path} has no object config; {_RESTORE}")
+    check_version(written.get("version"), _OVERRIDES_VERSION, str(path), _REMOVE, LogCorrupted)
+    return {_SETTINGS[name].name: value for name, value in written["config"].items() if name in _SETTINGS}
 
 
 def write_overrides(files: FileSystem, folder: Path, overrides: Mapping[str, Any]) -> None:
     """Write the topic's own values of `LogConfig`; OSError."""
-    files.replace(folder / _OVERRIDES, json.dumps(dict(overrides)).encode())
+    config = {name: overrides[row.name] for name, row in _SETTINGS.items() if row.name in overrides}
+    files.replace(folder / _OVERRIDES, json.dumps({"version": _OVERRIDES_VERSION, "config": config}).encode())
 
 
 def mark_deleted(files: FileSystem, folder: Path) -> None:

@@ -19,7 +19,8 @@ A note:
                                 record are of another topic of that name
                                 -2: the id of its copy at the target (16 bytes)
             of the empty name   -1: the prefix of the copies, UTF-8
-                                -2: the process that has begun last, JSON: its id, how long to wait for it, ...
+                                -2: the process that has begun last, JSON: `VERSION`, its id, how long to wait for
+                                it, ... A process that finds another version in it ends before it changes anything
                                 -3: the id of the last process that has ended in order, UTF-8
                                 -4: clusters by prefix, JSON: where the target's topics with that prefix come from
 """
@@ -36,12 +37,14 @@ from struct import Struct, error as StructError
 from typing import NamedTuple
 from uuid import UUID
 
+from spark_klog.base.durable import check_version
 from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Consumer, ConsumerRecord
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode, ProtocolError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST, READ_COMMITTED
 
+VERSION = 1
 ORIGINAL, COPY = -1, -2
 PREFIX, OWNER, RELEASE, ORIGINS = -1, -2, -3, -4
 _UNKNOWN = UUID(int=0)
@@ -185,6 +188,12 @@ class Owner:
     is_transactional: bool
 
 
+def _decoded_owner(data: bytes) -> Owner:
+    fields = json.loads(data)
+    check_version(fields["version"], VERSION, "the mirror's topic", "mirror by another --name", DecodeError)
+    return Owner(str(fields["id"]), float(fields["seconds"]), bool(fields["is_transactional"]))
+
+
 @dataclass
 class Progress:
     """The content of the mirror's topic: maps of offsets, ids of topics, the prefix (None: never written)."""
@@ -219,12 +228,14 @@ class Progress:
             elif kind == PREFIX:
                 self.prefix = rest.decode()
             elif kind == OWNER:
-                self.owners.append(Owner(**json.loads(rest)))
+                self.owners.append(_decoded_owner(rest))
             elif kind == RELEASE:
                 self.released = rest.decode()
             elif kind == ORIGINS:
                 self.origins = dict(json.loads(rest))
-        except (ValueError, TypeError, StructError) as error:
+        except DecodeError:
+            raise
+        except (ValueError, TypeError, StructError, KeyError) as error:
             raise DecodeError(f"not a record of a mirror's topics: {error}") from None
 
     def forget(self, topic: str) -> None:

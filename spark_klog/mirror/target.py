@@ -17,7 +17,16 @@ from spark_klog.client.producer.sender import Sender
 from spark_klog.client.producer.transactions import Transactions
 from spark_klog.errors import ConfigError, ErrorCode, MirrorFenced, ProducerFenced, RequestTimedOut
 from spark_klog.mirror.batches import OutBatch
-from spark_klog.mirror.progress import OWNER, RELEASE, Owner, Progress, ProgressReader, note_record, progress_topic
+from spark_klog.mirror.progress import (
+    OWNER,
+    RELEASE,
+    VERSION,
+    Owner,
+    Progress,
+    ProgressReader,
+    note_record,
+    progress_topic,
+)
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.records.building.assignment import own_batch
 from spark_klog.security.config import Settings
@@ -130,7 +139,7 @@ class Ownership:
             self.check(name, reader)
             return progress
         if self._me not in progress.owners:  # a session that has failed may have claimed
-            target.send_progress([note_record(OWNER, json.dumps(asdict(self._me)))])
+            target.send_progress([note_record(OWNER, json.dumps({"version": VERSION, **asdict(self._me)}))])
             target.commit()
         before = self._before_claim(name, reader)
         if before is not None and not (before.is_transactional and self._me.is_transactional):

@@ -47,6 +47,8 @@ class Key(NamedTuple):
         return dumps(fields | {"magic": 1 if self.keytype == SCHEMA else 0})
 
 
+#: Versions of keys, that of a schema and that of others. Confluent's first schemas had 0, too.
+_MAGICS = (0, 1)
 #: The header of a record that was written again, since one behind it had to be passed over.
 RESTORED: Final = "klog-restored"
 
@@ -70,6 +72,8 @@ def decode_key(data: bytes | None) -> Key | None:
     keytype = fields.get("keytype")
     if keytype not in _KNOWN:
         return None
+    if fields.get("magic", 0) not in _MAGICS:
+        raise ValueError(f"the key {data!r} is of a newer version than {max(_MAGICS)}")
     subject = fields.get("context" if keytype == CONTEXT else "subject")
     version = fields.get("version", 0)
     if not isinstance(subject, str | None) or not isinstance(version, int):

@@ -40,6 +40,7 @@ from spark_klog.tables.delta_stores import keyed_options, storage_options
 from spark_klog.tables.table import (
     COMMIT_ENTRY,
     LOAD_PROPERTY,
+    RUN_VERSION,
     DataFile,
     Layout,
     Run,
@@ -342,7 +343,7 @@ class DeltaLakeTable:
                             f"written since is gone, and would not come back. Restore version {version} or a later "
                             "one, or use another table"
                         )
-                    return Run.of(entry)
+                    return Run.of(entry, f"{self.address}: run {number} of load {load} in its history")
             if limit is not None and len(commits) < limit:
                 break
         if known is None:
@@ -560,7 +561,8 @@ def _taken_away(commits: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _committing(run: Run) -> CommitProperties:
     # without a time Spark's next checkpoint drops it, if the table has delta.setTransactionRetentionDuration
     transaction = Transaction(run.load, run.number, time.time_ns() // 1_000_000)
-    return CommitProperties(custom_metadata={COMMIT_ENTRY: {**vars(run)}}, app_transactions=[transaction])
+    entry = {"version": RUN_VERSION, **vars(run)}
+    return CommitProperties(custom_metadata={COMMIT_ENTRY: entry}, app_transactions=[transaction])
 
 
 def _partition(hour: int | None, names: Sequence[str]) -> dict[str, str | None]:

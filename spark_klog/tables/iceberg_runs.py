@@ -4,6 +4,7 @@ A run is recorded twice: in the summary of its snapshot, and in properties of th
 expire, and also when the table is rolled back.
 
     klog.load          the load to which the table belongs
+    klog.version       of these properties, 1
     klog.run           the number of its last run in the table
     klog.token         of the attempt that committed it
     klog.offsets       JSON, {topic: {partition: offset}}: where the next run begins
@@ -25,10 +26,11 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.table import LOAD_PROPERTY, STREAMS, Offsets, Run
+from spark_klog.tables.table import LOAD_PROPERTY, RUN_VERSION, STREAMS, Offsets, Run, check_run_version
 
 _log = logging.getLogger(__name__)
-_RUN, _TOKEN, _OFFSETS, _TOPIC_IDS = "klog.run", "klog.token", "klog.offsets", "klog.topic-ids"
+_VERSION, _RUN, _TOKEN, _OFFSETS = "klog.version", "klog.run", "klog.token", "klog.offsets"
+_TOPIC_IDS = "klog.topic-ids"
 _INCARNATIONS = "klog.incarnations"
 SNAPSHOT, _STARTS = "klog.snapshot", "klog.starts"
 #: In the summary of a snapshot that a cherry-pick makes: the one that it repeats.
@@ -41,6 +43,7 @@ def run_texts(run: Run) -> dict[str, str]:
     """The run as properties or a summary have it."""
     return {
         LOAD_PROPERTY: run.load,
+        _VERSION: str(RUN_VERSION),
         _RUN: str(run.number),
         _TOKEN: run.token,
         _OFFSETS: json.dumps(run.offsets),
@@ -63,13 +66,13 @@ def last_run(address: str, table: Table, load: str) -> Run | None:
     properties: dict[str, str] = table.metadata.properties
     if properties.get(LOAD_PROPERTY, load) != load:
         return None
-    recorded = _run_of({**properties, LOAD_PROPERTY: load}, load)
+    recorded = _run_of({**properties, LOAD_PROPERTY: load}, load, address)
     snapshot_id, sequence = json.loads(properties.get(SNAPSHOT, "[0, 0]"))
     # in format version 1 the numbers of snapshots are 0: after an upgrade 1 is not the first one
-    history = _History(table, 0 if SNAPSHOT not in properties else _MOST_VERSIONS, is_numbered=sequence > 0)
+    history = _History(address, table, 0 if SNAPSHOT not in properties else _MOST_VERSIONS, is_numbered=sequence > 0)
     if recorded is None:
         for snapshot in history.ancestors():
-            if (run := _run_of(snapshot.summary, load)) is not None:
+            if (run := _run_of(snapshot.summary, load, address)) is not None:
                 return run
         if SNAPSHOT in properties and history.is_cut:
             raise LoadError(
@@ -80,7 +83,7 @@ def last_run(address: str, table: Table, load: str) -> Run | None:
     earlier, is_older = None, False
     picked: set[int] = set()
     for snapshot in history.ancestors():
-        run = _run_of(snapshot.summary, load)
+        run = _run_of(snapshot.summary, load, address)
         if run is not None and run.number >= recorded.number:
             return run
         if snapshot_id in (snapshot.snapshot_id, snapshot.parent_snapshot_id):
@@ -130,10 +133,12 @@ def _rolled_back(
     return f"{text}; to load on from the runs that are left, unset the table's property {_RUN}"
 
 
-def _run_of(texts: Mapping[str, Any] | None, load: str) -> Run | None:
-    """The run in properties or a summary; None if there is none of the load."""
+def _run_of(texts: Mapping[str, Any] | None, load: str, address: str) -> Run | None:
+    """The run in properties or a summary; None if there is none of the load. `LoadError` for another version."""
     if not texts or texts.get(LOAD_PROPERTY) != load or not texts.get(_RUN):
         return None
+    version = texts.get(_VERSION)
+    check_run_version(int(version) if version and version.isdecimal() else version, f"{address}: run {texts[_RUN]}")
     offsets, ids, again = (json.loads(texts.get(name) or "{}") for name in (_OFFSETS, _TOPIC_IDS, _INCARNATIONS))
     return Run(load, int(texts[_RUN]), texts.get(_TOKEN) or "", offsets, ids, again)
 
@@ -146,8 +151,8 @@ class _History:
     `is_numbered`, the snapshot with the sequence number 1 has no parent.
     """
 
-    def __init__(self, table: Table, versions: int, *, is_numbered: bool) -> None:
-        self._table, self._is_numbered = table, is_numbered
+    def __init__(self, address: str, table: Table, versions: int, *, is_numbered: bool) -> None:
+        self._address, self._table, self._is_numbered = address, table, is_numbered
         self._known = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
         self._log = list(table.metadata.metadata_log)[-versions:] if versions else []
         #: By place in the log: the parents in this version, None if it can't be read. The current one is the last.
@@ -170,7 +175,7 @@ class _History:
     def run_of(self, snapshot_id: int, load: str) -> Run | None:
         """The run of a snapshot, if both are known."""
         snapshot = self._known.get(snapshot_id)
-        return None if snapshot is None else _run_of(snapshot.summary, load)
+        return None if snapshot is None else _run_of(snapshot.summary, load, self._address)
 
     def _parent(self, snapshot_id: int) -> Snapshot | None:
         while True:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from spark_klog.base.durable import check_version
 from spark_klog.errors import LoadError
 from spark_klog.tables.change_order import PLACE
 
@@ -54,13 +55,26 @@ class Run:
     before: int | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Run:
-        """Of the JSON in a commit, which has the fields; TypeError or KeyError if it is not what `append` has put."""
+    def of(cls, values: Mapping[str, Any], where: str) -> Run:
+        """Of the JSON in a commit, which has the fields; TypeError or KeyError if it is not what `append` has put.
+
+        `LoadError`, which names `where` it is, for another version.
+        """
+        check_run_version(values.get("version"), where)
         offsets = {topic: dict(each) for topic, each in values["offsets"].items()}
         ids = dict(values.get("topic_ids", {}))
         again = {topic: int(count) for topic, count in values.get("incarnations", {}).items()}
         columns = tuple(map(str, values.get("columns", ())))
         return cls(str(values["load"]), int(values["number"]), str(values["token"]), offsets, ids, again, columns)
+
+
+#: Of a run in a table: an entry of Delta's commits, properties of Iceberg's.
+RUN_VERSION = 1
+
+
+def check_run_version(version: object, where: str) -> None:
+    """`LoadError` if the run that is `where` has another version than those that are read."""
+    check_version(version, RUN_VERSION, where, "load into another table", LoadError)
 
 
 def is_committed(address: str, last: Run | None, run: Run) -> bool:

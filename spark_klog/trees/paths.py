@@ -18,7 +18,8 @@
 
 Payloads are compact JSON in UTF-8, with keys in the order of Kafka's builds for Scala 2.12 (a hash order; builds for
 2.13 differ); readers accept any order. A function `..._path` raises ConfigError for a name that can't be part of a
-path, a function `parse_...` DecodeError for a malformed payload of the node `path`.
+path, a function `parse_...` DecodeError for a malformed payload of the node `path`. A node that Kafka
+reads whatever its version says is read so here.
 
 Sources: 0.10 documentation, "ZooKeeper Directories"; 0.7 design, "Broker Topic Registry"; KIP-103 (broker version 4),
 KIP-584 (broker version 5), KIP-455 and KIP-516 (topic versions 2 and 3).
@@ -33,6 +34,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from spark_klog.base.durable import check_version
 from spark_klog.base.names import PLAINTEXT, TRANSACTION_VERSION
 from spark_klog.base.settings import INT64_MAX
 from spark_klog.errors import ConfigError, DecodeError
@@ -242,7 +244,9 @@ def group_configs_payload(groups: Mapping[str, Mapping[str, str]]) -> bytes:
 
 
 def parse_group_configs(payload: bytes, path: str = GROUP_CONFIGS_PATH) -> dict[str, dict[str, str]]:
-    groups = _fields(payload, path).get("groups")
+    fields = _fields(payload, path)
+    check_version(fields.get("version"), 1, path, "remove it to forget the groups' own settings", DecodeError)
+    groups = fields.get("groups")
     if not isinstance(groups, dict) or not all(
         isinstance(config, dict) and all(isinstance(value, str) for value in config.values())
         for config in groups.values()
@@ -296,7 +300,9 @@ def producer_ids_payload(broker_id: int, first: int, last: int) -> bytes:
 
 
 def parse_producer_ids(payload: bytes, path: str = PRODUCER_IDS_PATH) -> int:
-    last = _fields(payload, path).get("block_end")
+    fields = _fields(payload, path)
+    check_version(fields.get("version"), 1, path, "use another data directory or tree", DecodeError)
+    last = fields.get("block_end")
     if not isinstance(last, str) or not _DIGITS.fullmatch(last) or int(last) > INT64_MAX:
         raise _malformed(path, "no number `block_end`", payload)
     return int(last)

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("logging_kept")
 KAFKAS = '{"clicks":{"1":20,"0":10}}'
 FIRST = r'{"clicks":{"0":10},"start of query {\"clicks\":{\"0\":7}}":{}}'
 LATER = r'{"clicks":{"0":10},"start of micro-batch {\"clicks\":{\"0\":0}}":{}}'
-OLD = '{"clicks":{"0":10},"start of clicks":{"0":7}}'
 QUERY = "7a11d2a1-0000-4000-8000-000000000000"
 
 
@@ -80,7 +79,6 @@ def test_what_no_checkpoint_shows(tmp_path: Path) -> None:
         (FIRST, 0, -1, "", "first micro-batch is not done"),
         (LATER, 3, 3, "", ""),
         (LATER, 3, 2, "", "let it end with klog"),
-        (OLD, 0, 0, "", "one more micro-batch with klog"),
         ("0", 3, 3, "no source of the query reads topics", "no source of the query reads topics"),
         (KAFKAS, -1, -1, "", "no micro-batch is planned yet: kafka begins where its own startingOffsets say"),
     ],

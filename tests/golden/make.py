@@ -162,6 +162,8 @@ def _groups(servers: str) -> None:
     for group, protocol in ((CLASSIC, "classic"), (CONSUMER, "consumer")):
         named = {"group.id": group, "group.protocol": protocol, "group.instance.id": "one"}
         settings = {"bootstrap.servers": servers, "auto.offset.reset": "earliest", "enable.auto.commit": "false"}
+        if protocol == "classic":
+            settings["session.timeout.ms"] = "1800000"  # on a slow machine the member would be gone before the broker
         with Consumer({**settings, **named}) as consumer:
             consumer.subscribe([NUMBERS])
             while not consumer.poll(1.0) or len(consumer.assignment()) < PARTITIONS:

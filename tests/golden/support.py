@@ -22,13 +22,14 @@ CLASSIC, CONSUMER, SIMPLE = "classic-group", "consumer-group", "simple-group"
 #: The folder of tables: Iceberg's metadata have absolute paths, which this one makes paths of the current directory.
 TABLES = Path("/proc/self/cwd/tables")
 KINDS: tuple[Kind, ...] = ("delta", "iceberg")
-#: Nothing expires, and no transaction is aborted for its age: golden directories are old.
+#: Nothing expires, no member and no transaction for its age: golden directories are old.
 KEEP_ALL = tuple(
     word
     for setting in (
         "offsets.retention.minutes=2147483647",
         "transactional.id.expiration.ms=2147483647",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms=2147483647",
+        "group.consumer.session.timeout.ms=1800000",
         "log.segment.bytes=1048576",
     )
     for word in ("--set", setting)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 from kafka import KafkaAdminClient
+from kafka.errors import CoordinatorNotAvailableError
 
 from spark_klog.client import Admin, Producer
 from spark_klog.client.producer.transactions import PreparedTransaction
@@ -30,6 +32,7 @@ from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.restore import replay
 from spark_klog.schema_registry import SchemaRegistry
+from tests.golden.names import is_listed, written_names
 from tests.golden.support import (
     CLASSIC,
     CONSUMER,
@@ -52,6 +55,7 @@ from tests.load.tables import NAME, check_each_once, make_lake
 from tests.spark.support import create_topic
 from tests.support.clients.mirrors import Seen, read_partition, read_topic
 from tests.support.clients.transactional.readers import by_confluent
+from tests.support.papers import pages
 from tests.support.servers.broker import KlogBroker
 from tests.support.spark.spark_tables import Kind
 
@@ -117,6 +121,13 @@ def _text(data: bytes | None) -> str | None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_all_names_are_those_of_today(version: str, tmp_path: Path) -> None:
+    """Names of files, nodes, fields, properties and headers that a release wrote are in the list of today's formats."""
+    listed = (pages.ROOT / "tests" / "public" / "formats.txt").read_text()
+    assert [name for name in sorted(written_names(version, tmp_path)) if not is_listed(name, listed)] == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_cluster_of_two_brokers(version: str, server_dir: Path) -> None:
     folder = unpack(version, "cluster", server_dir)
     keep_all = dict(setting.split("=") for setting in KEEP_ALL[1::2])
@@ -158,9 +169,20 @@ def test_groups_and_their_static_members(golden: _Golden, group: str, protocol: 
 
 
 def _offsets(servers: str, group: str) -> dict[tuple[str, int], tuple[int, str]]:
-    """By kafka-python: confluent-kafka does not see where the metadata end."""
+    """By kafka-python: confluent-kafka does not see where the metadata end.
+
+    It does not try again while the broker that it asks has not seen the coordinator's registration.
+    """
+    until = time.monotonic() + _SECONDS
     with closing(KafkaAdminClient(bootstrap_servers=servers)) as admin:
-        listed = admin.list_group_offsets({group: None})[group]
+        while True:
+            try:
+                listed = admin.list_group_offsets({group: None})[group]
+                break
+            except CoordinatorNotAvailableError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
     return {(place.topic, place.partition): (held.offset, held.metadata) for place, held in listed.items()}
 
 

@@ -10,7 +10,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.load.commit import make_manifest
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import Identity, read_manifest
-from spark_klog.load.journal.model import FileEntry, Plan, Progress, Range, RangeResult
+from spark_klog.load.journal.model import FileEntry, Latest, Plan, Progress, Range, RangeResult, TaskResults
 from spark_klog.load.journal.store import open_store, to_json
 from spark_klog.load.settings import WriteSettings
 
@@ -48,9 +48,9 @@ def write_runs(output: Path, numbers: Iterable[int], partitions: int = 2, load: 
         manifest = replace(manifest, finished=_FINISHED)
         progress = manifest.progress()
         _write(output / paths.plan(number), to_json(plan))
-        _write(output / paths.task(number, 0), to_json({"ranges": results}))
+        _write(output / paths.task(number, 0), to_json(TaskResults(results)))
         _write(output / paths.manifest(number), to_json(manifest))
-    pointer = {"run": paths.run_name(number), "manifest": paths.manifest(number), "finished": _FINISHED}
+    pointer = Latest(paths.run_name(number), paths.manifest(number), _FINISHED)
     _write(output / paths.LATEST, to_json(pointer))
 
 

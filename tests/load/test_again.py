@@ -185,7 +185,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
         ({"offsets": []}, "has no offsets"),
         ({"cluster_id": "another"}, "has offsets of cluster another, and this is cluster "),
         ({"topic_ids": {"TOPIC": "00000000-0000-0000-0000-000000000001"}}, "was created again since"),
-        ({"start": 3}, "unknown start"),
+        ({"version": 2}, "has version 2, and this klog reads version 1"),
     ],
 )
 def test_offsets_that_lie(
@@ -204,6 +204,21 @@ def test_offsets_that_lie(
             run(servers, place, topic, start=read_offsets("--from-offsets", file))
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
     assert not (tmp_path / "new").exists()
+
+
+def test_offsets_that_a_person_wrote(tmp_path: Path) -> None:
+    """A mistyped name is refused, unless a klog wrote the file, whose version may have more fields than this one."""
+    file = tmp_path / "offsets.json"
+    for text, told in (
+        ('{"offsets": {"t": {"0": 1}}, "start": 3}', "unknown start"),
+        ('{"offsets": {"t": {"0": %s}}}' % ("1" * 5000), "is not an offset"),
+        ('{"version": "1", "offsets": {}}', "has version '1', and this klog reads version 1: go on with"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            read_offsets("--from-offsets", file)
+    file.write_text('{"version": 1, "offsets": {"t": {"0": 1}}, "later": 3}')
+    assert read_offsets("--from-offsets", file).offsets == {("t", 0): 1}
 
 
 def test_places_that_are_none(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
@@ -232,7 +247,7 @@ def test_places_that_are_none(cluster: EmbeddedCluster, topic: str, tmp_path: Pa
     [
         ("[" * 100_000, r"is not JSON \(maximum recursion depth"),
         ('{"offsets": {"t": {"' + "1" * 5000 + '": 1}}}', "topic t has no partition '1{40}'"),
-        ('{"offsets": {"t": {"0": ' + "1" * 5000 + "}}}", "is not JSON"),
+        ('{"offsets": {"t": {"0": ' + "1" * 5000 + "}}}", "t-0: .* is not an offset"),
         ('{"offsets": {"t": {"7": 1, "07": 2}}}', "topic t has no partition '07'"),
         ('{"offsets": {"t": {"7": 1, "8": 1, "7": 2}}}', "has '7' twice in one object"),
         ('{"offsets": {"t": {"7": 1}, "t": {"8": 1}}}', "has 't' twice in one object"),

@@ -416,10 +416,16 @@ def test_a_first_call_that_found_no_records_binds_nobody(cluster: EmbeddedCluste
         ("_klog/latest.json", '"00000002"', '"00000009"', "names run 00000009, which is not committed"),
         ("_klog/latest.json", '"00000002"', '"x"', "names no run"),
         ("_klog/latest.json", "{", "", "is not JSON"),
+        (
+            "_klog/latest.json",
+            '"version": 1',
+            '"version": 2',
+            "latest.json has version 2, and this klog reads",
+        ),
         ("_klog/runs/00000002/manifest.json", '"offset": 20', '"offset": -20', "offset: -20"),
         ("_klog/runs/00000002/manifest.json", '"version": 1', '"version": 7', "version 7"),
-        ("_klog/runs/00000002/manifest.json", '"finished"', '"ended"', "unknown ended"),
-        ("_klog/load.json", '"format"', '"kind"', "unknown kind"),
+        ("_klog/runs/00000002/manifest.json", '"finished"', '"ended"', "without finished"),
+        ("_klog/load.json", '"format"', '"kind"', "without format"),
         ("_klog/load.json", '"format": "parquet",', "", "without format"),
     ],
 )
@@ -473,6 +479,8 @@ def test_settings() -> None:
         WriteSettings("arrow", "snappy")
     with pytest.raises(ConfigError, match="no column nothing"):
         WriteSettings(dictionary=("nothing",))
+    with pytest.raises(ConfigError, match="dictionary is for format parquet, not json: leave it out"):
+        WriteSettings("json", "none", dictionary=("topic",))
 
 
 def test_a_file_that_is_not_as_it_was_written_is_not_committed(tmp_path: Path) -> None:

@@ -172,6 +172,15 @@ def test_a_second_run_is_refused_while_the_first_one_lives(served: Served) -> No
     assert open_store(uri).names("_klog/lease") == ["00000002", "00000002.renewed"]
 
 
+def test_the_lease_of_a_newer_version_is_refused(served: Served) -> None:
+    uri = bucket(served[0], "newer")
+    store = open_store(uri)
+    store.create("_klog/lease/00000001", b'{"version": 2, "later": 1}')
+    with pytest.raises(LoadError, match=r"lease/00000001 has version 2, and .*, or remove .*/_klog/lease if no run is"):
+        with locked(store):
+            pytest.fail("it took the lease over")
+
+
 def test_a_first_run_that_is_refused_leaves_nothing(cluster: EmbeddedCluster, topic: str, served: Served) -> None:
     uri = bucket(served[0], "strange")
     open_store(uri).write("part-0.parquet", b"of another program")

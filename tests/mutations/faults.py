@@ -503,8 +503,8 @@ FAULTS = (
     Fault(
         "tables-offsets-not-in-the-commit",
         "spark_klog/tables/delta.py",
-        "custom_metadata={COMMIT_ENTRY: {**vars(run)}}",
-        'custom_metadata={COMMIT_ENTRY: {**vars(run), "offsets": {}}}',
+        '    entry = {"version": RUN_VERSION, **vars(run)}\n',
+        '    entry = {"version": RUN_VERSION, **vars(run), "offsets": {}}\n',
         _DELTA_TESTS,
     ),
     Fault(

@@ -109,7 +109,7 @@ def test_what_a_tool_writes_takes_effect(tree: KazooClient, make_broker: Callabl
     tree.set("/config/topics/t", b'{"version":1,"config":{"max.message.bytes":"300","retention.ms":"-1"}}')
     change = b'{"version":2,"entity_path":"topics/t"}'
     tree.create("/config/changes/config_change_", change, sequence=True, makepath=True)
-    told = {"max_message_bytes": 300, "retention_ms": -1}
+    told = {"version": 1, "config": {"max.message.bytes": 300, "retention.ms": -1}}
     wait_until(lambda: settings.exists() and json.loads(settings.read_text()) == told)
     with RawClient(broker.port) as client:
         batch = bytes(make_batch([(None, b"v" * 1000)], [1]))

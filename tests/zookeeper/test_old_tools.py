@@ -134,7 +134,8 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     for number, leader in led.items():
         folder = brokers[leader].data_dir / f"theirs-{number}"
         wait_until((folder / "partition.metadata").exists)  # written last
-        assert json.loads((folder / "klog.json").read_text()) == {"retention_ms": -1, "segment_bytes": 4000}
+        told = {"retention.ms": -1, "segment.bytes": 4000}
+        assert json.loads((folder / "klog.json").read_text()) == {"version": 1, "config": told}
         assert f"topic_id: {registered['topic_id']}\n" in (folder / "partition.metadata").read_text()
     first.wait_for_log("topic theirs: setting preallocate=true: only false is supported; it is ignored")
     roundtrip(servers, "theirs", 3)

@@ -304,7 +304,7 @@ def test_zookeeper_is_away_for_longer_than_the_session_timeout(server_dir: Path)
                 wait_until(lambda: leaders(servers, "late") == {0: 0})
                 path = broker.data_dir / "late-0" / "klog.json"
                 wait_until(path.exists)
-                assert json.loads(path.read_text()) == {"retention_ms": 77}
+                assert json.loads(path.read_text()) == {"version": 1, "config": {"retention.ms": 77}}
                 producing.more()
                 tree.stop()
                 tree.close()

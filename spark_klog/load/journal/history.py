@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from spark_klog.base.durable import check_version
 from spark_klog.errors import LoadError
 from spark_klog.load.journal import paths
-from spark_klog.load.journal.model import VERSION, Idle, Manifest, Plan, RangeResult, from_json
+from spark_klog.load.journal.model import VERSION, Idle, Latest, Manifest, Plan, RangeResult, TaskResults, from_json
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.schemas.json_schema.ddl import INFER
 from spark_klog.tables.opening import existing_table, is_table, named_table, open_table
@@ -19,6 +21,8 @@ from spark_klog.tables.table import Table
 _T = TypeVar("_T")
 #: What the plan of a compaction says that it was asked for.
 COMPACTED = "compaction"
+#: The fields of a dead letter.
+_LETTER = {"version", "topic", "partition", "offset", "timestamp", "reason", "key", "value", "headers"}
 _RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
 
 
@@ -68,21 +72,21 @@ def last_committed(store: Store) -> int:
 
     The pointer may be a run behind, if a run was killed between its commit and the pointer.
     """
-    pointer = read_json(store, paths.LATEST)
+    pointer = _read(store, Latest, paths.LATEST)
     where = f"{store.address}/{paths.LATEST}"
     number = 0
     if pointer is not None:
-        name = pointer.get("run")
-        if not isinstance(name, str) or not name.isascii() or not name.isdecimal():
+        name = pointer.run
+        if not name.isascii() or not name.isdecimal():
             raise LoadError(f"{where} names no run ({name!r}): restore it")
         number = int(name)
         if store.size(paths.manifest(number)) is None:
             raise LoadError(f"{where} names run {name}, which is not committed: restore it")
     while store.size(paths.manifest(number + 1)) is not None:
         number += 1
-    if pointer is not None and number > int(pointer["run"]) + 1:
+    if pointer is not None and number > int(pointer.run) + 1:
         raise LoadError(
-            f"{where} names run {pointer['run']}, but runs up to {paths.run_name(number)} are committed: restore it"
+            f"{where} names run {pointer.run}, but runs up to {paths.run_name(number)} are committed: restore it"
         )
     return number
 
@@ -117,7 +121,8 @@ def is_compaction(store: Store, manifest: Manifest) -> bool:
 
 def is_pointed_to(store: Store, run: int) -> bool:
     """Whether `latest.json` names the run: it is the last step of showing it."""
-    return (read_json(store, paths.LATEST) or {}).get("run") == paths.run_name(run)
+    pointer = _read(store, Latest, paths.LATEST)
+    return pointer is not None and pointer.run == paths.run_name(run)
 
 
 def manifests(store: Store, first: int, last: int) -> Iterator[Manifest]:
@@ -137,15 +142,22 @@ def complete_tasks(store: Store, run: int) -> list[int]:
 
 def task_results(store: Store, run: int, number: int) -> list[RangeResult] | None:
     """The content of a task's file of offsets; None before the task is complete, `LoadError` if it is damaged."""
-    path = paths.task(run, number)
-    value = read_json(store, path)
-    if value is None:
-        return None
-    where = f"{store.address}/{path}"
-    ranges = value.get("ranges")
-    if not isinstance(ranges, list):
-        raise LoadError(f"{where} is not what a run has written (no ranges): restore it")
-    return [from_json(RangeResult, entry, where) for entry in ranges]
+    results = _read(store, TaskResults, paths.task(run, number))
+    return None if results is None else results.ranges
+
+
+def dead_letters(store: Store, name: str) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of a file of values that did not parse, and what they hold; `LoadError` for a damaged one."""
+    for number, line in enumerate(store.lines(paths.dead_letter(name)), 1):
+        where = f"{store.address}/{paths.dead_letter(name)}, line {number},"
+        try:
+            letter = json.loads(line)
+        except (ValueError, RecursionError):
+            letter = None
+        if not isinstance(letter, dict) or not letter.keys() >= _LETTER or type(letter["offset"]) is not int:
+            raise LoadError(f"{where} is not a dead letter: restore it, or remove it")
+        check_version(letter["version"], VERSION, where, "remove it", LoadError)
+        yield line, letter
 
 
 def read_idle(store: Store, run: int) -> Idle | None:

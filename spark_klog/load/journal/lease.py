@@ -31,10 +31,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spark_klog.base.durable import check_version
 from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.conditional_put import no_conditional_put
 from spark_klog.load.journal import paths
+from spark_klog.load.journal.model import VERSION
 
 _log = logging.getLogger(__name__)
 _LEASES = f"{paths.FOLDER}/lease"
@@ -106,6 +108,14 @@ class _Lease:
         last = self._last_epoch()
         former = self._state(last) if last else None
         if former is not None and not former.has_ended:
+            if known := _parsed(former.holder):
+                check_version(
+                    known.get("version"),
+                    VERSION,
+                    f"{store.address}/{_path(last)}",
+                    f"remove {store.address}/{_LEASES} if no run is under way",
+                    LoadError,
+                )
             former = self._watch(last, former)
         began = _now()
         content = self._content()
@@ -194,6 +204,7 @@ class _Lease:
     def _content(self) -> bytes:
         return json.dumps(
             {
+                "version": VERSION,
                 "token": secrets.token_hex(8),
                 "host": socket.gethostname(),
                 "process": os.getpid(),

@@ -8,8 +8,9 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import datetime, timezone
 from functools import cache, partial
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from spark_klog.base.durable import check_version
 from spark_klog.base.names import TopicPartition
 from spark_klog.errors import LoadError
 
@@ -197,6 +198,24 @@ class Idle:
     version: int = VERSION
 
 
+@dataclass(frozen=True)
+class Latest:
+    """The pointer to the last committed run, by its name, and to its manifest."""
+
+    run: str
+    manifest: str
+    finished: str
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class TaskResults:
+    """What a task has loaded."""
+
+    ranges: list[RangeResult]
+    version: int = VERSION
+
+
 def now_text() -> str:
     """The time of now, as the files have it."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -224,13 +243,13 @@ def offsets_json(progress: dict[TopicPartition, Progress]) -> dict[str, dict[str
 
 
 def from_json(kind: type[_T], value: Any, where: str) -> _T:
-    """A dataclass of this module from its JSON; `LoadError` names the file `where` and what is wrong in it."""
-    version = value.get("version", VERSION) if isinstance(value, dict) else VERSION
-    if type(version) is int and version != VERSION:
-        raise LoadError(
-            f"{where} has version {version}, and this klog reads version {VERSION}: go on with the klog that wrote it, "
-            "or load into another --output or --table"
-        )
+    """A dataclass of this module from its JSON; `LoadError` names the file `where` and what is wrong in it.
+
+    Fields that are not known are passed over, see `check_version`.
+    """
+    _, readers = _fields(cast(Any, kind))
+    if isinstance(value, dict) and "version" in readers:
+        check_version(value.get("version"), VERSION, where, "load into another --output or --table", LoadError)
     try:
         made: _T = _build(kind, value)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -242,14 +261,12 @@ def _build(kind: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         raise TypeError(f"no JSON object for {kind.__name__}")
     required, readers = _fields(kind)
-    if unknown := value.keys() - readers.keys():
-        raise ValueError(f"unknown {', '.join(sorted(unknown))}")
     if missing := [name for name in required if name not in value]:
         raise ValueError(f"without {', '.join(missing)}")
     values = {}
-    for name, of_field in value.items():
+    for name in value.keys() & readers.keys():
         try:
-            values[name] = readers[name](of_field)
+            values[name] = readers[name](value[name])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return kind(**values)

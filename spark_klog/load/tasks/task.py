@@ -28,7 +28,7 @@ from spark_klog.errors import KlogError, LoadError, SchemaChanged
 from spark_klog.load.inference import GrownError, InferringDecoder, keep_seen
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.history import task_results
-from spark_klog.load.journal.model import FileEntry, Range, RangeResult
+from spark_klog.load.journal.model import VERSION, FileEntry, Range, RangeResult, TaskResults
 from spark_klog.load.journal.store import Store, open_store, to_json
 from spark_klog.load.rows import fitted, named_type
 from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, WriteSettings
@@ -242,6 +242,7 @@ def _letters(batch: pa.RecordBatch, reasons: list[str], per_ms: int = 1) -> list
     made = []
     for time, reason, topic, partition, offset, key, value, headers in zip(times, reasons, *columns, strict=True):
         letter = {
+            "version": VERSION,
             "topic": topic,
             "partition": partition,
             "offset": offset,
@@ -300,7 +301,7 @@ def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult
     if not attempt.is_late():
         if attempt.inferring is not None and attempt.inferring.has_grown:
             keep_seen(store, job.run, number, attempt.inferring.seen)
-        elif store.create(paths.task(job.run, number), to_json({"ranges": results})):
+        elif store.create(paths.task(job.run, number), to_json(TaskResults(results))):
             return results
     attempt.remove_files()
     return task_results(store, job.run, number) or []  # another attempt was first: its files count

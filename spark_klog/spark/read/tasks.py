@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from spark_klog.spark.read.directory_source import DirectorySource
 
 _log = logging.getLogger(__name__)
+#: Of dead letters, each a file.
+_LETTER_VERSION = 1
 #: Record batches of brokers or of data directories, and what reads them there.
 RecordBatches: TypeAlias = "Fetched | StoredBatches"
 RangeReader: TypeAlias = "BrokerReader | DirectorySource"
@@ -310,6 +312,7 @@ class BadRecords:
             more = "; this task logs no more of them" if self._handled == _MOST_LOGGED else ""
             _log.error("%s: skipped %d bytes of bad records: %s%s", name, len(bad.data), bad.error, more)
         letter = {
+            "version": _LETTER_VERSION,
             "topic": topic,
             "partition": partition,
             "offset": bad.offset,

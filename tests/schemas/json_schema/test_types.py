@@ -133,6 +133,8 @@ def test_references_by_name_and_url() -> None:
         (record(a={"$ref": "#/$defs/b"}), r"field a: \$ref #/\$defs/b: there is no '\$defs'"),
         (record(a={"allOf": [_TEXT, _WHOLE]}), "field a: no value is a string and also an integer"),
         (record(a={**_DECIMAL, "connect.parameters": {"scale": "40"}}), "field a: a decimal with .*at most 38 digits"),
+        (record(a={**_DECIMAL, "connect.parameters": {}}), "field a: a .*Decimal needs its scale, as "),
+        (record(a={"type": "number", "title": _DECIMAL["title"], "scale": 2}), "field a: a .*Decimal needs its scale"),
         (record(a={"anyOf": {}}), "field a: 'anyOf' must be an array"),
         (record(a=[]), r"field a: \[\] is not a schema"),
         (False, "false is not a schema"),

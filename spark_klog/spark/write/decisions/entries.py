@@ -24,6 +24,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from spark_klog.base.cache import Newest
+from spark_klog.base.durable import check_version
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.spark.option_table import DEFAULT_ID_PREFIX
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
@@ -78,16 +79,19 @@ def decode_entry(data: bytes, where: str) -> tuple[Identity, Entry]:
     """The log's identity and the entry; `DecodeError` names `where` it is from."""
     try:
         fields = json.loads(data)
+        version = fields["version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DecodeError(f"{where} is not an entry of a decision log: {error!r}") from error
+    check_version(version, _VERSION, where, "begin with a new checkpoint", DecodeError)
+    try:
         # entries from before transactionalIdPrefix have none
         identity = Identity(str(fields.get("prefix", DEFAULT_ID_PREFIX)), str(uuid.UUID(fields["log"])))
         return identity, _decoded(fields)
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise DecodeError(f"{where} is not an entry of a decision log: {error!r}") from error
 
 
 def _decoded(fields: dict[str, Any]) -> Entry:
-    if fields["version"] != _VERSION:
-        raise ValueError(f"version {fields['version']!r}, not {_VERSION}")
     if fields["entry"] == "claim":
         return Claim()
     if fields["entry"] == "ended":
