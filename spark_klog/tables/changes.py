@@ -45,7 +45,8 @@ Envelope = Literal["none", "debezium"]
 ENVELOPES: tuple[Envelope, ...] = ("none", "debezium")
 #: The name by which `--upsert-key` means the record's key; a field of that name is `value.key`.
 RECORD_KEY = "key"
-_WRITES, _DELETE, _TRUNCATE = ("c", "u", "r"), "d", "t"
+_READ, _DELETE, _TRUNCATE = "r", "d", "t"
+_WRITES = "c", "u", _READ
 #: Logical messages of PostgreSQL, which are about no row.
 _MESSAGE = "m"
 #: What Debezium writes in place of a large column that an update has not changed.
@@ -248,10 +249,10 @@ class ChangeFormat:
             lacks_key |= mask(pc.equal(op, _DELETE)) & ~self._has_key(before)
         if self.fields and pa.types.is_struct(value.type) and not pa.types.is_struct(keys.type):
             keys = self._json_keys(keys, lacks_key)
-        emptied = np.zeros(len(records), np.bool_)
+        emptied, is_read = np.zeros(len(records), np.bool_), np.zeros(len(records), np.bool_)
         if self.envelope == "debezium":
             rows, deleted, numbers = self._unwrapped(value, envelope, keys, reasons)
-            emptied = mask(pc.equal(op, _TRUNCATE))[numbers]
+            emptied, is_read = (mask(pc.equal(op, name))[numbers] for name in (_TRUNCATE, _READ))
         else:
             numbers = np.arange(len(records))
             rows = self._row_fields(value)
@@ -278,7 +279,8 @@ class ChangeFormat:
         columns = [here, places["partition"], places["offset"], times]
         if self.order:
             columns.append(order_texts([self._order_field(name, value, rows) for name in self.order]))
-            for row in numbers[mask(columns[-1].is_null()) & ~mask(deleted)].tolist():
+            # what a snapshot reads while changes go on has no place in the database's log, but one in the topic
+            for row in numbers[mask(columns[-1].is_null()) & ~mask(deleted) & ~is_read].tolist():
                 reasons.setdefault(row, f"has no {' and no '.join(self.order)}, by which its change is ordered")
         columns.append(deleted)
         if self._keeps:

@@ -151,3 +151,23 @@ def test_the_database_says_which_change_is_the_last(
     reasons = [json.loads(line)["reason"] for line in letters.read_text().splitlines()]
     assert any("has no source.lsn, by which its change is ordered" in reason for reason in reasons)
     assert any("source.lsn must be a number" in reason or "source.lsn" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_snapshot_while_changes_go_on(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str
+) -> None:
+    """Debezium's incremental snapshots have no lsn: their rows are later than what is before them in the topic."""
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    create_topic(servers, topic)
+    by_lsn = settings_by("source.lsn")
+    produce(servers, topic, sent(write(1, "a", "x", 90), write(2, "a", "x", 91), write(1, "read", "y", op="r")))
+    run(servers, address, topic, settings=by_lsn)
+    assert rows_at(address) == [(1, "read", "y"), (2, "a", "x")]
+    produce(servers, topic, sent(write(2, "read", "y", op="r"), write(1, "b", "z", 95)))
+    run(servers, address, topic, settings=by_lsn)
+    assert rows_at(address) == [(1, "b", "z"), (2, "read", "y")]
+    produce(servers, topic, sent(write(2, "b", UNAVAILABLE, 96), {"op": "t", "source": {"lsn": 97}}))
+    produce(servers, topic, sent(write(3, "read", "y", op="r")))
+    run(servers, address, topic, settings=by_lsn)
+    assert rows_at(address) == [(3, "read", "y")]
