@@ -95,7 +95,7 @@ class Lake:
         if not (files := self.data_files()):
             return pa.table({name: [] for name in ("topic", "partition", "offset")})
         with duckdb.connect() as connection:
-            query = "SELECT * FROM read_parquet($files, hive_partitioning=false)"
+            query = "SELECT * FROM read_parquet($files, hive_partitioning=false, union_by_name=true)"
             return connection.sql(query, params={"files": files}).to_arrow_table()
 
 

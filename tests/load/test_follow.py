@@ -30,7 +30,8 @@ from spark_klog.load import follow
 from spark_klog.load.by_topic import Outcome
 from spark_klog.load.journal.model import PartitionAudit
 from spark_klog.load.run import Loaded
-from tests.load.support import InProcess, by_duckdb, expected, run
+from tests.load.job_program import Runner
+from tests.load.support import by_duckdb, expected, run
 from tests.spark.support import create_topic, delete_records, produce, values
 from tests.support.runs.soak import SOAK
 from tests.support.servers.kafka import free_port
@@ -172,19 +173,6 @@ def test_metrics_of_runs(clock: _Clock) -> None:
 # The command
 
 
-class _Runner(InProcess):
-    """In place of Spark's runner."""
-
-    def __init__(self, _: Callable[[], Any]) -> None:
-        super().__init__()
-
-    def has_ended(self) -> bool:
-        return False
-
-    def stop(self) -> None:
-        """Nothing is left to do."""
-
-
 @contextmanager
 def _doing(action: Callable[[], None]) -> Iterator[None]:
     """Do something in a thread meanwhile; what it raises is raised at the end."""
@@ -214,7 +202,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 def test_follow(cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers, port = cluster.bootstrap_servers, free_port()
-    monkeypatch.setattr(batch_load, "SparkRunner", _Runner)
+    monkeypatch.setattr(batch_load, "SparkRunner", Runner)
     create_topic(servers, topic)
     page = ""
 
@@ -258,7 +246,7 @@ def test_a_failed_run_goes_on(
     produce(servers, topic, values(10))
     runs = 0
 
-    class Runner(_Runner):
+    class Failing(Runner):
         def run(self, *arguments: Any) -> None:
             nonlocal runs
             runs += 1
@@ -271,7 +259,7 @@ def test_a_failed_run_goes_on(
                 return
             produce(servers, topic, values(10, start=10 * runs))
 
-    monkeypatch.setattr(batch_load, "SparkRunner", Runner)
+    monkeypatch.setattr(batch_load, "SparkRunner", Failing)
     arguments = ["-b", servers, "--topics", topic, "--output", str(tmp_path), "--follow", "--every", "0.1"]
     found = CliRunner().invoke(batch_load.main, arguments)
     assert found.exit_code == 1

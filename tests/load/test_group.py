@@ -17,19 +17,12 @@ from spark_klog.load import run as run_module
 from spark_klog.load.journal import lease
 from spark_klog.load.run import Loaded, LoadOptions, load
 from tests.load.buckets import bucket
+from tests.load.job_program import Runner
 from tests.load.support import InProcess
 from tests.load.unreliable_s3 import UnreliableS3, serving
 from tests.spark.support import Sent, create_topic, produce
 
 _SECONDS = 30
-
-
-class _Runner(InProcess):
-    def __init__(self, _make_session: object) -> None:
-        super().__init__()
-
-    def stop(self) -> None:
-        """There is no session."""
 
 
 def test_the_next_call_waits_for_the_group(
@@ -38,7 +31,7 @@ def test_the_next_call_waits_for_the_group(
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     produce(servers, topic, [Sent(b"v")] * 10)
-    monkeypatch.setattr(batch_load, "SparkRunner", _Runner)
+    monkeypatch.setattr(batch_load, "SparkRunner", Runner)
     given = ["--bootstrap-servers", servers, "--topics", topic, "--output", str(tmp_path), "--group", f"g-{topic}"]
     seen: list[int] = []
 

@@ -48,13 +48,18 @@ _PROGRAMS = {
     "cp",
     "curl",
     "export",
+    "java",
     "make",
+    "mkdir",
+    "mvn",
     "pip",
     "printf",
+    "psql",
     "python",
     "python3",
     "spark-submit",
     "sudo",
+    "tar",
     "venv-pack",
 }
 #: Options of Spark's own readers and writers, in lower case.

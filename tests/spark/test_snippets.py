@@ -53,8 +53,9 @@ _ELSEWHERE = {
     "spark-submit": "tests/jobs/test_batch_load.py",
     "sudo": "tests/client/security/test_kerberos.py",
 }
-#: Pages whose Python needs jars, or extensions of DuckDB, and tests of what they say.
+#: Pages whose Python needs jars, extensions of DuckDB or other servers, and tests of what they say.
 _OF_TABLES = {
+    "docs/recipes/follow-a-database.md": "tests/load/test_debezium.py",
     "docs/recipes/tables.md": "tests/tables/test_delta.py",
     "docs/recipes/tables-iceberg.md": "tests/tables/test_iceberg.py",
     "docs/recipes/tables-streaming.md": "tests/tables/test_streams.py",

@@ -52,7 +52,8 @@ ALL_VERSIONS = os.environ.get("SPARK_KLOG_KAFKAS") == "all"
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _LOG_TAIL_LINES = 60
-_QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # for short-lived or idle processes
+#: Of Java, for short-lived or idle processes.
+QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _PR_SET_PDEATHSIG = 1
 # Loaded here, not in the child, which should do as little as possible between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -111,7 +112,7 @@ def _dies_with(parent: int) -> Callable[[], None]:
     return set_parent_death_signal
 
 
-def _write_properties(path: Path, properties: Mapping[str, object]) -> Path:
+def write_properties(path: Path, properties: Mapping[str, object]) -> Path:
     path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
     return path
 
@@ -236,7 +237,7 @@ class ZooKeeperServer(Process):
 
     def _command(self) -> Sequence[str]:
         # With the arguments PORT DIR instead of a file it would listen on every address of the machine.
-        config = _write_properties(
+        config = write_properties(
             self.work_dir / "zookeeper.properties",
             {
                 "clientPort": self._port,
@@ -252,7 +253,7 @@ class ZooKeeperServer(Process):
         return [
             "java",
             "-Xmx256m",
-            *_QUICK_START,
+            *QUICK_START,
             *self._java_options,
             "-cp",
             f"{self._libs}/*",
@@ -342,7 +343,7 @@ class Kafka(Process):
                 "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT{protocols}",
                 "zookeeper.connect": self._zookeeper.connect,
             }
-        self._config = _write_properties(
+        self._config = write_properties(
             self.work_dir / "server.properties",
             {
                 **controller,
@@ -425,7 +426,7 @@ class Kafka(Process):
     ) -> subprocess.CompletedProcess[str]:
         """Run a main class of the broker's jars; the caller checks the exit code and the output."""
         return subprocess.run(
-            [*self._java(*_QUICK_START), class_name, *args],
+            [*self._java(*QUICK_START), class_name, *args],
             cwd=self.work_dir,
             input=stdin,
             capture_output=True,
@@ -439,7 +440,7 @@ class Kafka(Process):
     def start_tool(self, class_name: str, *args: str, errors: IO[bytes]) -> subprocess.Popen[str]:
         """Start a main class whose output is read while it runs; it dies with the thread that started it."""
         return subprocess.Popen(
-            [*self._java(*_QUICK_START), class_name, *args],
+            [*self._java(*QUICK_START), class_name, *args],
             cwd=self.work_dir,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -461,7 +462,7 @@ class Kafka(Process):
         ]
 
     def _command(self) -> Sequence[str]:
-        options = () if self._full_speed else _QUICK_START
+        options = () if self._full_speed else QUICK_START
         return [*self._java(*options), "kafka.Kafka", str(self._config)]
 
     def _is_ready(self) -> bool:
@@ -480,7 +481,7 @@ class Kafka(Process):
         """Log only warnings and errors, so that the tail of the log shows the cause of a failed start."""
         if self.version in KRAFT:
             return ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-        config = _write_properties(
+        config = write_properties(
             self.work_dir / "log4j.properties",
             {
                 "log4j.rootLogger": "WARN, stderr",
