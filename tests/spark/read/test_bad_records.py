@@ -84,7 +84,7 @@ def test_deadletter_keeps_the_bytes(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert before <= letter.pop("time") <= time.time_ns() // 1_000_000
     assert base64.b64decode(letter.pop("bytes"), validate=True) == batches[1]
     assert letter.pop("reason").startswith("batch of offsets 2-3: CRC 0x")
-    assert letter == {"topic": "t", "partition": 3, "offset": 2}
+    assert letter == {"version": 1, "topic": "t", "partition": 3, "offset": 2}
     assert len(caplog.messages) == 1
 
 
