@@ -9,7 +9,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # If it is set, each Python process of a test compiles all modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all soak matrix asan report-card check docs links site publish-site bench dist test-dist clean
+.PHONY: demo test test-all soak matrix asan report-card check docs links site publish-site bench dist test-dist rehearsal clean
 
 $(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kernel*.p* spark_klog/schemas/_builders.pxi spark_klog/schemas/avro/_avro*.p* spark_klog/schemas/protobuf/_protobuf*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -109,9 +109,16 @@ bench: $(VENV)/test.installed
 dist: $(VENV)/test.installed
 	$(BIN)/python -m release.dist $(ARGS)
 
-# What `make dist` made, on this machine: each Python that is here installs it from an index, and runs tests and the demo.
+# What `make dist` made, on this machine: each Python that is here installs it from an index, and runs tests and the demo. What has
+# passed for these files is not done again: after a stop or a failure a call goes on, and ARGS=--again begins anew.
 test-dist: $(VENV)/test.installed
-	$(BIN)/python -m release.installs dist
+	test -d dist || $(MAKE) dist ARGS=
+	$(BIN)/python -m release.installs $(ARGS)
+
+# What the release's workflow runs, here, from an empty clone of the last commit: hours, in parts. What has passed for the commit is
+# not done again. ARGS="--only dist" for commands with that word, ARGS=--again from a new clone.
+rehearsal: $(VENV)/test.installed
+	$(BIN)/python -m release.rehearsal $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info spark_klog/records/kernels/_kernel.c spark_klog/records/kernels/*.so spark_klog/schemas/avro/_avro.c spark_klog/schemas/avro/*.so spark_klog/schemas/protobuf/_protobuf.c spark_klog/schemas/protobuf/*.so demo test-logs

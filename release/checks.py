@@ -19,6 +19,7 @@ from release.wheels import ABIS, PLATFORMS, STABLE, Abi, Platform
 
 _MODULES = ("_avro", "_kernel", "_protobuf")
 _LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
+_OLDEST_MACOS = 11 << 16
 _CPUS = {"x86_64": 0x01000007, "aarch64": 0x0100000C}
 _PATHS = re.compile(rb"/(?:home|root|tmp|Users|work|opt|usr/local)/[\w./-]*")
 _SECONDS = 300
@@ -66,7 +67,11 @@ def check_wheel(path: Path, abi: Abi, platform: Platform) -> None:
 
 
 def check_mach_o(path: Path, module: str, cpu: int) -> None:
-    """`ReleaseError` unless a module for macOS needs nothing but Python and the system's library, for this CPU."""
+    """`ReleaseError` unless a module for macOS needs nothing but Python and the system's library, for this CPU.
+
+    ARM loads only what is signed, if by nobody; the oldest system must be that of the wheel's name.
+    """
+    from macholib.mach_o import LC_BUILD_VERSION, LC_CODE_SIGNATURE
     from macholib.MachO import MachO
     from macholib.SymbolTable import SymbolTable
 
@@ -85,6 +90,10 @@ def check_mach_o(path: Path, module: str, cpu: int) -> None:
     exported = [symbol for _, symbol in table.extdefsyms]
     if header.header.cputype != cpu or libraries != {_LIBSYSTEM} or strangers or len(undefined) <= 50:
         raise ReleaseError(f"{path.name}: CPU {header.header.cputype:#x}, libraries {libraries}, unknown {strangers}")
+    commands = {int(load.cmd): command for load, command, _ in header.commands}
+    oldest = int(commands[LC_BUILD_VERSION].minos)
+    if oldest != _OLDEST_MACOS or (cpu == _CPUS["aarch64"] and LC_CODE_SIGNATURE not in commands):
+        raise ReleaseError(f"{path.name} is for macOS {oldest >> 16}.{oldest >> 8 & 255}, or is not signed")
     if f"_PyInit_{module}".encode() not in exported:
         raise ReleaseError(f"{path.name} does not export PyInit_{module}")
 

@@ -1,9 +1,9 @@
 """Build a release and check it.
 
-    python -m release.dist [--commit HEAD] [--out dist] [--skip-installs]      make dist
+    python -m release.dist [--commit HEAD] [--out dist]      make dist
 
-Builds the commit twice, in two folders, and compares the files byte by byte; checks them; writes the SBOM; installs
-them from an index. Only then the files are moved to `--out`, with SHA256SUMS.
+Builds the commit twice, in two folders, and compares the files byte by byte; checks them; writes the SBOM. Only then
+the files are moved to `--out`, with SHA256SUMS. `make test-dist` installs and runs them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from packaging.version import Version
 
 from release import ROOT
 from release.checks import ReleaseError
-from release.installs import check_installs
 from release.wheels import build, git, tool_environment
 from spark_klog.base.names import VERSION
 
@@ -35,14 +34,13 @@ def main() -> None:
     parser.add_argument("--commit", default="HEAD")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--tag", help="refuse unless this is the version's tag, and the changelog has the version")
-    parser.add_argument("--skip-installs", action="store_true", help="build and check only")
     arguments = parser.parse_args()
     if arguments.tag is not None:
         check_tag(arguments.tag, (ROOT / "CHANGELOG.md").read_text())
     if git("status", "--porcelain", "--untracked-files=no"):
         print("changes that are not committed are left out")
     with TemporaryDirectory(prefix="klog-dist-") as name:
-        dist = make_release(arguments.commit, Path(name), with_installs=not arguments.skip_installs)
+        dist = make_release(arguments.commit, Path(name))
         shutil.rmtree(arguments.out, ignore_errors=True)
         shutil.copytree(dist, arguments.out)
     for path in sorted(arguments.out.iterdir()):
@@ -61,7 +59,7 @@ def check_tag(tag: str, changelog: str) -> None:
         raise ReleaseError(f"tests/golden has no folder {VERSION}: python -m tests.golden.make, and commit it")
 
 
-def make_release(commit: str, folder: Path, *, with_installs: bool) -> Path:
+def make_release(commit: str, folder: Path) -> Path:
     """Return the folder of a commit's checked sdist, wheels, SBOM and SHA256SUMS, which is in `folder`.
 
     `ReleaseError`, or the error of the step that failed.
@@ -79,9 +77,6 @@ def make_release(commit: str, folder: Path, *, with_installs: bool) -> Path:
     with _step("SBOM"):
         program: list[str | Path] = ["-m", "release.sbom", wheel, folder / "sbom.json", made.isoformat()]
         subprocess.run([tools, *program], env=environment, cwd=ROOT, check=True)
-    if with_installs:
-        with _step("install"):
-            check_installs(dist, folder / "first" / "exported", folder)
     (folder / "sbom.json").rename(dist / f"{'-'.join(wheel.name.split('-')[:2])}.cdx.json")
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(dist.iterdir())]
     (dist / "SHA256SUMS").write_text("".join(sums))

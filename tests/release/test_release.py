@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import shutil
 import tarfile
 import urllib.request
 import zipfile
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from release import checks, dist, installs, sbom, wheels
+from release import checks, dist, installs, rehearsal, sbom, wheels
 from release.checks import ReleaseError
 
 
@@ -159,3 +161,86 @@ def test_a_folder_must_have_all_wheels_and_the_sdist(tmp_path: Path) -> None:
     _wheel(tmp_path, {})
     with pytest.raises(ReleaseError, match="not an sdist and"):
         checks.check_folder(tmp_path)
+
+
+def test_what_has_passed_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second call does what failed or was left out, and prints the same lines; other files begin anew."""
+    monkeypatch.setattr(installs, "_RECORD", tmp_path / "build" / "test-dist.json")
+    wheel, calls, outcome = tmp_path / "a.whl", list[str](), dict[str, str | Exception]()
+    wheel.write_bytes(b"first")
+
+    def work(name: str) -> str:
+        calls.append(name)
+        came_to = outcome[name]
+        if isinstance(came_to, Exception):
+            raise came_to
+        return came_to
+
+    def call(only: str = "", *, again: bool = False) -> list[str]:
+        calls.clear()
+        done = installs._Done(tmp_path, only, again=again)
+        for name in ("3.10", "3.11", "musl"):
+            done.do(name, lambda name=name: work(name))  # type: ignore[misc]
+        assert done.failed == [name for name in calls if isinstance(outcome[name], Exception)]
+        return [*calls]
+
+    outcome |= {"3.10": "7 passed", "3.11": ReleaseError("pip took another"), "musl": "left out: no sources"}
+    assert call() == ["3.10", "3.11", "musl"]
+    assert "3.11: FAILED: pip took another" in capsys.readouterr().out
+    outcome |= {"3.11": "8 passed", "musl": "it runs"}
+    assert call() == ["3.11", "musl"]
+    lines = capsys.readouterr().out
+    assert lines == "   3.10: 7 passed\n   3.11: 8 passed\n   musl: it runs\n"
+    assert call() == []
+    assert capsys.readouterr().out == lines
+    assert call(again=True) == ["3.10", "3.11", "musl"]
+    wheel.write_bytes(b"second")
+    assert call("11") == ["3.11"]
+    assert call() == ["3.10", "musl"]
+    wheel.write_bytes(b"third")
+    assert call() == ["3.10", "3.11", "musl"]
+
+
+def test_a_rehearsal_goes_on_where_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workflow, fails = tmp_path / "release.yml", tmp_path / "fails"
+    workflow.write_text(
+        "      - run: echo built >>built\n"
+        f"      - name: second\n        run: test ! -e {fails} && echo $GITHUB_REF_NAME >tag\n"
+        "      - run: echo built >>built\n"
+    )
+    monkeypatch.setattr(rehearsal, "_WORKFLOW", workflow)
+    monkeypatch.setattr(rehearsal, "VERSION", "0.1.0")
+    folder = tmp_path / "rehearsal"
+    (folder / "clone").mkdir(parents=True)
+    fails.touch()
+    assert not rehearsal.rehearse(folder, "")
+    assert not rehearsal.rehearse(folder, "echo built")
+    fails.unlink()
+    capsys.readouterr()
+    assert rehearsal.rehearse(folder, "")
+    assert [line for line in capsys.readouterr().out.splitlines() if "its output" not in line] == [
+        "echo built >>built: passed",
+        f"test ! -e {fails} && echo $GITHUB_REF_NAME >tag: passed",
+    ]
+    assert (folder / "clone" / "built").read_text() == "built\n"
+    assert (folder / "clone" / "tag").read_text() == "v0.1.0\n"
+
+
+def test_a_rehearsal_is_of_an_empty_clone_with_what_a_release_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "VERSION", "0.1.0")
+    made, own = [], tmp_path / "clone"
+    for _ in range(2):
+        shutil.rmtree(own, ignore_errors=True)
+        rehearsal.clone("HEAD", tmp_path)
+        made.append(wheels.git("-C", str(own), "rev-parse", "v0.1.0", "HEAD").split())
+    assert made[0] == made[1], "the same commit, so that two rehearsals build the same bytes"
+    assert len({*made[0]}) == 1
+    assert re.search(r"^## 0\.1\.0 \(\d{4}-\d\d-\d\d\)$", (own / "CHANGELOG.md").read_text(), re.MULTILINE)
+    beside = wheels.git("-C", str(own), "status", "--porcelain", "--ignored")
+    assert beside == "!! build/", "the checkout of the site's branch"

@@ -101,11 +101,31 @@ def _unpack(version: str, architecture: str, folder: Path) -> Path:
     `architecture` is Debian's name, "" for this machine's.
     """
     archives, unpacked = folder / "archives", folder / "unpacked"
-    for path in (folder / "lists" / "partial", archives / "partial", unpacked):
+    apt = apt_of(folder, _SUITE)
+    if architecture:
+        apt += [f"-oAPT::Architecture={architecture}", f"-oAPT::Architectures::={architecture}"]
+    install = ["install", "--yes", "--download-only", "--no-install-recommends"]
+    names = f"python{version}", f"libpython{version}-dev"
+    download(names[0], [*apt, "update"], [*apt, *install, *names])
+    unpack(archives, unpacked)
+    return unpacked
+
+
+def unpack(archives: Path, folder: Path) -> None:
+    """Unpack the Debian packages of a folder."""
+    for archive in archives.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "--extract", archive, folder], check=True, timeout=_UNPACK_SECONDS)
+
+
+def apt_of(folder: Path, suite: str) -> list[str]:
+    """An apt-get that knows one suite of Debian, sources too, has nothing installed, and keeps all below `folder`."""
+    archives = folder / "archives"
+    for path in (folder / "lists" / "partial", archives / "partial"):
         path.mkdir(parents=True)
     (folder / "status").touch()  # nothing is installed there, so that all that is needed is downloaded
-    (folder / "sources.list").write_text(f"deb [signed-by={_KEYRING}] {_repository()} {_SUITE} main\n")
-    apt = [
+    kinds = [f"{kind} [signed-by={_KEYRING}] {_repository()} {suite} main\n" for kind in ("deb", "deb-src")]
+    (folder / "sources.list").write_text("".join(kinds))
+    return [
         "apt-get",
         f"-oDir::State::Lists={folder}/lists",
         f"-oDir::State::status={folder}/status",
@@ -118,14 +138,6 @@ def _unpack(version: str, architecture: str, folder: Path) -> Path:
         "-oAPT::Sandbox::User=root",
         "-oDebug::NoLocking=true",
     ]
-    if architecture:
-        apt += [f"-oAPT::Architecture={architecture}", f"-oAPT::Architectures::={architecture}"]
-    install = ["install", "--yes", "--download-only", "--no-install-recommends"]
-    names = f"python{version}", f"libpython{version}-dev"
-    download(names[0], [*apt, "update"], [*apt, *install, *names])
-    for archive in archives.glob("*.deb"):
-        subprocess.run(["dpkg-deb", "--extract", archive, unpacked], check=True, timeout=_UNPACK_SECONDS)
-    return unpacked
 
 
 def _repository() -> str:
