@@ -151,7 +151,9 @@ def server(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[
     made = (
         EmbeddedCluster(data_dir=module_server_dir / "cluster", settings=settings | times)
         if request.param == "klog"
-        else Kafka(request.param, module_server_dir, settings | (times if request.param in KRAFT else {}))
+        else Kafka(
+            request.param, module_server_dir / request.param, settings | (times if request.param in KRAFT else {})
+        )
     )
     with made as running:
         yield running
