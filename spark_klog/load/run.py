@@ -96,7 +96,8 @@ class LoadOptions:
 
     `output` is a folder's path or URI, or the address of a table, as `open_table` takes it.
     `max_seconds` bounds the reading of a call from its first task on; `max_task_records` the records of a file's range;
-    more than `max_bad` batches and values that are bad fail the run. `start` loads again from a place on, `until` stops
+    more than `max_bad` batches and values that are bad fail the run. Deleted keys are remembered for `keep_deletes`
+    seconds. `start` loads again from a place on, `until` stops
     at one. `formats` are those of keys and values that become rows; which schema a run has of them, `evolution` says.
     A format of a registry without text, id and subject has the subject TOPIC-COLUMN of each topic. `dead_letters` is
     the address of a table that gets them, too.
@@ -116,6 +117,7 @@ class LoadOptions:
     formats: tuple[ColumnFormat, ...] = ()
     evolution: Evolution = "keep"
     dead_letters: str = ""
+    keep_deletes: float | None = None
 
     def __post_init__(self) -> None:
         settings, columns = self.settings, {form.column for form in self.formats}
@@ -134,6 +136,8 @@ class LoadOptions:
             raise ConfigError("--dead-letters is the table of the records: name another one")
         if self.dead_letters:
             open_table(self.dead_letters)
+        if self.keep_deletes is not None and not settings.upsert_key:
+            raise ConfigError("--keep-deletes is for changes of rows: give an upsert key")
         if is_json and "value" in columns:
             raise ConfigError("values are either JSON or of another format with a schema")
         if settings.event_time and not has_fields:
@@ -453,7 +457,7 @@ class _Run:
         done = [result for number in sorted(results) for result in results[number]]
         manifest = make_manifest(plan, done, before, log_end)
         if changes := settings_of(self._store, plan).change_format(plan.topics[0]):
-            manifest = self._target.settle(manifest, changes)
+            manifest = self._target.settle(self._load, manifest, changes, self._options.keep_deletes)
         bad, records = (sum(getattr(part, name) for part in manifest.partitions) for name in ("bad", "records"))
         if not self._options.max_bad.allows(bad, records):
             show_letters(self._store, manifest)

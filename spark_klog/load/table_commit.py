@@ -36,6 +36,7 @@ from spark_klog.load.tasks.task import UNPARSED
 from spark_klog.tables.change_files import ChangeFiles, change_files
 from spark_klog.tables.change_order import LACKING, OFFSET, PARTITION
 from spark_klog.tables.changes import ChangeFormat
+from spark_klog.tables.deleted_keys import forget, remember, with_memory
 from spark_klog.tables.table import STREAMS, DataFile, Run, Stage, Table, field_ids
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ class TableTarget(Target):
         super().__init__(open_store(table.location, of_table=True), table.address, table.location)
         self._table = table
         self.renames, self.journal_name = table.renames, table.journal_name
-        #: (partition, offset) of the dead letters of `settle`.
-        self._lost: frozenset[tuple[int, int]] = frozenset()
+        #: By `settle`: the changes of the run that is about to be committed, and how long it remembers deleted keys.
+        self._changes: ChangeFiles | None = None
+        self._keep_deletes: float | None = None
 
     def exists(self) -> bool:
         return self._table.schema() is not None
@@ -172,17 +174,19 @@ class TableTarget(Target):
             *(pa.struct(run_columns(each, topics)) for each in (settings, old))
         )
 
-    def settle(self, manifest: Manifest, changes: ChangeFormat) -> Manifest:
+    def settle(self, load: str, manifest: Manifest, changes: ChangeFormat, keep_deletes: float | None) -> Manifest:
         """As of `Target`. Of a run that is settled again letters have the same names."""
-        self._lost = frozenset()
-        files = self._change_files(manifest.files, changes)
+        self._changes, self._keep_deletes = None, keep_deletes
         columns = self._table.schema()
-        if files is None or columns is None:
+        if not manifest.files or columns is None:
             return manifest
+        files = change_files(self._table.location, [entry.path for entry in manifest.files], changes.key)
+        if keep_deletes is not None:
+            files = with_memory(files, self.store, self._table.last_run(load))
         lost = sorted(
             files.without_row(columns, self._table.rows), key=lambda change: (change[PARTITION], change[OFFSET])
         )
-        self._lost = frozenset((change[PARTITION], change[OFFSET]) for change in lost)
+        self._changes = replace(files, letters=frozenset((change[PARTITION], change[OFFSET]) for change in lost))
         parts, names = [], list(manifest.dead_letters)
         for part in manifest.partitions:
             lines = [f"{each[LACKING]['letter']}\n" for each in lost if each[PARTITION] == part.partition]
@@ -193,10 +197,6 @@ class TableTarget(Target):
                 part = replace(part, records=part.records - len(lines), bad=part.bad + len(lines), gaps=gaps)
             parts.append(part)
         return replace(manifest, partitions=parts, dead_letters=names)
-
-    def _change_files(self, entries: Sequence[FileEntry], changes: ChangeFormat) -> ChangeFiles | None:
-        files = change_files(self._table.location, [entry.path for entry in entries], changes.key) if entries else None
-        return files and replace(files, letters=self._lost)
 
     def commit(self, load: str, manifest: Manifest, changes: ChangeFormat | None) -> Manifest:
         """Commit a run to the table, then to the journal; errors as of `Table.append`.
@@ -216,7 +216,9 @@ class TableTarget(Target):
         if changes is None:
             self._table.append(self._data_files(entries), run)
         else:
-            self._table.upsert(self._change_files(entries, changes), run)
+            if self._keep_deletes is not None:
+                remember(self._changes, self.store, self._table.last_run(load), run, self._keep_deletes)
+            self._table.upsert(self._changes, run)
         # Another call may have seen the table's commit, and have made the same of it.
         self.store.create(paths.manifest(manifest.run), to_json(manifest))
         return manifest
@@ -242,6 +244,7 @@ class TableTarget(Target):
         for name in self.store.names(paths.in_run(manifest.run, "")):
             if _CANDIDATE.fullmatch(name):
                 self.store.remove(paths.in_run(manifest.run, name))
+        forget(self.store, manifest.run)
 
     def _show(self, manifest: Manifest, has_leftovers: bool) -> None:
         """Remove what attempts have left: readers see the run by the table."""

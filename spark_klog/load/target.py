@@ -71,8 +71,11 @@ class Target(ABC):
         """Whether files that tasks have written by `old` settings can be committed beside others by new ones."""
         return False  # readers take the columns of the newest file
 
-    def settle(self, manifest: Manifest, changes: ChangeFormat) -> Manifest:
-        """The manifest of a run of `changes`, with dead letters of those that need a row that is not there."""
+    def settle(self, load: str, manifest: Manifest, changes: ChangeFormat, keep_deletes: float | None) -> Manifest:
+        """The manifest of a run of `changes`, with dead letters of those that need a row that is not there.
+
+        Deleted keys are remembered for so many seconds, if at all. It is called before `commit`.
+        """
         return manifest
 
     @abstractmethod

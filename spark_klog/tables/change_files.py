@@ -35,11 +35,14 @@ from spark_klog.tables.change_order import (
     Rows,
     last_changes,
     mask,
+    matching,
+    newer,
     numbers,
     of_rows,
     ordered,
     place_of,
     truncated,
+    truncations_of,
 )
 
 _SLOT = "_slot"
@@ -146,6 +149,8 @@ class ChangeFiles:
     slice_bytes: int = field(default=_SLICE, repr=False)
     #: (partition, offset) of changes that are dead letters, as no row has the values that they lack.
     letters: frozenset[tuple[int, int]] = frozenset()
+    #: Deletions of earlier runs, with the columns of the key and the place; those without a key are truncations.
+    memory: pa.Table | None = None
 
     @property
     def filesystem(self) -> Any:
@@ -176,10 +181,19 @@ class ChangeFiles:
         columns = [*self.key, *places, DELETED]
         return last_changes(self._together(parts).select(columns), self.key).select(places)
 
+    @cached_property
+    def all_truncations(self) -> pa.Table:
+        """Those of these changes and of earlier runs."""
+        if self.memory is None:
+            return self.truncations
+        known = truncations_of(self.memory, self.key).select(self.truncations.column_names)
+        return pa.concat_tables([self.truncations, known])
+
     def slices(self) -> Iterator[pa.Table]:
         """The last change of each key in each partition, `ordered`, each slice with other keys.
 
-        Those are deletions that are older than a truncation.
+        Those are deletions that are older than a truncation. Those are left out that are older than a deletion of an
+        earlier run.
         """
         size = sum(
             footer.row_group(number).total_byte_size
@@ -191,8 +205,18 @@ class ChangeFiles:
         for first, end in pairwise(bounds):
             parts = [part for number in range(len(self.paths)) for part in self._read(number, first, end)]
             if parts:
-                changes = truncated(self._together(parts), self.truncations)
-                yield ordered(last_changes(changes, self.key), self.key)
+                changes = last_changes(truncated(self._together(parts), self.all_truncations), self.key)
+                if len(changes := self._without_past(changes)):
+                    yield ordered(changes, self.key)
+
+    def _without_past(self, changes: pa.Table) -> pa.Table:
+        if self.memory is None:
+            return changes
+        of_memory, of_changes = matching(self.memory, changes, self.key)
+        rows = changes.take(pa.array(of_changes)), self.memory.take(pa.array(of_memory))
+        is_left = np.ones(len(changes), np.bool_)
+        is_left[of_changes[~newer(*rows)]] = False
+        return changes.filter(pa.array(is_left))
 
     def whole(self, kinds: pa.Schema, rows: Rows) -> Iterator[pa.Table]:
         """`slices` with the columns of the rows and `_deleted`, whose changes have the values of their rows that they

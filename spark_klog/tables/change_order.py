@@ -124,12 +124,12 @@ def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
     names = [*key, PARTITION]
     changes = _in_order(truncated(changes, truncations_of(changes, key)), names, (OFFSET, INCARNATION))
     changes = _with_values_before(changes, names)
-    return changes.take(pa.array(_last_rows(changes, names)))
+    return changes.take(pa.array(last_rows(changes, names)))
 
 
 def ordered(changes: pa.Table, key: Sequence[str]) -> pa.Table:
     """`last_changes` of which those of a key are one after the other."""
-    several = len(_last_rows(changes, key)) < len(changes)
+    several = np.ptp(numbers(changes[PARTITION])) and len(last_rows(changes, key)) < len(changes)
     return _in_order(changes, key, (PARTITION, TIMESTAMP)) if several else changes
 
 
@@ -295,7 +295,7 @@ def of_rows(
     givers[in_changes] = in_rows
     givers[mask(changes[DELETED])] = -1
     lost = np.zeros(len(changes), np.bool_)
-    lost[_last_rows(changes, key)] = True
+    lost[last_rows(changes, key)] = True
     lost &= np.logical_or.reduce([np.zeros(len(changes), np.bool_), *lacks.values()]) & (givers < 0)
     for name in lacks if has_values else ():
         given = known[name].take(pa.array(givers, mask=givers < 0))
@@ -303,7 +303,7 @@ def of_rows(
     return changes, lost
 
 
-def _last_rows(table: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
+def last_rows(table: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
     """The numbers of those rows after which none has the same values, in their order."""
     places = numbered(table, names)
     rows = places.group_by(places.column_names[:-1], use_threads=False).aggregate([(places.column_names[-1], "max")])
@@ -362,7 +362,7 @@ class Outcome:
     def latest(self) -> NDArray[np.int64]:
         """The numbers of the changes that are left, of each key one."""
         left = np.flatnonzero(self._is_left)
-        return left[_last_rows(self._places.take(pa.array(left)), self._key)]
+        return left[last_rows(self._places.take(pa.array(left)), self._key)]
 
 
 def newer(changes: pa.Table, rows: pa.Table) -> NDArray[np.bool_]:

@@ -304,7 +304,9 @@ class Table(Protocol):
     def upsert(self, changes: ChangeFiles | None, run: Run) -> None:
         """Commit a run with changes of rows: of each key the last one, unless the row in the table is of a later one.
 
-        The table has the columns of the changes but `_deleted`, by `prepare`, and is not partitioned. Of a row that
+        Rows that are older than a truncation are deleted.
+
+        The table has the columns of `ChangeFiles.row`, by `prepare`, and is not partitioned. Of a row that
         changes the load's other columns (`own_columns`) become null, and the users' keep their values. None: the run
         changes nothing. `RunConflict` as of `append`.
         """

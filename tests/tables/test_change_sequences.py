@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -20,7 +21,10 @@ from deltalake import DeltaTable
 from hypothesis import given, settings, strategies as st
 from pyiceberg.catalog import load_catalog
 
+from spark_klog.errors import LoadError
+from spark_klog.files.folder import LocalFolder
 from spark_klog.tables.changes import UNAVAILABLE, ChangeFormat, debezium_type
+from spark_klog.tables.deleted_keys import forget, remember, with_memory
 from spark_klog.tables.table import Table
 from tests.tables.change_support import written
 from tests.tables.test_upserts import FORMATS, catalog_options, content, make_table, run
@@ -68,7 +72,11 @@ def _value(event: Event) -> dict[str, Any] | None:
 class Database:
     """Its log, dealt out to the partitions of a topic, and the rows of what a load has read of it."""
 
-    def __init__(self, kind: str, folder: Path, *, has_order: bool) -> None:
+    def __init__(self, kind: str, folder: Path, *, has_order: bool, keeps_deletes: bool) -> None:
+        self.keeps_deletes, self.store = keeps_deletes, LocalFolder(folder, LoadError)
+        #: Deletions that are remembered, by the key, and the last truncation.
+        self.gone: dict[int, int] = {}
+        self.emptied = 0
         self.kind, self.folder, self.has_order = kind, folder, has_order
         self.table: Table = make_table(kind, folder)
         order = {"source.lsn": pa.int64()}
@@ -103,12 +111,17 @@ class Database:
             batches += [self.format.changes(self.records(number, *each)) for each in ((start, half), (half, end))]
         self.table.prepare(self.format.row, "none", "", "load", key=self.format.key)
         files = written(self.folder / f"changes-{self.runs}", batches, slice_bytes, self.format.key)
-        schema = self.table.schema()
+        schema, last = self.table.schema(), self.table.last_run("load")
         assert schema is not None
+        if self.keeps_deletes:
+            files = with_memory(files, self.store, last)
         lost = list(files.without_row(schema, self.table.rows))
         places = {(each["_partition"], each["_offset"]) for each in lost}
-        files = written(self.folder / f"again-{self.runs}", batches, slice_bytes, self.format.key, places)
+        files = replace(files, letters=frozenset(places))
         self.runs += 1
+        if self.keeps_deletes:
+            remember(files, self.store, last, run(self.runs), 3600)
+            forget(self.store, self.runs - 1)
         for _ in range(1 + answer_is_lost):
             self.table.upsert(files, run(self.runs))
         events = [at.event for number, start, end in spans for at in self.logs[number][start:end]]
@@ -119,19 +132,27 @@ class Database:
     def fold(self, events: Iterable[Event]) -> set[int]:
         """Apply the events of a run in the order of the database's log; the ids of rows that nobody has all of."""
         known = [Event(lsn, key, row, 0) for key, (lsn, row) in self.rows.items()]
+        known += [Event(lsn, key, None, 0) for key, lsn in self.gone.items()]
+        known += [Event(self.emptied, None, None, 0)] if self.emptied else []
         # a row is of the first of two equal events, as connectors write some again
         steps = sorted([*known, *sorted(events, key=lambda one: one.is_tombstone)], key=lambda one: one.lsn)
         rows: dict[int, tuple[int, dict[str, Any]]] = {}
+        gone: dict[int, int] = {}
         for one in steps:
             if one.id is None:
                 rows.clear()
+                self.emptied = one.lsn if self.keeps_deletes else 0
             elif one.row is None:
                 rows.pop(one.id, None)
+                gone[one.id] = one.lsn
             else:
+                gone.pop(one.id, None)
                 before = rows.get(one.id, (0, dict.fromkeys(_LARGE, _LOST)))[1]
                 rows[one.id] = one.lsn, one.row | {name: before[name] for name in one.lacks}
                 if one.old_id is not None:
                     rows.pop(one.old_id, None)
+                    gone[one.old_id] = one.lsn
+        self.gone = gone if self.keeps_deletes else {}
         lost = {key for key, (_, row) in rows.items() if _LOST in row.values()}
         self.rows = {key: row for key, row in rows.items() if key not in lost}
         return lost
@@ -174,12 +195,20 @@ _RUNS = st.lists(
 )
 
 
-def _check(kind: str, history: list[tuple[Any, ...]], runs: list[Any], seed: int, slice_bytes: int, how: str) -> None:
+def _check(
+    kind: str,
+    history: list[tuple[Any, ...]],
+    runs: list[Any],
+    seed: int,
+    slice_bytes: int,
+    how: str,
+    keeps_deletes: bool,
+) -> None:
     chance = random.Random(seed)
     places = {key: (chance.randrange(3), chance.randrange(3)) for key in range(1, 5)}
     moves_at, alive = chance.randrange(len(history) + 1), set[int]()
     with TemporaryDirectory() as name:
-        base = Database(kind, Path(name), has_order=how in ("order", "again"))
+        base = Database(kind, Path(name), has_order=how in ("order", "again"), keeps_deletes=keeps_deletes)
         for lsn, (operation, key, other, partition, lacks) in enumerate(history, 1):
             if operation != "truncate":
                 partition = places[key][lsn > moves_at and how in ("order", "clocks")]
@@ -225,6 +254,7 @@ _MODEL = {
     "seed": st.integers(0, 1000),
     "slice_bytes": st.sampled_from([300, 1 << 27]),
     "how": st.sampled_from(_HOW),
+    "keeps_deletes": st.booleans(),
 }
 
 
@@ -232,9 +262,9 @@ _MODEL = {
 @settings(deadline=None, max_examples=12)
 @given(**_MODEL)
 def test_the_table_is_that_of_the_model(
-    kind: str, history: list[Any], runs: list[Any], seed: int, slice_bytes: int, how: str
+    kind: str, history: list[Any], runs: list[Any], seed: int, slice_bytes: int, how: str, keeps_deletes: bool
 ) -> None:
-    _check(kind, history, runs, seed, slice_bytes, how)
+    _check(kind, history, runs, seed, slice_bytes, how, keeps_deletes)
 
 
 @pytest.mark.test_all("long")
@@ -242,6 +272,6 @@ def test_the_table_is_that_of_the_model(
 @settings(deadline=None, max_examples=int(os.environ.get("SPARK_KLOG_UPSERTS", "100")))
 @given(**_MODEL)
 def test_many_tables_are_those_of_the_model(
-    kind: str, history: list[Any], runs: list[Any], seed: int, slice_bytes: int, how: str
+    kind: str, history: list[Any], runs: list[Any], seed: int, slice_bytes: int, how: str, keeps_deletes: bool
 ) -> None:
-    _check(kind, history, runs, seed, slice_bytes, how)
+    _check(kind, history, runs, seed, slice_bytes, how, keeps_deletes)

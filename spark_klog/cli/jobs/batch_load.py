@@ -331,6 +331,11 @@ class JobOptions:
         default="keep",
         help="Of an envelope: a value that it does not have. Default: the row keeps its own.",
     )
+    keep_deletes: float | None = option(
+        type=duration,
+        metavar="DURATION",
+        help="Remember deleted keys for this long (7d), so that older changes do not bring their rows back.",
+    )
     compression: str | None = option(help="zstd (default), snappy, lz4, gzip, none.")
     compression_level: int | None = option(type=int, help="Of the codec.")
     dictionary: str = option(default=",".join(_DEFAULTS.dictionary), help="Parquet columns with a dictionary.")
@@ -485,6 +490,7 @@ class JobOptions:
             formats,
             self.row_formats.schema_evolution,
             self.dead_letters or "",
+            self.keep_deletes,
         )
 
     def _order(self) -> dict[str, pa.DataType]:

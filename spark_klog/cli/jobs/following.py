@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from spark_klog.load.run import Loaded
     from spark_klog.load.tasks.task import SparkRunner
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 EVERY, MAX_FAILURES = 30.0, 10
 _NOTE = b"ending after the run that is under way; a second signal ends it at once\n"
 
 
 def duration(text: str) -> float:
-    """The seconds of 30s, 5m, 1h, or of a number."""
+    """The seconds of 30s, 5m, 1h, 7d, or of a number."""
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not 0 < seconds < inf:
