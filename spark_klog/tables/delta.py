@@ -202,7 +202,7 @@ class DeltaLakeTable:
             is_other = table.metadata().partition_columns != partitions or bool(_compared(table, columns)[2])
             if is_other and self._is_unused(table, load):
                 table = self._create(columns, layout, load, "overwrite")
-            self._check(table, layout, load)
+            self._check(table, layout, load, is_any=bool(key))
             if key:
                 self._check_key(table, key)
             mine, missing, wrong = _compared(table, columns)
@@ -420,15 +420,15 @@ class DeltaLakeTable:
                 raise
             return table  # another run has created it meanwhile
 
-    def _check(self, table: DeltaTable, layout: Layout, load: str) -> None:
-        """`LoadError` if the table belongs to another load or has another layout, or something that files written
-        elsewhere can't comply with."""
+    def _check(self, table: DeltaTable, layout: Layout, load: str, *, is_any: bool) -> None:
+        """`LoadError` if the table belongs to another load or has another layout, unless it may be `is_any` as a merge
+        writes any, or something that files written elsewhere can't comply with."""
         metadata = table.metadata()
         owner = metadata.configuration.get(LOAD_PROPERTY, load)
         if owner != load:
             raise LoadError(f"{self.address} belongs to another load ({owner}): use another table")
         wanted = [name for name, _ in _PARTITIONS[layout]]
-        if metadata.partition_columns != wanted:
+        if metadata.partition_columns != wanted and not is_any:
             texts = [
                 f"partitioned by {', '.join(names)}" if names else "not partitioned"
                 for names in (metadata.partition_columns, wanted)

@@ -43,6 +43,7 @@ from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.iceberg_compaction import Batch, Compaction
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
+from spark_klog.tables.iceberg_partitions import check_spec
 from spark_klog.tables.iceberg_rows import deleted_rows
 from spark_klog.tables.iceberg_runs import last_run, run_properties, run_texts
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
@@ -240,7 +241,7 @@ class IcebergTable:
         unwritten = _unwritten(metadata, () if is_unused else metadata.partition_specs)
         needed = changes(metadata.schema(), columns, _own(metadata), unwritten, drops=drops)
         if not is_unused:
-            self._check_layout(metadata, layout, needed.path_before(time_column))
+            self._check_layout(metadata, layout, needed.path_before(time_column), is_any=bool(key))
         if needed.differences:
             raise LoadError(
                 f"{self.address} does not fit: {'; '.join(needed.differences)}: change the table, or load into another"
@@ -337,7 +338,14 @@ class IcebergTable:
             )
         return source.field_id
 
-    def _check_layout(self, metadata: TableMetadata, layout: Layout, time_column: str) -> None:
+    def _check_layout(self, metadata: TableMetadata, layout: Layout, time_column: str, *, is_any: bool) -> None:
+        """`LoadError` if the table is partitioned otherwise; unless it may be by `is_any`, as upserts write any."""
+        if is_any:
+            try:
+                check_spec(metadata.spec())
+            except LoadError as error:
+                raise LoadError(f"{self.address} {error}: load into another table") from None
+            return
         asked = "not partitioned" if layout == "none" else f"partitioned by the {layout} of {time_column}"
         advice = layout_advice(asked)
         try:

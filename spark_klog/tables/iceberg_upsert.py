@@ -1,8 +1,9 @@
 """Merge changes into an Iceberg table: files with rows that change are replaced as a whole, in one commit.
 
-Only the columns of the key, of the place and of users are read of all files. What is in memory at once is a slice of
-the changes, these columns of one file, what users have in the rows that the slice changes, and a bit for each row of
-the files that change. A truncation takes away files whose rows are all older than it.
+Only the columns of the key, of the place and of users are read, of files that may have one of the keys by their bounds
+and partitions. Rows are written to the partitions of the table's spec, whichever files had them. What is in memory at
+once is a slice of the changes, these columns of one file, what users have in the rows that the slice changes, and a bit
+for each row of the files that change. A truncation takes away files whose rows are all older than it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.typedef import Record
 
 from spark_klog.errors import LoadError
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.change_order import DELETED, Outcome, outlived, place_of
 from spark_klog.tables.iceberg_files import DataFileWriter, Footers
+from spark_klog.tables.iceberg_partitions import Pruning, by_partition
 from spark_klog.tables.iceberg_rows import NotProjected, deleted_rows, file_rows
 from spark_klog.tables.iceberg_schema import to_arrow
 from spark_klog.tables.table import own_columns, without_rows
 
 _FILE_BYTES = 256 * 1024 * 1024
+#: Files that are written at a time, each of a partition of its own.
+_MOST_OPEN = 16
 
 
 class Upsert:
@@ -97,7 +102,11 @@ class Upsert:
         replaced = [wanted.empty_table().select(self._others)]
         #: Of each change the number of the row in `replaced` whose place it takes.
         places = np.full(len(changes), -1)
-        for number in range(len(self._tasks)):
+        kinds = pa.schema([wanted.field(name) for name in self._changes.key])
+        pruning = Pruning(self._table.metadata, changes.select(kinds.names).cast(kinds))
+        for number, task in enumerate(self._tasks):
+            if not pruning.may_have(task.file):
+                continue
             rows = pa.Table.from_batches(self._read(number, names), wanted)
             alive = np.flatnonzero(~outlived(rows, self._changes.truncations))
             if len(alive) != len(rows):
@@ -139,28 +148,35 @@ class Upsert:
 
 
 class _Output:
-    """Files of the table, of about `_FILE_BYTES` at most."""
+    """Files of the table, of about `_FILE_BYTES` at most, each of one partition."""
 
     def __init__(self, table: Table, schema: pa.Schema) -> None:
         self._table, self._schema = table, schema
         self._footers = Footers(table.metadata)
         self._writers: list[DataFileWriter] = []
-        self._is_open = False
+        #: By partition, the one that was written to last at the end.
+        self._open: dict[Record, DataFileWriter] = {}
         self._files: list[DataFile] = []
 
     def write(self, rows: pa.Table) -> None:
         if not len(rows):
             return
-        if not self._is_open:
-            self._writers.append(DataFileWriter(self._table, self._schema, "upsert"))
-            self._is_open = True
-        self._writers[-1].write(self._fitted(rows))
-        if self._writers[-1].written >= _FILE_BYTES:
-            self._finish_file()
+        metadata = self._table.metadata
+        for partition, part in by_partition(self._fitted(rows), metadata.spec(), metadata.schema()):
+            writer = self._open.pop(partition, None)
+            if writer is None:
+                if len(self._open) >= _MOST_OPEN:
+                    self._finish_file(next(iter(self._open)))
+                writer = DataFileWriter(self._table, self._schema, "upsert")
+                self._writers.append(writer)
+            self._open[partition] = writer
+            writer.write(part)
+            if writer.written >= _FILE_BYTES:
+                self._finish_file(partition)
 
     def finish(self) -> list[DataFile]:
-        if self._is_open:
-            self._finish_file()
+        for partition in list(self._open):
+            self._finish_file(partition)
         return self._files
 
     def remove(self) -> None:
@@ -175,7 +191,6 @@ class _Output:
         ]
         return pa.Table.from_arrays(columns, schema=self._schema)
 
-    def _finish_file(self) -> None:
-        self._is_open = False
-        writer = self._writers[-1]
-        self._files.append(self._footers.data_file(writer.path, *writer.finish()))
+    def _finish_file(self, partition: Record) -> None:
+        writer = self._open.pop(partition)
+        self._files.append(self._footers.data_file(writer.path, *writer.finish(), partition))

@@ -138,10 +138,7 @@ STREAMS = "spark_klog.tables.upsert"
 
 def layout_advice(asked: str) -> str:
     """What to do about a table with other partitions than the load's, which would be as `asked`."""
-    return (
-        f"the load's would be {asked}: give --partition-by as the table is, or load into another table, as an upsert "
-        "must if this one is partitioned"
-    )
+    return f"the load's would be {asked}: give --partition-by as the table is, or load into another table"
 
 
 def own_columns(properties: Mapping[str, str]) -> set[str]:
@@ -306,7 +303,7 @@ class Table(Protocol):
 
         Rows that are older than a truncation are deleted.
 
-        The table has the columns of `ChangeFiles.row`, by `prepare`, and is not partitioned. Of a row that
+        The table has the columns of `ChangeFiles.row`, by `prepare`; it may be partitioned by any. Of a row that
         changes the load's other columns (`own_columns`) become null, and the users' keep their values. None: the run
         changes nothing. `RunConflict` as of `append`.
         """

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings, strategies as st
 from pyiceberg.catalog import load_catalog
+from pyiceberg.expressions import EqualTo
+from pyiceberg.transforms import BucketTransform, IdentityTransform, MonthTransform, TruncateTransform
 
 from spark_klog.errors import LoadError
 from spark_klog.files.folder import LocalFolder
@@ -29,7 +32,23 @@ from spark_klog.tables.table import Table
 from tests.tables.change_support import written
 from tests.tables.test_upserts import FORMATS, catalog_options, content, make_table, run
 
-_ROW = pa.struct([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("tags", pa.list_(pa.string()))])
+_ROW = pa.struct(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("note", pa.string()),
+        ("tags", pa.list_(pa.string())),
+        ("city", pa.string()),
+        ("day", pa.date32()),
+    ]
+)
+#: Fields by which others partition the table, one after the other.
+_FIELDS: list[tuple[str, Any]] = [
+    ("city", IdentityTransform()),
+    ("id", BucketTransform(3)),
+    ("name", TruncateTransform(2)),
+    ("day", MonthTransform()),
+]
 _KEY = pa.struct([("id", pa.int64())])
 _LARGE = ("note", "tags")
 #: What stands for a value that nobody has.
@@ -72,16 +91,19 @@ def _value(event: Event) -> dict[str, Any] | None:
 class Database:
     """Its log, dealt out to the partitions of a topic, and the rows of what a load has read of it."""
 
-    def __init__(self, kind: str, folder: Path, *, has_order: bool, keeps_deletes: bool) -> None:
+    def __init__(self, kind: str, folder: Path, *, has_order: bool, keeps_deletes: bool, is_partitioned: bool) -> None:
         self.keeps_deletes, self.store = keeps_deletes, LocalFolder(folder, LoadError)
         #: Deletions that are remembered, by the key, and the last truncation.
         self.gone: dict[int, int] = {}
         self.emptied = 0
         self.kind, self.folder, self.has_order = kind, folder, has_order
         self.table: Table = make_table(kind, folder)
+        self.fields = list(_FIELDS)
         order = {"source.lsn": pa.int64()}
         value = pa.struct(list(debezium_type(_ROW, order))[:-1])  # as Avro has it, without JSON's wrapper
         self.format = ChangeFormat(_KEY, value, (), "debezium", tuple(order) if has_order else ())
+        if kind == "delta" and is_partitioned:
+            DeltaTable.create(folder / "table", self.format.row, partition_by=["city", "day"])
         self.read = [0, 0, 0]
         self.logs: list[list[Place]] = [[], [], []]
         self.rows: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -157,6 +179,16 @@ class Database:
         self.rows = {key: row for key, row in rows.items() if key not in lost}
         return lost
 
+    def partition(self) -> None:
+        """Another field partitions an Iceberg table from now on, or one does so no longer."""
+        if self.kind == "iceberg" and self.fields and self.runs:
+            place = load_catalog("local", **catalog_options(self.folder)).load_table("space.table")
+            name, transform = self.fields.pop(0)
+            with place.update_spec() as update:
+                if len(self.fields) == 1:
+                    update.remove_field(place.spec().fields[0].name)
+                update.add_field(name, transform)
+
     def check(self) -> None:
         expected = sorted((row["id"], row["name"], row["note"], row["tags"]) for _, row in self.rows.values())
         found = content(self.kind, self.folder).select(list(_ROW.names)).to_pylist()
@@ -166,6 +198,9 @@ class Database:
         else:
             place = load_catalog("local", **catalog_options(self.folder)).load_table("space.table")
             paths = [task.file.file_path for task in place.scan().plan_files()]
+            for city in ("x", "y"):
+                rows = place.scan(row_filter=EqualTo("city", city)).to_arrow()["id"].to_pylist()
+                assert sorted(rows) == sorted(key for key, (_, row) in self.rows.items() if row["city"] == city)
         rows = duckdb.read_parquet(paths, union_by_name=True).fetchall() if paths else []
         assert sorted(row[0] for row in rows) == [row[0] for row in expected]
 
@@ -203,17 +238,25 @@ def _check(
     slice_bytes: int,
     how: str,
     keeps_deletes: bool,
+    is_partitioned: bool,
 ) -> None:
     chance = random.Random(seed)
     places = {key: (chance.randrange(3), chance.randrange(3)) for key in range(1, 5)}
     moves_at, alive = chance.randrange(len(history) + 1), set[int]()
     with TemporaryDirectory() as name:
-        base = Database(kind, Path(name), has_order=how in ("order", "again"), keeps_deletes=keeps_deletes)
+        base = Database(
+            kind,
+            Path(name),
+            has_order=how in ("order", "again"),
+            keeps_deletes=keeps_deletes,
+            is_partitioned=is_partitioned,
+        )
         for lsn, (operation, key, other, partition, lacks) in enumerate(history, 1):
             if operation != "truncate":
                 partition = places[key][lsn > moves_at and how in ("order", "clocks")]
             partition = 0 if how == "offsets" else partition
             row = {"id": key, "name": f"n{lsn}", "note": f"note {lsn}", "tags": [str(lsn)]}
+            row |= {"city": (None, "x", "y")[lsn % 3], "day": date(2026, 1 + lsn % 5, 1)}
             event = Event(lsn, key, row, partition)
             if operation == "lacking" and key in alive:
                 event = event._replace(lacks=lacks)
@@ -241,7 +284,9 @@ def _check(
             ends = [min(at + count, len(log)) for at, count, log in zip(base.read, counts, base.logs, strict=True)]
             base.run(ends, slice_bytes, answer_is_lost=step == "again")
             base.check()
-            if step == "compact":
+            if is_partitioned:
+                base.partition()
+            if step == "compact" and not is_partitioned:
                 base.table.compact(1 << 20)
                 base.check()
         base.run([len(log) for log in base.logs], slice_bytes)
@@ -255,6 +300,7 @@ _MODEL = {
     "slice_bytes": st.sampled_from([300, 1 << 27]),
     "how": st.sampled_from(_HOW),
     "keeps_deletes": st.booleans(),
+    "is_partitioned": st.booleans(),
 }
 
 
@@ -262,9 +308,16 @@ _MODEL = {
 @settings(deadline=None, max_examples=12)
 @given(**_MODEL)
 def test_the_table_is_that_of_the_model(
-    kind: str, history: list[Any], runs: list[Any], seed: int, slice_bytes: int, how: str, keeps_deletes: bool
+    kind: str,
+    history: list[Any],
+    runs: list[Any],
+    seed: int,
+    slice_bytes: int,
+    how: str,
+    keeps_deletes: bool,
+    is_partitioned: bool,
 ) -> None:
-    _check(kind, history, runs, seed, slice_bytes, how, keeps_deletes)
+    _check(kind, history, runs, seed, slice_bytes, how, keeps_deletes, is_partitioned)
 
 
 @pytest.mark.test_all("long")
@@ -272,6 +325,13 @@ def test_the_table_is_that_of_the_model(
 @settings(deadline=None, max_examples=int(os.environ.get("SPARK_KLOG_UPSERTS", "100")))
 @given(**_MODEL)
 def test_many_tables_are_those_of_the_model(
-    kind: str, history: list[Any], runs: list[Any], seed: int, slice_bytes: int, how: str, keeps_deletes: bool
+    kind: str,
+    history: list[Any],
+    runs: list[Any],
+    seed: int,
+    slice_bytes: int,
+    how: str,
+    keeps_deletes: bool,
+    is_partitioned: bool,
 ) -> None:
-    _check(kind, history, runs, seed, slice_bytes, how, keeps_deletes)
+    _check(kind, history, runs, seed, slice_bytes, how, keeps_deletes, is_partitioned)
