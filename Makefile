@@ -41,7 +41,7 @@ soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k '(kill or acknowledged) and not table_kills' tests/broker tests/zookeeper tests/jobs tests/load tests/log tests/restore tests/spark $(ARGS)
 	SPARK_KLOG_RUNS=200 $(BIN)/python -m pytest --timeout=3600 tests/load/test_year.py $(ARGS)
 	SPARK_KLOG_UPSERTS=2000 $(BIN)/python -m pytest --timeout=7200 tests/tables/test_upserts.py -k many_tables $(ARGS)
-	SPARK_KLOG_KILLS=50 $(BIN)/python -m pytest --timeout=7200 tests/load/test_table_kills.py tests/load/test_real_lakes.py tests/load/test_outages.py tests/load/test_debezium.py tests/tables/test_streams.py $(ARGS)
+	SPARK_KLOG_KILLS=50 $(BIN)/python -m pytest --timeout=7200 tests/load/test_table_kills.py tests/load/test_by_topic.py tests/load/test_real_lakes.py tests/load/test_outages.py tests/load/test_debezium.py tests/tables/test_streams.py $(ARGS)
 	SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest tests/broker/clients/test_client_matrix.py tests/client tests/zookeeper/test_connector_beside_kafka.py tests/spark/read/test_broker_trouble.py tests/spark/test_security_kafka.py tests/spark/test_kerberos.py $(ARGS)
 	SPARK_KLOG_KILLS=20 SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest --timeout=3600 tests/mirror $(ARGS)
 	SPARK_KLOG_MASTERS=all $(BIN)/python -m pytest tests/spark/test_cluster_masters.py $(ARGS)

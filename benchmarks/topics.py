@@ -7,19 +7,21 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from confluent_kafka import Producer
+import pyarrow as pa
 
 from benchmarks.brokers import create_topic
-from benchmarks.data import PARTITIONS, RECORD_SIZE, ToolFailed
+from benchmarks.data import PARTITIONS, payload_file
 from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.record_batches import take_turns
 from benchmarks.sides import SideFailed, SparkSide, klog_side
+from spark_klog.client.producer.producer import Producer
 from tests.support.servers.kafka import Kafka
 
 _TOPICS, _WITH_NEWS = 200, 10
-#: Records of a topic with something new. With --records 4,000,000 a first load is of 20 million records.
-_NEW, _FIRST = 5_000, 5
-_WAITING = 500_000
+#: Of a record: as large as changes are.
+_SIZE = 1024
+#: Records of a topic with something new. With --records 4,000,000 a first load is of 12 million records.
+_NEW, _FIRST = 5_000, 3
 _NAMES = itertools.count()
 
 
@@ -32,24 +34,22 @@ def _load_topics(bench: Bench) -> Iterator[Result]:
         for name in many:
             create_topic(servers, name, 1)
         create_topic(servers, one[0], PARTITIONS)
-        _fill(servers, many, each)
-        _fill(servers, one, each * _TOPICS)
+        _fill(servers, many, each, folder)
+        _fill(servers, one, each * _TOPICS, folder)
         with klog_side(folder / "klog") as klog:
             klog.start()
             yield _first(bench, klog, servers, many, one, each * _TOPICS, folder)
             yield _round(bench, klog, servers, many, each * _TOPICS, folder)
 
 
-def _fill(servers: str, topics: Sequence[str], records: int) -> None:
-    settings = {"compression.type": "lz4", "linger.ms": 20, "queue.buffering.max.messages": 2 * _WAITING}
-    producer = Producer({"bootstrap.servers": servers, **settings})
-    for number in range(records):
-        for topic in topics:
-            producer.produce(topic, b"%0*d" % (RECORD_SIZE, number), b"%d" % number)
-        if len(producer) > _WAITING:
-            producer.flush(60)
-    if producer.flush(60):
-        raise ToolFailed("topics could not be filled")
+def _fill(servers: str, topics: Sequence[str], records: int, folder: Path) -> None:
+    """As many records into each topic, in turns, so that their logs grow together."""
+    lines = payload_file(folder, _SIZE).read_bytes().splitlines()
+    rows = pa.table({"value": pa.array(lines, pa.binary()), "key": pa.array([b"%d" % n for n in range(len(lines))])})
+    with Producer({"bootstrap.servers": servers, "compression.type": "lz4"}) as producer:
+        for begin in range(0, records, len(lines)):
+            for topic in topics:
+                producer.send_arrow(rows.slice(0, min(len(lines), records - begin)), topic)
 
 
 def _ask(side: SparkSide, servers: str, topics: Sequence[str], output: str, records: int) -> float:
@@ -67,7 +67,7 @@ def _output(folder: Path) -> str:
 def _first(
     bench: Bench, side: SparkSide, servers: str, many: Sequence[str], one: Sequence[str], records: int, folder: Path
 ) -> Result:
-    work = f"first load of {records:,} records of {RECORD_SIZE} B into Delta, local[2]"
+    work = f"first load of {records:,} records of {_SIZE:,} B into Delta, local[2]"
     result = Result(
         work, "M records/s", Side(f"{len(many)} topics, a table each"), peer := Side("one topic"), bench.command
     )
@@ -93,7 +93,7 @@ def _round(bench: Bench, side: SparkSide, servers: str, many: Sequence[str], rec
     def of_many() -> float:
         for topics in (many, some):  # one that finds nothing new
             ask(topics, 0)
-        _fill(servers, some, _NEW)
+        _fill(servers, some, _NEW, folder)
         return ask(many, _NEW * len(some))
 
     ask(many, records)

@@ -17,7 +17,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import first_and_end
 from spark_klog.client.places import TimeSpec, offsets_at
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, KlogError
 from spark_klog.load.driving import STEPS_AT_ONCE
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
@@ -195,10 +195,17 @@ def status(output: str) -> Status:
     )
 
 
-def statuses(outputs: Sequence[str]) -> list[Status]:
-    """`status` of several loads, in their order."""
+def statuses(outputs: Sequence[str]) -> list[Status | str]:
+    """`status` of several loads, in their order, or the text of its error."""
+
+    def known(output: str) -> Status | str:
+        try:
+            return status(output)
+        except (KlogError, OSError) as error:
+            return str(error)
+
     with ThreadPoolExecutor(STEPS_AT_ONCE) as threads:
-        return list(threads.map(status, outputs))
+        return list(threads.map(known, outputs))
 
 
 def _missing_files(store: Store, table: Table | None, summary: Summary) -> list[Finding]:
@@ -224,6 +231,14 @@ def status_json(shown: Status) -> dict[str, Any]:
     """The fields of a status, with `findings` as `missing`."""
     line = dict(vars(shown))
     return line | {"missing": [vars(finding) for finding in line.pop("findings")]}
+
+
+def statuses_json(outputs: Sequence[str], shown: Sequence[Status | str]) -> list[dict[str, Any]]:
+    """The fields of what `statuses` has returned for these outputs."""
+    return [
+        {"output": without_user(output), "error": state} if isinstance(state, str) else status_json(state)
+        for output, state in zip(outputs, shown, strict=True)
+    ]
 
 
 def bars(hours: dict[str, dict[str, int]]) -> Iterator[str]:

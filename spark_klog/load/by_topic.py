@@ -120,7 +120,7 @@ class Loads:
 
     `asked` says all else, and the output if it is none by topic. Topics that a round has met belong to all later ones,
     so that one that is lost is named. `every` is in seconds from round to round. `around` may do something before and
-    after the steps of a load.
+    after the steps of a load. A round that `is_stopping` begins no further loads.
     """
 
     def __init__(
@@ -134,9 +134,10 @@ class Loads:
         publish: Publish | None = None,
         every: float = 0.0,
         around: Callable[[LoadOptions, Steps[Loaded]], Steps[Loaded]] = lambda _options, steps: steps,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._asked, self._runner, self._follow, self._publish = asked, runner, follow, publish
-        self._every, self._around = every, around
+        self._every, self._around, self._is_stopping = every, around, is_stopping
         self._pattern = None if pattern is None else topic_pattern(f"--topics-pattern {pattern}", pattern)
         self._topics = dict.fromkeys(topics)
         self._known: dict[str, _Known] = {}
@@ -199,7 +200,7 @@ class Loads:
                 begun[topic] = self._options_of(topic, outputs[topic])
         for outcome in self._drive(cluster, begun, looks):
             outcomes[outcome.topic] = outcome
-        return [outcomes[topic] for topic in self._topics]
+        return [outcomes[topic] for topic in self._topics if topic in outcomes]
 
     def _outputs(self) -> tuple[dict[str, str], dict[str, ConfigError]]:
         """The topics' outputs, and why others have none: two topics may not share one."""
@@ -230,8 +231,8 @@ class Loads:
             self._around(options, load_steps(options, shared, limit, self._publish, looks.get(topic)))
             for topic, options in begun.items()
         ]
-        ended = drive(steps, self._runner, limit, self._follow)
-        return [self._outcome(topic, options, end) for (topic, options), end in zip(begun.items(), ended, strict=True)]
+        ended = drive(steps, self._runner, limit, self._follow, self._is_stopping)
+        return [self._outcome(topic, options, end) for (topic, options), end in zip(begun.items(), ended, strict=False)]
 
     def _outcome(self, topic: str, options: LoadOptions, end: Loaded | Exception) -> Outcome:
         error = end if isinstance(end, Exception) else None
@@ -279,8 +280,13 @@ def _check_offsets(places: Sequence[Place | None], topics: Iterable[str]) -> Non
             raise ConfigError(f"{place.file}: topic {min(others)} is not loaded")
 
 
-def outputs(output: str) -> list[str]:
-    """The outputs by topic that are there and have loads, sorted; errors as of `open_store` and `catalog_tables`."""
+def existing(output: str) -> list[str]:
+    """The outputs by topic that are there and have loads, sorted, or an output that is none by topic.
+
+    Errors as of `open_store` and `catalog_tables`.
+    """
+    if not is_by_topic(output):
+        return [output]
     pattern = re.compile("(.+)".join(map(re.escape, _FIELD.split(output)[::2])))
     if takes_plain_names(output):
         listed = [address for address in catalog_tables(output[: output.index("{")]) if pattern.fullmatch(address)]

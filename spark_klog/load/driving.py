@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 #: Loads whose own steps are under way at once: what they read, plan and commit.
-STEPS_AT_ONCE = 8
+STEPS_AT_ONCE = 16
 #: Loads that have begun and not ended. Each has a lock, or a lease that it renews, and its plan in memory.
 _MOST_OPEN = 64
 #: Tasks for each core with which a job begins although more loads are on their way to it.
@@ -34,17 +34,33 @@ Steps = Generator[Work | None, int, _T]
 Follow = Callable[[int, Callable[[], int]], AbstractContextManager[None]]
 
 
-def drive(loads: Sequence[Steps[_T]], runner: SparkRunner, time: TimeLimit, follow: Follow) -> list[_T | Exception]:
+def drive(
+    loads: Sequence[Steps[_T]],
+    runner: SparkRunner,
+    time: TimeLimit,
+    follow: Follow,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> list[_T | Exception]:
     """Bring loads to their ends; returns what each has returned or raised, in their order.
+
+    If it `is_stopping`, those that have begun come to their ends, at least one, and the others are left out.
 
     What is no `Exception`, such as an interrupt, is raised, after all loads have let their locks go.
     """
-    return _Drive(loads, runner, time, follow).outcomes()
+    return _Drive(loads, runner, time, follow, is_stopping).outcomes()
 
 
 class _Drive(Generic[_T]):
-    def __init__(self, loads: Sequence[Steps[_T]], runner: SparkRunner, time: TimeLimit, follow: Follow) -> None:
+    def __init__(
+        self,
+        loads: Sequence[Steps[_T]],
+        runner: SparkRunner,
+        time: TimeLimit,
+        follow: Follow,
+        is_stopping: Callable[[], bool],
+    ) -> None:
         self._loads, self._runner, self._time, self._follow = loads, runner, time, follow
+        self._is_stopping = is_stopping
         # a single load's steps are the caller's: an interrupt ends them at once
         self._threads: Executor = ThreadPoolExecutor(STEPS_AT_ONCE, "klog-load") if len(loads) > 1 else _Inline()
         self._begun = 0
@@ -55,8 +71,8 @@ class _Drive(Generic[_T]):
 
     def outcomes(self) -> list[_T | Exception]:
         try:
-            while len(self._outcomes) < len(self._loads):
-                while self._begun < min(len(self._loads), len(self._outcomes) + _MOST_OPEN):
+            while self._begins_more() or len(self._outcomes) < self._begun:
+                while self._begun < len(self._outcomes) + _MOST_OPEN and self._begins_more():
                     self._step(self._begun, partial(next, self._loads[self._begun]))
                     self._begun += 1
                 if self._works and (not self._steps or self._has_enough()):
@@ -67,7 +83,10 @@ class _Drive(Generic[_T]):
             self._threads.shutdown(cancel_futures=True)
             for load in self._loads:
                 load.close()
-        return [self._outcomes[number] for number in range(len(self._loads))]
+        return [self._outcomes[number] for number in range(self._begun)]
+
+    def _begins_more(self) -> bool:
+        return self._begun < len(self._loads) and not (self._begun and self._is_stopping())
 
     def _step(self, number: int, resume: Callable[[], Work | None]) -> None:
         self._steps[self._threads.submit(_advanced, resume)] = number

@@ -268,12 +268,15 @@ def loads(outputs: Sequence[str]) -> list[dict[str, Any]]:
     """The status of each load, as `klog load status --json` prints it; or its error."""
     if not outputs:
         return []
-    from spark_klog.load.audit import status, status_json
+    from spark_klog.load.audit import statuses, statuses_json
+    from spark_klog.load.by_topic import existing
 
     states: list[dict[str, Any]] = []
     for output in outputs:
         try:
-            states.append(status_json(status(output)))
+            there = existing(output)
         except (KlogError, OSError) as error:
             states.append({"output": without_user(output), "error": str(error)})
+        else:
+            states += statuses_json(there, statuses(there))
     return states

@@ -26,7 +26,7 @@ from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import by_topic, follow
 from spark_klog.load.audit import status
-from spark_klog.load.by_topic import Loads, Outcome, output_of, outputs
+from spark_klog.load.by_topic import Loads, Outcome, existing, output_of
 from spark_klog.load.driving import drive
 from spark_klog.load.journal.store import locked, open_store
 from spark_klog.load.places import AtOffsets
@@ -140,7 +140,7 @@ def test_each_topic_is_a_load(
             table = lake.catalog.load_table(f"db.{name.rpartition('.')[2]}")
             assert places(table.scan().to_arrow()) == expected(name, there)
         assert status(output_of(output, name)).findings == []
-    assert outputs(output) == sorted(output_of(output, name) for name in counts)
+    assert existing(output) == sorted(output_of(output, name) for name in counts)
     shown = json.loads(klog("load", "status", output, "-b", servers, "--json").stdout)
     assert {
         each["partitions"][0]["topic"]: sum(part["records"] for part in each["partitions"]) for each in shown["loads"]
@@ -248,6 +248,17 @@ def test_offsets_of_several_topics(cluster: EmbeddedCluster, topics: list[str], 
         _loads(cluster.bootstrap_servers, str(tmp_path / "{topic}"), topics[1], start=start).round()
 
 
+def test_the_list_has_one_that_is_damaged(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
+    output = str(tmp_path / "{topic}")
+    _loads(cluster.bootstrap_servers, output, *topics[:2]).round()
+    (tmp_path / topics[0] / "_klog/latest.json").write_text("[]")
+    shown = klog("load", "status", output)
+    assert (shown.returncode, topics[1] in shown.stdout) == (1, True)
+    assert f"{tmp_path / topics[0]} can't be shown: " in shown.stdout
+    damaged, other = json.loads(klog("load", "status", output, "--json").stdout)["loads"]
+    assert ("is not a JSON object" in damaged["error"], other["missing"]) == (True, [])
+
+
 # Driving
 
 
@@ -274,6 +285,21 @@ def test_loads_side_by_side(tmp_path: Path) -> None:
     ended = drive(steps, Runner(), TimeLimit(None), lambda _total, _done: nullcontext())
     assert (str(ended[7]), ended[-1]) == ("7", "bad failed: lost")
     assert [*ended[:7], *ended[8:-1]] == [*names[:7], *names[8:-1]]
+
+
+def test_a_signal_begins_no_more_loads(tmp_path: Path) -> None:
+    """Those that have begun come to their ends."""
+    steps: list[Any] = [_steps(tmp_path, f"{number}") for number in range(100)]
+    asked: list[int] = []
+
+    def is_stopping() -> bool:
+        asked.append(1)
+        return len(asked) > 10
+
+    ended = drive(steps, InProcess(), TimeLimit(None), lambda _total, _done: nullcontext(), is_stopping)
+    assert ended == [f"{number}" for number in range(len(ended))]
+    assert 1 <= len(ended) <= 11
+    assert sorted(path.name for path in tmp_path.iterdir()) == []
 
 
 def test_an_interrupt_lets_all_locks_go(tmp_path: Path) -> None:
@@ -429,7 +455,7 @@ def test_kills(
             assert len(seen) <= sent[name]
     assert died
     outcomes = _loads(servers, output, *names).round()
-    assert not [outcome.error for outcome in outcomes if outcome.error]
+    assert [str(outcome.error) for outcome in outcomes if outcome.error] == []
     for name in names:
         assert rows(name) == expected(name, {0: sent[name]} if sent[name] else {})
         assert status(output_of(output, name)).findings == []

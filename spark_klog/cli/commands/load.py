@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spark_klog.base.addresses import without_user
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.output import print_table, say
 from spark_klog.client.cluster import Cluster
+from spark_klog.errors import LoadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,12 +56,16 @@ def status_command(
     (-b, --cluster or --command-config) the last hours are compared with the log, as it is now. The exit code is 1 if
     something is missing in what a load has.
     """
-    from spark_klog.load.audit import compare, plot_hours, status_json, statuses
-    from spark_klog.load.by_topic import is_by_topic, outputs
+    from spark_klog.load.audit import compare, plot_hours, status, status_json, statuses, statuses_json
+    from spark_klog.load.by_topic import existing, is_by_topic
 
     settings = cluster.settings()
     by_topic = is_by_topic(output)
-    states = statuses(outputs(output) if by_topic else [output])
+    places = existing(output)
+    if not places:
+        raise LoadError(f"{without_user(output)} has no loads: name the --output or --table of jobs/batch_load.py")
+    shown = statuses(places) if by_topic else [status(output)]
+    states = [state for state in shown if not isinstance(state, str)]
     if plot is not None:
         plot_hours({topic: each for state in states for topic, each in state.hours.items()}, plot)
     compared = None
@@ -67,8 +73,7 @@ def status_command(
         with Cluster.connect(settings) as connected:
             compared = compare(connected, [part for state in states for part in state.partitions], hours)
     if as_json:
-        shown = [status_json(state) for state in states]
-        line: dict[str, Any] = {"loads": shown} if by_topic else shown[0]
+        line: dict[str, Any] = {"loads": statuses_json(places, shown)} if by_topic else status_json(states[0])
         if compared is not None:
             lag = [{"topic": topic, "partition": number, "lag": lag} for (topic, number), lag in compared.lag.items()]
             gone = [f"{topic}-{number}" for topic, number in compared.gone]
@@ -76,9 +81,12 @@ def status_command(
         click.echo(json.dumps(line))
     elif by_topic:
         _print_list(states, compared, with_bars)
+        for place, error in zip(places, shown, strict=True):
+            if isinstance(error, str):
+                click.echo(f"{without_user(place)} can't be shown: {error}")
     else:
         _print_status(states[0], compared, with_bars, runs)
-    if any(state.findings for state in states):
+    if len(states) < len(shown) or any(state.findings for state in states):
         raise SystemExit(1)
 
 

@@ -567,7 +567,7 @@ def _load_files(options: JobOptions, client: dict[str, str]) -> int:
         return with_lineage(of_load, steps, lineage_settings(runner.spark))
 
     pattern, output = options.topics_pattern, options.destination
-    loads = Loads(asked, options.topics or (), pattern, output, runner, follow, publish, every, around)
+    loads = Loads(asked, options.topics or (), pattern, output, runner, follow, publish, every, around, stop.is_asked)
     try:
         if options.follow:
             most = options.max_failures or MAX_FAILURES
