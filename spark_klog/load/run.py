@@ -64,7 +64,6 @@ from spark_klog.protocol.tables.records import LATEST
 from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost, OffsetRange
-from spark_klog.spark.read.sampling import sample_json
 from spark_klog.tables.changes import RECORD_KEY
 from spark_klog.tables.opening import is_table, open_table
 
@@ -397,6 +396,8 @@ class _Run:
 
         It is that of the run before. Of the first one it is that of a sample.
         """
+        from spark_klog.spark.read.sampling import sample_json  # pyspark takes a while to import
+
         plan = history.read_plan(self._store, last) if last else None
         before = "" if plan is None else settings_of(self._store, plan).schema
         if before:
