@@ -18,7 +18,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files.keys import KeyedUri
 from spark_klog.load.audit import status
-from spark_klog.load.by_topic import output_of, outputs
+from spark_klog.load.by_topic import existing, output_of
 from spark_klog.load.journal.model import Range
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
@@ -195,10 +195,10 @@ def test_a_table_of_unity_on_a_disk(
         loaded = run(cluster.bootstrap_servers, "delta:uc://a.b.c", topic, settings=WriteSettings(layout="day"))
         assert loaded.runs == [1]
         assert status(f"{tmp_path}/c").findings == []
-        assert outputs("delta:uc://a.b.{topic}") == ["delta:uc://a.b.c"]
+        assert existing("delta:uc://a.b.{topic}") == ["delta:uc://a.b.c"]
         assert output_of("delta:uc://a.b.{topic}", "shop.orders") == "delta:uc://a.b.shop_orders"
         with pytest.raises(ConfigError, match="the names of the catalog and the schema as they are"):
-            outputs("delta:uc://a.{topic}")
+            existing("delta:uc://a.{topic}")
     assert catalog.given == 0
 
 
