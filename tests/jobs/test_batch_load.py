@@ -157,7 +157,7 @@ def test_new_topics_and_partitions_with_offsets_in_files(
     [
         (["--topics", "t"], "--output"),
         ([*_GIVEN, "--table", "delta:t"], "either --output or --table"),
-        (["--topics", "t", "--table", "t"], "write delta:URI or iceberg:"),
+        (["--topics", "t", "--table", "t"], "write delta:URI, delta:uc:"),
         (["--topics", "t", "--table", "delta:t", "--format", "json"], "--format parquet"),
         (["--topics", "t", "--table", "delta:t", "--format", "delta"], "--format parquet, not delta"),
         ([*_GIVEN, "--checkpoint", "c"], "--checkpoint is for"),

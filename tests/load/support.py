@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,6 +52,10 @@ class InProcess:
         try:
             self.run(work.tasks, work.job)
         except Exception as error:
+            each: BaseException | None = error
+            while each is not None:  # closes the task's files; Spark's tasks have a process of their own
+                traceback.clear_frames(each.__traceback__)
+                each = each.__context__
             return error
         return None
 

@@ -324,7 +324,7 @@ def test_a_replay_that_is_interrupted(
 def test_corrupt_batches_of_one_topic(tmp_path: Path) -> None:
     """Files are counted by name: "a" is a prefix of "a-1" and "a-b"; a damaged header may have a negative offset."""
     store = open_store(str(tmp_path))
-    claim_output(store, new_identity(None, {"format": "parquet", "schema": ""}, {}))
+    claim_output(store, new_identity(None, {"format": "parquet", "schema": "", "infers": False}, {}))
     names = ("a-0-5", "a-0--5", "a-1-0-5", "a-1-2--5", "a-b-0-5", "ab-0-5", "a.-0-5")
     for name in names:
         store.write(f"{paths.LETTERS}/{name}-0badbeef.json", b"{}")

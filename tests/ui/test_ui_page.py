@@ -86,7 +86,7 @@ def page(cluster: EmbeddedCluster, module_server_dir: Path) -> Iterator[Page]:
     (checkpoint / "commits" / "3").write_text("v1\n{}")
     load = module_server_dir / "load"
     load.mkdir()
-    claim_output(open_store(str(load)), new_identity(None, {"format": "parquet", "schema": ""}, {}))
+    claim_output(open_store(str(load)), new_identity(None, {"format": "parquet", "schema": "", "infers": False}, {}))
     places = ("--checkpoint", str(checkpoint), "--load", str(load), "--load", str(module_server_dir / "<b>none"))
     with serving("-b", cluster.bootstrap_servers, "--allow-changes", *places) as running:
         yield running
