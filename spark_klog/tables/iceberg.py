@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -89,19 +88,20 @@ _SQL = "pyiceberg.catalog.sql"
 _FINAL = (ForbiddenError, UnauthorizedError, AuthorizationExpiredError)
 
 
-#: Catalogs that this process has opened. The first opening of one in a database creates what it needs there.
-_OPENED: set[str] = set()
-_FIRST_OPENING = threading.Lock()
+#: What a catalog in a database creates there when it is opened.
+_CREATED = ("iceberg_tables", "iceberg_namespace_properties")
 
 
 def _opened(name: str, options: Mapping[str, str]) -> Catalog:
-    """A catalog of pyiceberg's configuration; the first time no other thread opens one. Errors of any package."""
-    if name in _OPENED:
-        return opened(name, options)
-    with _FIRST_OPENING:
-        catalog = opened(name, options)
-        _OPENED.add(name)
-    return catalog
+    """A catalog of pyiceberg's configuration; errors of any package."""
+    for _ in _CREATED:
+        try:
+            return opened(name, options)
+        except Exception as error:
+            # a thread or process that opens it at the same time was quicker
+            if not any(f"{created} already exists" in str(error) for created in _CREATED):
+                raise
+    return opened(name, options)
 
 
 def tables_below(beginning: str) -> list[str]:

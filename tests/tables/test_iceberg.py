@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from itertools import product
 from pathlib import Path
@@ -311,3 +312,20 @@ def test_addresses(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, tmp_pa
     table.prepare(FULL, "none", "timestamp", LOAD)
     table.append([], run_of(1, 0))
     assert table.last_run(LOAD) == run_of(1, 0)
+
+
+def test_a_new_catalog_that_many_open_at_once(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them create its tables in the database; pyiceberg looks whether they are there just before."""
+    for number in range(5):
+        uri = f"sqlite:///{warehouse.options['warehouse'].removeprefix('file://')}/new-{number}.db"
+        monkeypatch.setattr(
+            "pyiceberg.catalog._ENV_CONFIG.get_catalog_config", lambda _name, uri=uri: {**warehouse.options, "uri": uri}
+        )
+        begin = threading.Barrier(6)
+
+        def schema(name: str, begin: threading.Barrier = begin) -> pa.Schema | None:
+            begin.wait(10)
+            return open_table(f"iceberg:new.ns.{name}").schema()
+
+        with ThreadPoolExecutor(6) as threads:
+            assert [*threads.map(schema, "abcdef")] == [None] * 6
