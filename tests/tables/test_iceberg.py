@@ -314,10 +314,12 @@ def test_addresses(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert table.last_run(LOAD) == run_of(1, 0)
 
 
-def test_a_new_catalog_that_many_open_at_once(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_catalog_that_many_open_at_once(
+    warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of them create its tables in the database; pyiceberg looks whether they are there just before."""
     for number in range(5):
-        uri = f"sqlite:///{warehouse.options['warehouse'].removeprefix('file://')}/new-{number}.db"
+        uri = f"sqlite:///{tmp_path}/new-{number}.db"
         monkeypatch.setattr(
             "pyiceberg.catalog._ENV_CONFIG.get_catalog_config", lambda _name, uri=uri: {**warehouse.options, "uri": uri}
         )
