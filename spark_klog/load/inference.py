@@ -98,11 +98,14 @@ class GrownError(Exception):
 
 
 class InferringDecoder:
-    """Decodes the values of a task by the run's schema, and keeps what it has no place for in `seen`."""
+    """Decodes the values of a task by the run's schema, and keeps what it has no place for in `seen`.
 
-    def __init__(self, settings: WriteSettings) -> None:
-        self._settings = settings
-        self.seen = Seen.of_type(parse_schema(settings.schema))
+    It begins with what all tasks of the run have `seen`. So an object that has got too many names for a struct, over
+    several tasks or batches, gets no more fields in the next attempt: its other names are of bad values.
+    """
+
+    def __init__(self, settings: WriteSettings, seen: Seen) -> None:
+        self._settings, self.seen = settings, seen
         self._use(settings.schema)
         self.has_grown = False
 
@@ -159,8 +162,8 @@ def keep_seen(store: Store, run: int, task: int, seen: Seen) -> None:
     store.write(paths.seen(run, task), to_json({"version": VERSION, "seen": seen.to_json()}))
 
 
-def grown_settings(store: Store, run: int, settings: WriteSettings) -> str:
-    """The schema of a run with room for all that its tasks have seen so far; errors as of `inferred_schema`."""
+def seen_so_far(store: Store, run: int, settings: WriteSettings) -> Seen:
+    """What the tasks of a run have seen, beside what its schema has; `LoadError` for a file that no run has written."""
     seen = Seen.of_type(parse_schema(settings.schema))
     for path in paths.all_seen(run, store.names(paths.in_run(run, ""))):
         value = read_json(store, path)
@@ -171,4 +174,10 @@ def grown_settings(store: Store, run: int, settings: WriteSettings) -> str:
             seen.merge(Seen.of_json(value["seen"]))
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
             raise LoadError(f"{store.address}/{path} is not what a run has written: remove it") from None
-    return inferred_schema(settings, seen)
+    return seen
+
+
+def grown_settings(store: Store, run: int, settings: WriteSettings) -> str:
+    """The schema of a run with room for all that its tasks have seen so far; errors as of `inferred_schema` and
+    `seen_so_far`."""
+    return inferred_schema(settings, seen_so_far(store, run, settings))

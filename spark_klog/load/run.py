@@ -27,7 +27,7 @@ from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.binding import BINDING, check_output, check_schema, event_time_now, open_target
 from spark_klog.load.commit import check_results, make_manifest, settings_of
 from spark_klog.load.driving import Follow, Steps, drive
-from spark_klog.load.inference import grown_settings, inferred_schema
+from spark_klog.load.inference import grown_settings, inferred_schema, seen_so_far
 from spark_klog.load.journal import history, paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import Identity
@@ -502,22 +502,28 @@ class _Run:
 
         Returns the plan that has come to its end, the results of its tasks, and whether it is another one.
         """
-        first = plan
-        for _ in range(_MOST_VERSIONS):
+        for attempts in range(_MOST_VERSIONS):
+            seen = self._seen(plan)
             try:
-                results = yield from self._run_tasks(plan)
-                return plan, results, plan is not first
+                results = yield from self._run_tasks(plan, seen)
+                return plan, results, attempts > 0
             except LoadError:
                 may_change = self._options.evolution != "keep" or self._options.settings.infers
                 renewed = self._renewed(plan) if may_change else plan
-                if renewed is plan:
+                # the schema is the same, too, if an object has got too many names: the tasks have to know that
+                if renewed is plan and seen == self._seen(plan):
                     raise
                 plan = renewed
         raise LoadError(
             f"run {paths.run_name(plan.run)}: its records have more than {_MOST_VERSIONS} versions of a schema"
         )
 
-    def _run_tasks(self, plan: Plan) -> Steps[dict[int, list[RangeResult]]]:
+    def _seen(self, plan: Plan) -> Sequence[Any]:
+        """What the tasks of a run by an inferred schema have seen; empty of any other."""
+        settings = settings_of(self._store, plan)
+        return seen_so_far(self._store, plan.run, settings).to_json() if settings.infers else ()
+
+    def _run_tasks(self, plan: Plan, seen: Sequence[Any]) -> Steps[dict[int, list[RangeResult]]]:
         """Run the tasks that are not complete; returns the results of all. `LoadError` if one of them has ended."""
         settings = settings_of(self._store, plan)
         columns = self._target.prepare(self._load, settings, plan.topics, "tasks")
@@ -526,7 +532,7 @@ class _Run:
         if not todo:
             return results
         total = sum(span.end - span.start for ranges in plan.tasks for span in ranges)
-        yield Work(todo, self._job(plan, columns), self._store, total, lambda: self._done(plan))
+        yield Work(todo, self._job(plan, columns, seen), self._store, total, lambda: self._done(plan))
         results = self._results(plan)
         missing = sorted(todo.keys() - results.keys())
         if missing:
@@ -600,7 +606,7 @@ class _Run:
         numbers = history.complete_tasks(self._store, plan.run)
         return sum(span.end - span.start for number in numbers for span in plan.tasks[number])
 
-    def _job(self, plan: Plan, columns: pa.Schema | None) -> Job:
+    def _job(self, plan: Plan, columns: pa.Schema | None, seen: Sequence[Any]) -> Job:
         settings = settings_of(self._store, plan)
         sources = {form.column: form for form in self._options.formats}
         readers: dict[str, list[ReaderSchema]] = {}
@@ -615,7 +621,8 @@ class _Run:
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)
         return Job(
-            self._target.location, plan.run, self._source, settings, self._time.is_set, recreated, readers, columns
+            *(self._target.location, plan.run, self._source, settings, self._time.is_set),
+            *(recreated, readers, columns, seen),
         )
 
     def _summary(self, extent: Extent, progress: Mapping[TopicPartition, Progress]) -> Loaded:

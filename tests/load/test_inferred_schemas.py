@@ -181,6 +181,26 @@ def test_maps(servers: str, topic: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert run(servers, tmp_path / "one", topic, settings=_INFERRED, max_bad=MaxBad(4)).bad == 4
 
 
+@pytest.mark.parametrize("size", [1, 2, None])
+def test_structs_that_become_maps(
+    servers: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None
+) -> None:
+    """A struct of an earlier run with too many new names, which no task has seen alone, gets none of them."""
+    monkeypatch.setattr(inference, "MOST_NAMES", 50)
+    _send(servers, topic, {"id": 0, "by": {"k": 1}})
+    run(servers, tmp_path, topic, settings=_INFERRED)
+    _send(servers, topic, *({"id": n, "by": {f"k{n}_{m}": m for m in range(20)}} for n in range(4)), {"id": 5, "n": 1})
+    loaded = run(servers, tmp_path, topic, settings=_INFERRED, max_task_records=size, max_bad=MaxBad(4))
+    assert (loaded.runs, loaded.bad) == ([2], 4)
+    assert _schema(tmp_path, 2) == "by struct<k: bigint>, id bigint, n bigint"
+    assert [row["id"] for row in _values(tmp_path)] == [0, 5]
+    _send(servers, topic, *({f"k{n}_{m}": 1 for m in range(20)} for n in range(4)), {"id": 6})
+    loaded = run(servers, tmp_path, topic, settings=_INFERRED, max_task_records=size, max_bad=MaxBad(4))
+    assert (loaded.runs, loaded.bad) == ([3], 4)
+    assert [row["id"] for row in _values(tmp_path)] == [0, 5, 6]
+    assert status(str(tmp_path)).findings == []
+
+
 def test_values_that_tell_nothing(servers: str, topic: str, tmp_path: Path) -> None:
     for rows in ((b"rubbish", [1], "text", {}), ({"a": None, "b": [[], []]},)):
         _send(servers, topic, *rows)

@@ -50,6 +50,7 @@ from spark_klog.schemas.json_schema.columns import DDL
 from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
+from spark_klog.schemas.json_schema.inference import Seen
 from spark_klog.schemas.rows import Decoded
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
@@ -281,6 +282,8 @@ class Job:
     readers: Mapping[str, Sequence[ReaderSchema]] = field(default_factory=dict)
     #: The columns of the table that the files are for; None without one.
     columns: pa.Schema | None = None
+    #: Of a schema that is inferred: what the run's tasks have seen so far, as `Seen.to_json` has it.
+    seen: Sequence[Any] = ()
 
 
 def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult]:
@@ -321,7 +324,7 @@ class _Attempt:
         self._number = number
         self._paths: list[str] = []
         self._decoders: dict[str, dict[str, ColumnDecoder]] = {}
-        self.inferring = InferringDecoder(job.settings) if job.settings.infers else None
+        self.inferring = InferringDecoder(job.settings, Seen.of_json(job.seen)) if job.settings.infers else None
         self.token = paths.new_token()
         if store.shows_whole_files_only:
             while not store.create(paths.attempt(job.run, self.token), b""):
