@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import logging
 from base64 import b64decode
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,8 +47,8 @@ COLUMNS = pa.schema(
     ]
 )
 _COLUMNS = pa.schema([field.with_nullable(True) for field in COLUMNS])
-#: Letters of a row group, and how many times another call may be quicker.
-_ROWS, _MOST_CONFLICTS = 10_000, 10
+#: Letters of a row group, at most, and bytes, about: they are in memory. How many times another call may be quicker.
+_ROWS, _BYTES, _MOST_CONFLICTS = 10_000, 16 * 1024 * 1024, 10
 _MOST_MS = (1 << 63) // 1000 - 1
 
 
@@ -88,8 +87,7 @@ class LetterTable:
         with TemporaryDirectory() as folder:
             path = Path(folder, f"letters-{paths.run_name(run)}-{token}.parquet")
             with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-                rows = _rows(store, run, names)
-                while some := list(islice(rows, _ROWS)):
+                for some in _parts(_rows(store, run, names)):
                     writer.write_batch(as_columns(pa.RecordBatch.from_pylist(some, _COLUMNS), schema, False))
             footer, size = pq.read_metadata(path), path.stat().st_size
             files = [DataFile(path.name, size, footer)] if footer.num_rows else []
@@ -102,10 +100,27 @@ class LetterTable:
         try:
             self._table.append(files, Run(self._load, run, token, ends, before=last))
         except RunConflict:
+            there = {file.path for file in self._table.files()} if files else set()
             for file in files:
-                target.remove(file.path)
+                if file.path not in there:  # it is, if the answer was lost and the other call has come after it
+                    target.remove(file.path)
             raise
         _log.info("%s: added %d dead letters of run %s", self._table.address, footer.num_rows, paths.run_name(run))
+
+
+def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each row group."""
+    part: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        size += sum(len(row[name] or b"") for name in ("key", "value", "batch"))
+        size += sum(len(header["value"] or b"") for header in row["headers"])
+        if len(part) == _ROWS or size >= _BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _rows(store: Store, run: int, names: list[str]) -> Iterator[dict[str, Any]]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from spark_klog.cli.jobs.batch_load import main as batch_load
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files.folder import LocalFolder
+from spark_klog.load import letter_table
 from spark_klog.load.journal import paths
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import VALUES, WriteSettings
+from spark_klog.tables.opening import open_table
 from tests.load.support import Killed, die, failing, run
 from tests.load.test_upserts import FORMATS, address_of, content, environment
 from tests.spark.support import Sent, create_topic, produce
@@ -99,6 +103,39 @@ def test_kills(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment
             _load(servers, output, topic, letters, settings=settings)
     _load(servers, output, topic, letters, settings=settings)
     assert [row["value"] for row in _rows(letters)][-1] == b"last"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_lost_answer_before_another_call(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit was made, and another one has come after it: the letters stay."""
+    servers, letters = cluster.bootstrap_servers, _letters_of(kind, tmp_path)
+    table = type(open_table(letters))
+    append: Any = table.append
+
+    def lost(self: Any, files: Any, asked: Any) -> None:
+        append(self, files, asked)
+        append(self, [], replace(asked, number=2, token="other", before=1))
+        append(self, files, asked)
+
+    monkeypatch.setattr(table, "append", lost)
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b"bad")])
+    _load(servers, tmp_path / "out", topic, letters)
+    assert [row["value"] for row in _rows(letters)] == [b"bad"]
+
+
+def test_large_letters(cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many are in memory as have so many bytes."""
+    monkeypatch.setattr(letter_table, "_BYTES", 1000)
+    servers, letters = cluster.bootstrap_servers, _letters_of("delta", tmp_path)
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b"x" * 600) for _ in range(5)])
+    _load(servers, tmp_path / "out", topic, letters)
+    assert [row["offset"] for row in _rows(letters)] == list(range(5))
+    [file] = (tmp_path / "letters").glob("*.parquet")
+    assert pq.read_metadata(file).num_row_groups == 3
 
 
 @pytest.mark.parametrize(
