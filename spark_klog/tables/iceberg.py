@@ -273,7 +273,7 @@ class IcebergTable:
                     update.delete_column(path)
                 for path, kind in needed.added:
                     update.add_column(path, kind)
-        if is_unused:
+        if is_unused and (not key or needed.removed):  # of a table of changes users decide
             self._replace_spec(transaction, layout, time_column)
         if transaction.has_updates or properties or LOAD_PROPERTY not in metadata.properties:
             if needed.removed or is_unused:  # others may be about to write to it

@@ -22,6 +22,7 @@ from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
+from pyiceberg.transforms import BucketTransform
 from pyiceberg.utils.config import Config
 
 from spark_klog.embedded import EmbeddedCluster
@@ -87,6 +88,21 @@ def check(source: ChangeSource, address: str) -> Mapping[str, int]:
     offsets = offsets_of(address, source.topic)
     assert rows_of(content(address)) == source.rows(offsets)
     return offsets
+
+
+def test_a_table_that_is_partitioned_before_its_first_row(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any
+) -> None:
+    """A call without records has created it, and its user has partitioned it: it stays so."""
+    source, address = ChangeSource(cluster.bootstrap_servers, topic, 30), address_of("iceberg", tmp_path)
+    assert run(source.servers, address, topic, settings=KEYED).runs == []
+    with load_catalog("local").load_table("space.rows").update_spec() as update:
+        update.add_field("key", BucketTransform(4))
+    source.change(100)
+    assert run(source.servers, address, topic, settings=KEYED).runs == [1]
+    check(source, address)
+    [field] = load_catalog("local").load_table("space.rows").spec().fields
+    assert str(field.transform) == "bucket[4]"
 
 
 @pytest.mark.parametrize(
