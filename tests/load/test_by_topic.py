@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,12 +29,13 @@ from spark_klog.load import by_topic, follow
 from spark_klog.load.audit import status
 from spark_klog.load.by_topic import Loads, Outcome, existing, output_of
 from spark_klog.load.driving import drive
+from spark_klog.load.journal import paths
 from spark_klog.load.journal.store import locked, open_store
 from spark_klog.load.places import AtOffsets
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.task import Work
-from spark_klog.load.tasks.time_limit import TimeLimit
+from spark_klog.load.tasks.time_limit import TaskTime, TimeLimit
 from spark_klog.protocol.apis import LIST_OFFSETS
 from tests.load.support import InProcess, Killed, by_duckdb, expected, failing, in_child, kills, run
 from tests.load.tables import CATALOG, make_lake, places
@@ -313,6 +315,20 @@ def test_an_interrupt_lets_all_locks_go(tmp_path: Path) -> None:
     for number in range(10):
         with locked(open_store(str(tmp_path / f"{number}"))):
             pass
+
+
+def test_the_time_of_the_others_if_a_folder_is_lost(tmp_path: Path) -> None:
+    bad, good = (open_store(str(tmp_path / name)) for name in ("bad", "good"))
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/_klog").write_text("no folder")
+    limit, end = TimeLimit(0.05), time.monotonic() + _SECONDS
+    with limit.watched([(bad, 1), (good, 1)]):
+        task_time = TaskTime(good, 1, is_limited=True)
+        while not task_time.is_over():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    assert limit.is_over
+    assert good.names(paths.in_run(1, "")) == []
 
 
 def test_a_session_that_does_not_begin(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:

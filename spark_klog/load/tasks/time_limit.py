@@ -47,6 +47,26 @@ def beside(look: Callable[[], float | None], pause: float) -> Iterator[None]:
         thread.join()
 
 
+def _has_begun(of_run: tuple[Store, int]) -> bool:
+    """Whether a task of a run has begun; False if that is not known now."""
+    store, run = of_run
+    try:
+        return store.size(paths.in_run(run, _BEGUN)) is not None
+    except LoadError as error:
+        _log.warning("it is not known whether the time of --max-time has begun, trying again: %s", error)
+        return False
+
+
+def _is_told(store: Store, run: int) -> bool:
+    """Tell the tasks of a run that the time is over; False if that is not possible now."""
+    try:
+        store.write(paths.in_run(run, _OVER), b"")
+    except LoadError as error:
+        _log.warning("the tasks can't be told that --max-time is over, trying again: %s", error)
+        return False
+    return True
+
+
 class TimeLimit:
     """The driver's side: the seconds that the runs of a call may read, None for no limit."""
 
@@ -73,21 +93,19 @@ class TimeLimit:
         seconds = self._left
         interval = _INTERVAL_S * -(-len(runs) // _LOOKS_AT_ONCE)
 
+        untold = list(runs)
+
         def look() -> float | None:
             nonlocal end
-            try:
-                if end is None and any(store.size(paths.in_run(run, _BEGUN)) is not None for store, run in runs):
-                    end = time.monotonic() + seconds
-                if end is None:
-                    return interval
-                self._left = end - time.monotonic()
-                if self._left <= 0:
-                    for store, run in runs:
-                        store.write(paths.in_run(run, _OVER), b"")
-                    return None
-            except LoadError as error:
-                _log.warning("the tasks can't be told that --max-time is over, trying again: %s", error)
-            return interval if end is None else max(_INTERVAL_S / 10, min(_INTERVAL_S, self._left or 0))
+            if end is None and any(map(_has_begun, runs)):
+                end = time.monotonic() + seconds
+            if end is None:
+                return interval
+            self._left = end - time.monotonic()
+            if self._left <= 0:
+                untold[:] = [each for each in untold if not _is_told(*each)]
+                return interval if untold else None
+            return max(_INTERVAL_S / 10, min(_INTERVAL_S, self._left))
 
         try:
             with beside(look, _INTERVAL_S):
@@ -100,7 +118,10 @@ class TimeLimit:
     @staticmethod
     def _remove(runs: Sequence[tuple[Store, int]]) -> None:
         for store, run in runs:
-            store.remove(paths.in_run(run, "time"))
+            try:
+                store.remove(paths.in_run(run, "time"))
+            except LoadError as error:  # of one of several loads: the others go on
+                _log.warning("what is left there of --max-time may end the next run early: %s", error)
 
 
 class TaskTime:
