@@ -30,7 +30,7 @@ from spark_klog.load.tasks.time_limit import TimeLimit
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.tables.opening import catalog_tables, kind_and_folder, open_table, takes_plain_names
-from spark_klog.tables.table import STREAMS
+from spark_klog.tables.table import LETTERS, STREAMS
 
 #: The longest pause after failures in seconds, if the interval between rounds is not longer.
 LONGEST_PAUSE = 300.0
@@ -118,9 +118,10 @@ class _Known:
 class Loads:
     """The loads of a job, round by round: of these topics, or of those that match a pattern.
 
-    `asked` says all else, and the output if it is none by topic. Topics that a round has met belong to all later ones,
-    so that one that is lost is named. `every` is in seconds from round to round. `around` may do something before and
-    after the steps of a load. A round that `is_stopping` begins no further loads.
+    `asked` says all else, and the output if it is none by topic, as are the tables of dead `letters`. Topics that a
+    round has met belong to all later ones, so that one that is lost is named. `every` is in seconds from round to
+    round. `around` may do something before and after the steps of a load. A round that `is_stopping` begins no further
+    loads.
     """
 
     def __init__(
@@ -135,13 +136,14 @@ class Loads:
         every: float = 0.0,
         around: Callable[[LoadOptions, Steps[Loaded]], Steps[Loaded]] = lambda _options, steps: steps,
         is_stopping: Callable[[], bool] = lambda: False,
+        letters: str = "",
     ) -> None:
         self._asked, self._runner, self._follow, self._publish = asked, runner, follow, publish
         self._every, self._around, self._is_stopping = every, around, is_stopping
         self._pattern = None if pattern is None else topic_pattern(f"--topics-pattern {pattern}", pattern)
         self._topics = dict.fromkeys(topics)
         self._known: dict[str, _Known] = {}
-        self._output = output
+        self._output, self._letters = output, letters
         self.is_by_topic = is_by_topic(output)
 
     def round(self) -> list[Outcome]:
@@ -197,32 +199,38 @@ class Loads:
             elif known and (known.is_up_to_date(looks.get(topic)) or (others_go_on and now < known.held_until)):
                 outcomes[topic] = known.outcome
             else:
-                begun[topic] = self._options_of(topic, outputs[topic])
+                begun[topic] = self._options_of(topic, *outputs[topic])
         for outcome in self._drive(cluster, begun, looks):
             outcomes[outcome.topic] = outcome
         return [outcomes[topic] for topic in self._topics if topic in outcomes]
 
-    def _outputs(self) -> tuple[dict[str, str], dict[str, ConfigError]]:
-        """The topics' outputs, and why others have none: two topics may not share one."""
-        outputs: dict[str, str] = {}
+    def _outputs(self) -> tuple[dict[str, tuple[str, str]], dict[str, ConfigError]]:
+        """The topics' outputs and tables of dead letters (""), and why others have none: two topics may not share one.
+
+        One topic's dead letters may not go into another one's output, such as orders_dlq.
+        """
+        outputs: dict[str, tuple[str, str]] = {}
         refused: dict[str, ConfigError] = {}
-        same: defaultdict[str, list[str]] = defaultdict(list)
+        same: defaultdict[str, dict[str, None]] = defaultdict(dict)
         for topic in self._topics:
             try:
-                outputs[topic] = output_of(self._output, topic)
+                letters = self._letters and output_of(self._letters, topic)
+                outputs[topic] = output_of(self._output, topic), letters
             except ConfigError as error:
                 refused[topic] = error
             else:
-                same[outputs[topic]].append(topic)
-        for output, topics in same.items():
+                for place in filter(None, outputs[topic]):
+                    same[place][topic] = None
+        for place, topics in same.items():
             if len(topics) > 1:
-                why = f"topics {' and '.join(topics)} would both be loaded into {output}: name more of their parts"
+                why = f"topics {' and '.join(topics)} would both be loaded into {place}: name more of their parts"
+                if any(outputs[topic][1] == place for topic in topics):
+                    why = f"topics {' and '.join(topics)} would share {place} for dead letters: give them another name"
                 refused |= {topic: ConfigError(why) for topic in topics}
         return outputs, refused
 
-    def _options_of(self, topic: str, output: str) -> LoadOptions:
+    def _options_of(self, topic: str, output: str, letters: str) -> LoadOptions:
         start, until = (_only(place, topic) for place in (self._asked.start, self._asked.until))
-        letters = self._asked.dead_letters and output_of(self._asked.dead_letters, topic)
         return replace(self._asked, topics=[topic], output=output, start=start, until=until, dead_letters=letters)
 
     def _drive(self, cluster: Cluster, begun: Mapping[str, LoadOptions], looks: Mapping[str, Look]) -> list[Outcome]:
@@ -290,7 +298,8 @@ def existing(output: str) -> list[str]:
     pattern = re.compile("(.+)".join(map(re.escape, _FIELD.split(output)[::2])))
     if takes_plain_names(output):
         listed = [address for address in catalog_tables(output[: output.index("{")]) if pattern.fullmatch(address)]
-        return [address for address in sorted(listed) if open_table(address).load_id() not in (None, STREAMS)]
+        owners = {address: open_table(address).load_id() or STREAMS for address in sorted(listed)}
+        return [address for address, owner in owners.items() if owner != STREAMS and not owner.endswith(LETTERS)]
     kind, place = kind_and_folder(output)
     place, query, options = place.partition("?")
     first = place[: place.index("{")].rpartition("/")[0]

@@ -175,9 +175,3 @@ def seen_so_far(store: Store, run: int, settings: WriteSettings) -> Seen:
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
             raise LoadError(f"{store.address}/{path} is not what a run has written: remove it") from None
     return seen
-
-
-def grown_settings(store: Store, run: int, settings: WriteSettings) -> str:
-    """The schema of a run with room for all that its tasks have seen so far; errors as of `inferred_schema` and
-    `seen_so_far`."""
-    return inferred_schema(settings, seen_so_far(store, run, settings))

@@ -14,6 +14,7 @@ sends what is in it.
 from __future__ import annotations
 
 import logging
+import os
 from base64 import b64decode
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
@@ -24,17 +25,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_klog.base.addresses import local_path, without_user
 from spark_klog.base.durable import check_version
 from spark_klog.columns.schema import FULL
-from spark_klog.errors import LoadError
+from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import dead_letters, read_manifest
 from spark_klog.load.journal.model import VERSION
 from spark_klog.load.journal.store import Store, open_store, read_json
 from spark_klog.load.table_columns import as_columns
-from spark_klog.tables.opening import open_table
-from spark_klog.tables.table import DataFile, Run, RunConflict
+from spark_klog.tables.opening import kind_and_folder, open_table, takes_plain_names
+from spark_klog.tables.table import LETTERS, DataFile, Run, RunConflict
 
 _log = logging.getLogger(__name__)
 COLUMNS = pa.schema(
@@ -52,11 +54,46 @@ _ROWS, _BYTES, _MOST_CONFLICTS = 10_000, 16 * 1024 * 1024, 10
 _MOST_MS = (1 << 63) // 1000 - 1
 
 
+def check_letters(address: str, output: str) -> None:
+    """`ConfigError` if the table at an address is a load's output, or one of them is in the folder of the other:
+    readers and vacuums of the one would take the files of both for its own. Errors also as of `open_table`."""
+    if address == output:
+        raise ConfigError("--dead-letters is the table of the records: name another one")
+    open_table(address)
+    letters, folder = _folder(address), _folder(output)
+    if letters and folder and (letters.startswith(folder) or folder.startswith(letters)):
+        where = "are in one folder" if letters == folder else "are one within the other"
+        texts = [without_user(each) for each in (address, output)]
+        raise ConfigError(f"--dead-letters {texts[0]} and {texts[1]} {where}: name another table for dead letters")
+
+
+def _folder(address: str) -> str:
+    """The folder of a load, or of a table that is named by it; "" of the tables of catalogs, which keep them apart."""
+    if takes_plain_names(address):
+        return ""
+    folder = kind_and_folder(address)[1]
+    local = local_path(folder)
+    path = folder.partition("?")[0] if local is None else os.path.realpath(local)
+    return f"{path.rstrip('/')}/"
+
+
 class LetterTable:
-    """The table at an address, for the dead letters of a load."""
+    """The table at an address, for the dead letters of a load.
+
+    It belongs to `load` and `LETTERS`, so that it is not taken for the table of the load's records.
+    """
 
     def __init__(self, address: str, load: str) -> None:
-        self._table, self._load = open_table(address), load
+        self._table, self._load = open_table(address), f"{load}{LETTERS}"
+
+    def check(self) -> None:
+        """`LoadError` if the table belongs to something else: a first letter may come months later."""
+        owner = self._table.load_id()
+        if owner not in (None, self._load):
+            raise LoadError(
+                f"--dead-letters {self._table.address} belongs to another load ({owner}): each load has a table of "
+                "dead letters of its own, so name another one"
+            )
 
     def catch_up(self, store: Store) -> None:
         """Add the letters of the load's committed runs that the table lacks; `store` has the load's journal.

@@ -27,7 +27,7 @@ from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.binding import BINDING, check_output, check_schema, event_time_now, open_target
 from spark_klog.load.commit import check_results, make_manifest, settings_of
 from spark_klog.load.driving import Follow, Steps, drive
-from spark_klog.load.inference import grown_settings, inferred_schema, seen_so_far
+from spark_klog.load.inference import inferred_schema, seen_so_far
 from spark_klog.load.journal import history, paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import Identity
@@ -43,7 +43,7 @@ from spark_klog.load.journal.model import (
     offsets_json,
 )
 from spark_klog.load.journal.store import Store, locked, to_json
-from spark_klog.load.letter_table import LetterTable
+from spark_klog.load.letter_table import LetterTable, check_letters
 from spark_klog.load.places import AtOffsets, AtRun, Place, resolve
 from spark_klog.load.planning import (
     Extent,
@@ -131,10 +131,8 @@ class LoadOptions:
             raise ConfigError("--table-columns values is for --table")
         elif settings.upsert_key:
             raise ConfigError("an upsert key is for a table, as is an envelope: give --table delta: or iceberg:")
-        if self.dead_letters == self.output:
-            raise ConfigError("--dead-letters is the table of the records: name another one")
         if self.dead_letters:
-            open_table(self.dead_letters)
+            check_letters(self.dead_letters, self.output)
         if self.keep_deletes is not None and not settings.upsert_key:
             raise ConfigError("--keep-deletes is for changes of rows: give an upsert key")
         if is_json and "value" in columns:
@@ -323,6 +321,8 @@ class _Run:
             settings = settings.with_rows(self._run_schemas(number, self._options.topics))
         if has_work and settings.infers:
             settings = self._inferred(number, extent, settings)
+        if has_work and self._letters is not None:
+            self._letters.check()
         if is_new:
             self.claim()
         elif number == 0 and self._identity != history.read_identity(self._store):  # that of a call without records
@@ -470,10 +470,13 @@ class _Run:
                     again = f", or once the schema registry has what they need{again}"
             elif self._target.widens and settings_of(self._store, plan).schema:
                 again = ", or with a --schema that has room for them"
+            first = history.first_letter(self._store, manifest.dead_letters)
+            first = first and f" (the first: {first})"
             raise LoadError(
                 f"run {paths.run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "
-                f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{paths.LETTERS}, then "
-                f"run again with a larger --max-bad to load the others{again}"
+                f"{self._options.max_bad}, and is not committed{first}: look at "
+                f"{self._store.address}/{paths.LETTERS}, then run again with a larger --max-bad to load the others"
+                f"{again}"
             )
         if not plan.lost and not any(part.until > part.start for part in manifest.partitions):
             # Nothing could be read: the next run makes a plan of its own.
@@ -556,18 +559,22 @@ class _Run:
         if is_refused and options.evolution == "latest" and options.formats:
             rows = self._run_schemas(plan.run - 1, plan.topics)
             new = new.with_rows(with_names_of(rows, old.rows))
-        if old.schema and options.settings.schema:
-            new = replace(new, schema=options.settings.schema, infers=False, known="")
-        elif old.schema and options.settings.infers:
-            if not old.infers:
-                last = history.read_plan(store, plan.run - 1)
-                new = replace(new, infers=True, known="" if last is None else settings_of(store, last).schema)
-            new = replace(new, schema=grown_settings(store, plan.run, new))
         given = {name: getattr(options.settings, name) for name in BINDING}
         given = {name: value for name, value in given.items() if value != getattr(old, name)}
         if old.layout == options.settings.layout == "none":
             given.pop("time_zone", None)
-        new = replace(new, **given)
+        # all at once: a schema need not have the fields that the former settings name, nor the other way round
+        if old.schema and options.settings.schema:
+            new = replace(new, schema=options.settings.schema, infers=False, known="", **given)
+        elif old.schema and options.settings.infers:
+            known = old.known
+            if not old.infers:
+                last = history.read_plan(store, plan.run - 1)
+                known = "" if last is None else settings_of(store, last).schema
+            new = replace(new, schema="", infers=True, known=known, **given)
+            new = replace(new, schema=inferred_schema(new, seen_so_far(store, plan.run, old)))
+        else:
+            new = replace(new, **given)
         if new == old and not is_refused:
             return plan
         if new != old:

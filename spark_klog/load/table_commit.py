@@ -37,7 +37,7 @@ from spark_klog.tables.change_files import ChangeFiles, change_files
 from spark_klog.tables.change_order import LACKING, OFFSET, PARTITION
 from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.deleted_keys import forget, remember, with_memory
-from spark_klog.tables.table import STREAMS, DataFile, Run, Stage, Table, field_ids
+from spark_klog.tables.table import LETTERS, STREAMS, DataFile, Run, Stage, Table, field_ids
 
 if TYPE_CHECKING:
     from spark_klog.base.names import TopicPartition
@@ -71,11 +71,13 @@ class TableTarget(Target):
         return self._table.schema() is not None
 
     def owner(self) -> str | None:
-        """As of `Target`. `LoadError` if the table belongs to streams, or is a copy: it has files and none of the runs
-        of the load that it names."""
+        """As of `Target`. `LoadError` if the table belongs to streams, has dead letters, or is a copy: it has files and
+        none of the runs of the load that it names."""
         owner = self._table.load_id()
         if owner == STREAMS:
             raise LoadError(f"{self.address} belongs to streams, by spark_klog.tables.upsert: use another table")
+        if owner is not None and owner.endswith(LETTERS):
+            raise LoadError(f"{self.address} has the dead letters of another load: use another table")
         if owner is not None and not self.last_run(owner) and next(iter(self._table.files()), None) is not None:
             raise LoadError(
                 f"{self.address} names the load {owner} and has no run of it: it is a copy of that load's table. "

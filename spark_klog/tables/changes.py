@@ -213,7 +213,9 @@ class ChangeFormat:
             return row
         if not pa.types.is_struct(self.key_type):
             if self.envelope == "debezium":
-                raise ConfigError("the envelope's keys are bytes: name the key's fields, or give a key format")
+                raise ConfigError(
+                    "the envelope's keys are bytes: name the key's fields by an upsert key, or give a key format"
+                )
             if RECORD_KEY in row:
                 raise ConfigError(f"the row has a field {RECORD_KEY!r}: name the key's fields, or give a key format")
         keys = dict(self._key_fields)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_klog.base.durable import check_version
 from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder
@@ -24,6 +25,8 @@ from spark_klog.tables.table import Run
 _FOLDER, _END = "_klog/deleted", ".parquet"
 #: The last column: when a key was remembered, in seconds since the epoch.
 _SINCE = pa.field("since", pa.int64())
+#: The version of the file, in its footer.
+_VERSION, _VERSION_KEY = 1, b"klog.version"
 _Store = LocalFolder | ArrowFolder
 
 
@@ -40,6 +43,9 @@ def with_memory(files: ChangeFiles, store: _Store, last: Run | None) -> ChangeFi
     wanted = pa.schema([*(files.schema.field(column) for column in columns), _SINCE])
     try:
         known = pq.read_table(pa.BufferReader(content))
+        text = (known.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
+        version, where = int(text) if text.isdecimal() else None, f"{store.address}/{_FOLDER}/{name}"
+        check_version(version, _VERSION, where, "remove it to forget them", LoadError)
         memory = pa.table(known.columns, names=wanted.names).cast(wanted)  # a key's column may have another name now
     except (pa.ArrowException, ValueError) as error:
         raise LoadError(
@@ -60,7 +66,8 @@ def remember(files: ChangeFiles | None, store: _Store, last: Run | None, run: Ru
         return
     now = int(time.time())
     stream = pa.BufferOutputStream()
-    pq.write_table(_remembered(files, now - int(seconds), now), stream, compression="zstd")
+    table = _remembered(files, now - int(seconds), now).replace_schema_metadata({_VERSION_KEY: str(_VERSION)})
+    pq.write_table(table, stream, compression="zstd")
     store.write(path, stream.getvalue().to_pybytes())
 
 

@@ -134,6 +134,8 @@ LOAD_PROPERTY, COMMIT_ENTRY = "klog.load", "klog"
 COLUMNS_PROPERTY = "klog.columns"
 #: The id of a load that stands for all streams, of `spark_klog.tables.upsert`.
 STREAMS = "spark_klog.tables.upsert"
+#: What follows the id of a load as the owner of its table of dead letters.
+LETTERS = "+letters"
 
 
 def layout_advice(asked: str) -> str:

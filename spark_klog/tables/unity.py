@@ -23,7 +23,7 @@ from spark_klog.files.keys import KeyedUri, Keys
 SCHEME = "uc://"
 _HOSTS = ("UNITY_WORKSPACE_URL", "DATABRICKS_HOST", "DATABRICKS_WORKSPACE_URL")
 _TOKENS = ("UNITY_ACCESS_TOKEN", "DATABRICKS_TOKEN", "DATABRICKS_ACCESS_TOKEN")
-_API, _SECONDS, _MOST_BYTES = "/api/2.1/unity-catalog", 30, 1 << 20
+_API, _SECONDS, _MOST_BYTES = "/api/2.1/unity-catalog", 30, 1 << 25
 
 
 def unity_location(address: str) -> str:
@@ -91,7 +91,7 @@ class _Catalog:
         request = urllib.request.Request(f"{self.url}{_API}{path}", data, headers)
         try:
             with urllib.request.urlopen(request, timeout=_SECONDS) as response:
-                value = json.loads(response.read(_MOST_BYTES))
+                value = json.loads(response.read(_MOST_BYTES))  # a list of tables has all their columns
         except urllib.error.HTTPError as error:
             reason = " ".join(error.read(500).decode(errors="replace").split())
             raise LoadError(f"{self.address}: {self.url} answers {error.code}: {reason or error.reason}") from None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
@@ -173,6 +175,29 @@ def test_a_snapshot_while_changes_go_on(
     assert rows_at(address) == [(3, "read", "y")]
 
 
+@pytest.mark.parametrize("infers", [False, True])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_mistyped_order_is_mended_by_the_next_call(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str, infers: bool
+) -> None:
+    """What no commit has binds nobody; the schema of the one does not have the fields of the other's order."""
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    create_topic(servers, topic)
+    produce(servers, topic, sent(write(1, "new", None, 9), write(1, "old", None, 8)))
+
+    def load(order: str) -> None:
+        settings = replace(settings_by(order), **({"schema": "", "infers": True} if infers else {}))
+        run(servers, address, topic, settings=settings)
+
+    for order in ("source.lsnn", "ts_ms"):
+        with pytest.raises(
+            LoadError, match=rf"has 2 bad .* {topic}-0 at offset 0: the record has no {order}, by which"
+        ):
+            load(order)
+    load("source.lsn")
+    assert [(row["name"], row["_order"]) for row in content(address).to_pylist()] == [("new", "01:9")]
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_deleted_keys_are_remembered(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str
@@ -212,3 +237,8 @@ def test_deleted_keys_are_remembered(
     assert status(address).findings == []
     with pytest.raises(ConfigError, match="--keep-deletes is for changes of rows"):
         run(servers, address, topic, **keeps)
+    [file] = folder.iterdir()
+    pq.write_table(pq.read_table(file).replace_schema_metadata({"klog.version": "2"}), file)
+    produce(servers, topic, sent(write(2, "b", "x", 32)))
+    with pytest.raises(LoadError, match=rf"{file.name} has version 2, and this klog .* or remove it to forget them"):
+        run(servers, address, topic, settings=by_lsn, **keeps)

@@ -273,7 +273,7 @@ def test_a_failed_run_goes_on(
     [
         (["--every", "30s"], "--every is for --follow"),
         (["--metrics", "9404"], "--metrics is for --follow"),
-        (["--follow", "--every", "0s"], "'0s' is not a positive duration: give one like 30s, 5m or 1h"),
+        (["--follow", "--every", "0s"], "'0s' is not a positive duration: give one like 30s, 5m, 1h or 7d"),
         (["--follow", "--from-run", "3"], "exclude --follow: load once from there, then follow"),
         (["--follow", "--format", "delta", "--checkpoint", "c"], "a query of Spark has a trigger of its own"),
     ],

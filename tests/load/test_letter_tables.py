@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import letter_table
+from spark_klog.load.by_topic import Loads, example_of, existing
 from spark_klog.load.journal import paths
-from spark_klog.load.run import MaxBad
+from spark_klog.load.run import LoadOptions, MaxBad
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.tables.opening import open_table
-from tests.load.support import Killed, die, failing, run
+from tests.load.support import InProcess, Killed, die, failing, run
 from tests.load.test_upserts import FORMATS, address_of, content, environment
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.runs.soak import SOAK
@@ -70,8 +72,32 @@ def test_letters(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environme
         path.unlink()
     _load(servers, output, topic, letters)
     assert len(_rows(letters)) == 3
-    with pytest.raises(LoadError, match="belongs to"):
+    with pytest.raises(LoadError, match=r"--dead-letters .* belongs to another load"):
         _load(servers, tmp_path / "other", topic, letters)
+    assert not list((tmp_path / "other").glob("**/*.parquet"))
+    with pytest.raises(LoadError, match="has the dead letters of another load"):
+        run(servers, letters, topic)
+    if kind == "iceberg":
+        assert existing("iceberg:local.space.{topic}") == []
+
+
+def test_letters_by_topic(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """A topic whose letters have no table of their own is refused, and the others are loaded."""
+    servers, topics = cluster.bootstrap_servers, [f"{topic}.a", f"{topic}.a_dlq", topic, f"{topic}.b"]
+    for name in topics:
+        create_topic(servers, name)
+        produce(servers, name, [Sent(b"bad")])
+    output = f"delta:{tmp_path}/{{topic}}"
+    asked = LoadOptions({"bootstrap.servers": servers}, topics[:1], example_of(output), _SETTINGS, max_bad=MaxBad(9))
+    letters = f"delta:{tmp_path}/{topic}.{{topic[1]}}_dlq"
+    runner: Any = InProcess()
+    loads = Loads(asked, topics, None, output, runner, lambda *_: nullcontext(), letters=letters)
+    *clash, short, good = loads.round()
+    for outcome in clash:
+        assert f"topics {topics[0]} and {topics[1]} would share delta:{tmp_path}/{topics[1]}" in str(outcome.error)
+    assert f"topic {topic} has no part for {{topic[1]}}" in str(short.error)
+    assert good.error is None
+    assert [row["value"] for row in _rows(f"delta:{tmp_path}/{topic}.b_dlq")] == [b"bad"]
 
 
 @pytest.mark.parametrize("kind", ["files", *FORMATS])
@@ -145,6 +171,12 @@ def test_large_letters(cluster: EmbeddedCluster, topic: str, tmp_path: Path, mon
         (["--output", "o", "--dead-letters", "delta:/l/{topic}"], "--dead-letters has {topic} in it if --output"),
         (["--output", "/o/{topic}", "--dead-letters", "delta:/l"], "--dead-letters has {topic} in it if --output"),
         (["--table", "delta:/l", "--dead-letters", "delta:/l"], "--dead-letters is the table of the records"),
+        (["--table", "delta:/l", "--dead-letters", "delta:/l/"], "are in one folder"),
+        (["--table", "delta:/l", "--dead-letters", "delta:file:///l/x"], "are one within the other"),
+        (["--output", "/l", "--dead-letters", "delta:/l/x"], "are one within the other"),
+        (["--output", "/l/x", "--dead-letters", "delta:/l"], "are one within the other"),
+        (["--output", "/l/{topic}", "--dead-letters", "delta:/l/{topic}/x"], "are one within the other"),
+        (["--output", "/l/{topic}", "--dead-letters", "delta:/d/{topics}"], "write {topic}"),
     ],
 )
 def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ from spark_klog.spark.option_table import DEFAULT_ID_PREFIX
 from spark_klog.spark.read import row_columns, tasks
 from spark_klog.spark.write.decisions import entries
 from spark_klog.spark.write.exactly_once import PLAN, Claim, Decision, Ended, Transaction
-from spark_klog.tables import columns, iceberg_runs, table
+from spark_klog.tables import change_order, columns, deleted_keys, iceberg_runs, table
 from spark_klog.trees import consumers, paths as paths_of_trees, tree
 
 _JOURNAL = (
@@ -110,7 +110,10 @@ def _tables() -> Iterator[str]:
     more = (iceberg_runs._TOPIC_IDS, iceberg_runs._INCARNATIONS, iceberg_runs.SNAPSHOT, iceberg_runs._STARTS)
     yield f"Iceberg: {', '.join((*names, *more))} of a snapshot or the table"
     yield f"in Parquet's footers: {columns.NAN_COLUMNS}, {table._ALIASES.decode()}"
-    yield f"the load of a table of streams: {table.STREAMS}"
+    yield f"the load of a table of streams: {table.STREAMS}, of one of dead letters: LOAD{table.LETTERS}"
+    since = deleted_keys._SINCE.name
+    yield f"file {deleted_keys._FOLDER}/00000007-TOKEN{deleted_keys._END}, of version {deleted_keys._VERSION}"
+    yield f"deleted keys: the key, {', '.join((*change_order.PLACE.names, change_order.ORDER, since))}"
 
 
 def _decisions() -> Iterator[str]:

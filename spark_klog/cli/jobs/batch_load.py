@@ -454,9 +454,9 @@ class JobOptions:
         Of loads by topic it is what they have in common, as the load of some topic.
         """
         client_config(client)
-        topics, output = self.topics or [], self.destination
+        topics, output, letters = self.topics or [], self.destination, self.dead_letters or ""
         if is_by_topic(output):
-            topics, output = topics[:1], example_of(output)
+            topics, output, letters = topics[:1], example_of(output), letters and example_of(letters)
         if self.metrics is not None:
             parse_listen(self.metrics, "--metrics", LOOPBACK)
         formats = self.row_formats.formats(self.cluster, client)
@@ -489,7 +489,7 @@ class JobOptions:
             _until(self.until, self.time_zone),
             formats,
             self.row_formats.schema_evolution,
-            self.dead_letters or "",
+            letters,
             self.keep_deletes,
         )
 
@@ -567,7 +567,8 @@ def _load_files(options: JobOptions, client: dict[str, str]) -> int:
         return with_lineage(of_load, steps, lineage_settings(runner.spark))
 
     pattern, output = options.topics_pattern, options.destination
-    loads = Loads(asked, options.topics or (), pattern, output, runner, follow, publish, every, around, stop.is_asked)
+    topics, letters = options.topics or (), options.dead_letters or ""
+    loads = Loads(asked, topics, pattern, output, runner, follow, publish, every, around, stop.is_asked, letters)
     try:
         if options.follow:
             most = options.max_failures or MAX_FAILURES

@@ -37,7 +37,7 @@ def duration(text: str) -> float:
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not 0 < seconds < inf:
-        raise click.BadParameter(f"{text!r} is not a positive duration: give one like 30s, 5m or 1h")
+        raise click.BadParameter(f"{text!r} is not a positive duration: give one like 30s, 5m, 1h or 7d")
     return seconds
 
 

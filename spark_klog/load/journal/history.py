@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -164,6 +164,15 @@ def read_idle(store: Store, run: int) -> Idle | None:
     """Read what a call with nothing to load has found since run `run`; None if there was no such call."""
     idle = _read(store, Idle, paths.IDLE)
     return idle if idle is not None and idle.run >= run else None
+
+
+def first_letter(store: Store, names: Sequence[str]) -> str:
+    """The place of the first dead letter in these files of values, and its reason; "" if there is none."""
+    for name in filter(paths.is_of_values, names):
+        if store.size(paths.dead_letter(name)):
+            letter = next(letter for _, letter in dead_letters(store, name))
+            return f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}: {letter['reason']}"
+    return ""
 
 
 def open_load(output: str) -> tuple[Store, Identity]:
