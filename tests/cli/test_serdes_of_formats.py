@@ -9,12 +9,13 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas.prefix import id_prefix
 from tests.schemas.protobuf.support import WIDE, message_class, order, schema
 from tests.support.clients.klog import klog_bytes
 
@@ -23,6 +24,30 @@ from tests.support.clients.klog import klog_bytes
 def registry(cluster: EmbeddedCluster) -> Iterator[str]:
     with SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, "0") as running:
         yield running.url
+
+
+def test_records_of_another_format(cluster: EmbeddedCluster, registry: str, topic: str) -> None:
+    """Their ids tell, whether or not their bytes look like the indexes of a message."""
+    servers, client = cluster.bootstrap_servers, SchemaRegistryClient({"url": registry})
+    avro, unknown = client.register_schema(f"{topic}-avro", Schema('"long"', "AVRO")), 900_000
+    protobuf = client.register_schema(f"{topic}-value", Schema(WIDE, "PROTOBUF"))
+    values = [id_prefix(avro) + payload for payload in (b"\1", b"", b"\2\2", b"\0")]
+    values += [id_prefix(unknown) + b"\1", id_prefix(protobuf) + b"\1"]
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers})
+    reading = ("consume", topic, "-s", "value=protobuf", "-r", registry, "-b", servers)
+    for written, more in ((values[:1], ()), (values[1:], ()), ([], ("--value-schema-id", str(protobuf)))):
+        for value in written:
+            producer.produce(topic, value, partition=0)
+        assert producer.flush(30) == 0
+        done = klog_bytes(*reading, *more)
+        assert (done.returncode, done.stdout) == (1, b"")
+        reasons = [line.partition(" value: ")[2] for line in done.stderr.decode().splitlines()[:-1]]
+        assert reasons[:4] == [f"schema id {avro}: it is avro, not protobuf"] * (1 if written == values[:1] else 4)
+        if len(reasons) > 1:
+            assert reasons[4].startswith(f"schema id {unknown}: the schema registry")
+            assert reasons[5].startswith("-1 message indexes: the record is no Protobuf")
+    done = klog_bytes(*reading, "--group", f"{topic}-group")
+    assert f"group {topic}-group stays before it" in done.stderr.decode()
 
 
 @pytest.mark.test_all("long")

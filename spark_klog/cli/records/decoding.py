@@ -146,10 +146,12 @@ class _SchemaColumn:
         ids = ids.take(_integers(found.which))
         if self._decoder is not None:
             texts, bad = self._texts(self._decoder, values, headers)
-            return _Texts(texts, True, ids, self._unknown(found, bad)), bad
+            bad, unknown = self._explained(found, values, headers, bad)
+            return _Texts(texts, True, ids, unknown), bad
         if len(found.keys) == 1:
             texts, bad = self._of_schema(found.keys[0], values, headers)
-            return _Texts(texts, True, ids, self._unknown(found, bad)), bad
+            bad, unknown = self._explained(found, values, headers, bad)
+            return _Texts(texts, True, ids, unknown), bad
         bad = list(found.bad)
         pieces, places = [], []
         for number, key in enumerate(found.keys):
@@ -164,20 +166,37 @@ class _SchemaColumn:
             every = np.concatenate(places)
             order[every] = np.arange(len(every))
         joined = pa.concat_arrays(pieces) if pieces else pa.array([], pa.large_binary())
-        return _Texts(joined.take(_integers(order)), True, ids, self._unknown(found, bad)), bad
+        bad, unknown = self._explained(found, values, headers, bad)
+        return _Texts(joined.take(_integers(order)), True, ids, unknown), bad
 
-    def _unknown(self, found: SchemaKeys, bad: Sequence[BadRow]) -> frozenset[int]:
-        """The bad rows whose schemas the registry does not have; it was just asked, and is not asked again."""
+    def _explained(
+        self, found: SchemaKeys, values: pa.Array, headers: pa.Array, bad: list[BadRow]
+    ) -> tuple[list[BadRow], frozenset[int]]:
+        """The bad rows, and those whose schemas the registry does not have; what it has told is not asked again.
+
+        The id comes before the bytes: those of another format are seldom message indexes.
+        """
+        if not bad:
+            return bad, frozenset()
         assert self._form.registry is not None
-        registry, unknown = self._form.registry.registry(), set()
-        for number in {int(found.which[row]) for row, _ in bad} - {-1}:
+        registry = self._form.registry.registry()
+        keys, which = found.keys, found.which
+        if found.bad and self._form.codec.has_indexes:
+            keys, which, _, _ = schema_keys(values, headers, self.name)  # by the ids alone
+        unknown, reasons = set[int](), dict[int, str]()
+        for number in {int(which[row]) for row, _ in bad} - {-1}:
             try:
-                registry.schema(found.keys[number].id, self._form.subject or "")
-            except UnknownSchema:
+                schema = registry.schema(keys[number].id, self._form.subject or "")
+            except UnknownSchema as error:
                 unknown.add(number)
+                reasons[number] = f"{keys[number]}: {error}"
             except SchemaError:
-                pass
-        return frozenset(row for row, _ in bad if int(found.which[row]) in unknown)
+                continue
+            else:
+                if schema.format != self._form.format:
+                    reasons[number] = f"{keys[number]}: it is {schema.format}, not {self._form.format}"
+        explained = [BadRow(row, reasons.get(int(which[row]), reason)) for row, reason in bad]
+        return explained, frozenset(row for row, _ in bad if int(which[row]) in unknown)
 
     def _of_schema(self, key: SchemaKey, values: pa.Array, headers: pa.Array) -> tuple[pa.Array, list[BadRow]]:
         """Decode rows of one schema, among which there may be nulls and rows without a schema."""
