@@ -121,11 +121,14 @@ class ChosenCluster(NamedTuple):
                 check_names(settings)
                 raise ConfigError(f"cluster {self.name} has no bootstrap.servers: set them in its table")
             return settings
-        given = set(parse_bootstrap(self.servers, self.option))
-        named = f"bootstrap.servers {f'in {self.command_config}' if self.command_config else 'of the cluster'}"
+        given, named = set(parse_bootstrap(self.servers, self.option)), self._named
         if own is not None and given != set(parse_bootstrap(own, named)):
             raise ConfigError(f"{self.option} {self.servers} and {named} differ ({own}): remove one of them")
         return settings | {"bootstrap.servers": self.servers}
+
+    @property
+    def _named(self) -> str:
+        return f"bootstrap.servers {f'in {self.command_config}' if self.command_config else 'of the cluster'}"
 
     def local_settings(self) -> dict[str, str]:
         """`settings`, with this machine's broker if they name none."""
@@ -135,14 +138,15 @@ class ChosenCluster(NamedTuple):
     def set_settings(self, settings: tuple[str, ...]) -> dict[str, str]:
         """The settings of --set, a registry's, too.
 
-        `ConfigError` if one is not NAME=VALUE, or names other servers than -b.
+        `ConfigError` if one is not NAME=VALUE, or names other servers than -b, the file or the cluster.
         """
         texts = of_bytes(parse_settings(settings))
         own = texts.get("bootstrap.servers")
-        if self.servers is not None and own is not None and own != self.servers:
-            raise ConfigError(
-                f"--bootstrap-server {self.servers} and --set bootstrap.servers={own} differ: remove one of them"
-            )
+        if own is None or (servers := self.settings().get("bootstrap.servers")) is None:
+            return texts
+        where = f"{self.option} {self.servers}" if self.servers is not None else f"{self._named} ({servers})"
+        if set(parse_bootstrap(own, "--set bootstrap.servers")) != set(parse_bootstrap(servers, where)):
+            raise ConfigError(f"{where} and --set bootstrap.servers={own} differ: remove one of them")
         return texts
 
     def connect(self) -> Admin:

@@ -65,6 +65,15 @@ def test_a_named_cluster(broker: SecureBroker, tmp_path: Path, monkeypatch: pyte
         f"klog: --bootstrap-server 127.0.0.1:1 and bootstrap.servers of the cluster differ ({servers}): remove one of "
         "them\n"
     )
+    for command in (("consume", "by-name"), ("produce", "by-name"), ("bench",)):
+        other = klog(*command, "--cluster", "prod", "-X", "bootstrap.servers=127.0.0.1:1")
+        assert (other.returncode, other.stderr) == (
+            2,
+            f"klog: bootstrap.servers of the cluster ({servers}) and --set bootstrap.servers=127.0.0.1:1 differ: "
+            "remove one of them\n",
+        )
+    same = klog("consume", "by-name", "--cluster", "prod", "-b", servers, "-X", f"bootstrap.servers={servers}")
+    assert (same.returncode, same.stderr) == (0, "")
     nowhere = klog("topics", "list", "-b", "nowhere")
     assert nowhere.stderr == "klog: --bootstrap-server: 'nowhere' is not HOST:PORT\n"
     file.write_text(file.read_text() + '\n[empty]\nclient.id = "x"\n')
