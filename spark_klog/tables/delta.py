@@ -243,9 +243,9 @@ class DeltaLakeTable:
                 names = ", ".join(one.name for one in missing)
                 raise LoadError(f"{self.address}: deltalake can't add to the table what is new in {names}")
         has = table.metadata().configuration
-        key_ids = key_property(has, key, {one.name: one.name for one in table.schema().fields})
+        key_ids = key_property(self.address, has, key, {one.name: one.name for one in table.schema().fields})
         # last: what failed before it may be tried again
-        return self._with_properties(table, {**properties, **_own_property(has, columns, new), **key_ids})
+        return self._with_properties(table, {**properties, **_own_property(self.address, has, columns, new), **key_ids})
 
     def _with_properties(self, table: DeltaTable, properties: dict[str, str]) -> DeltaTable:
         if not properties:
@@ -300,7 +300,7 @@ class DeltaLakeTable:
                 if changes is not None:
                     self._check_key(table, changes.key)
                 table = self._with_columns(table, self._added, () if changes is None else changes.key)
-                own |= own_columns(table.metadata().configuration)
+                own |= own_columns(self.address, table.metadata().configuration)
                 names = [] if changes is None else changes.row.names
                 committing = _committing(replace(run, columns=names))
                 if changes is not None:
@@ -313,7 +313,7 @@ class DeltaLakeTable:
                 own.update(names)
             table = self._existing()
             # the commit has them, too, if this one fails
-            self._with_properties(table, own_columns_property(table.metadata().configuration, own))
+            self._with_properties(table, own_columns_property(self.address, table.metadata().configuration, own))
 
         self._again("merged into", attempt)
 
@@ -410,7 +410,7 @@ class DeltaLakeTable:
                 schema,
                 mode,
                 partition_by=[name for name, _ in partitions],
-                configuration={LOAD_PROPERTY: load, **_own_property({}, columns, columns.names)},
+                configuration={LOAD_PROPERTY: load, **_own_property(self.address, {}, columns, columns.names)},
                 storage_options=self._options,
                 raise_if_key_not_exists=False,  # a property that deltalake does not know
             )
@@ -452,7 +452,7 @@ class DeltaLakeTable:
 
     def _check_key(self, table: DeltaTable, key: Sequence[str]) -> None:
         names = {one.name: one.name for one in table.schema().fields}
-        mismatch = key_mismatch(table.metadata().configuration, key, names)
+        mismatch = key_mismatch(self.address, table.metadata().configuration, key, names)
         if mismatch and pa.table(table.get_add_actions()).num_rows:
             raise LoadError(f"{self.address} {mismatch}")
 
@@ -525,9 +525,11 @@ def _grown_map(mine: pa.DataType, merged: pa.DataType, path: str) -> str | None:
     return path if pa.types.is_map(mine) and mine != merged else None
 
 
-def _own_property(properties: Mapping[str, str], columns: pa.Schema, names: Iterable[str]) -> dict[str, str]:
+def _own_property(
+    address: str, properties: Mapping[str, str], columns: pa.Schema, names: Iterable[str]
+) -> dict[str, str]:
     """As `own_columns_property`, of tables of changes; empty of others."""
-    return own_columns_property(properties, names) if INCARNATION in columns.names else {}
+    return own_columns_property(address, properties, names) if INCARNATION in columns.names else {}
 
 
 _PLACE = ("topic", "partition", "offset")

@@ -225,7 +225,7 @@ class IcebergTable:
             spec = self._spec(schema, layout, time_column)
             self._create_namespace()
             location = self._location or None
-            properties = {**_PROPERTIES, LOAD_PROPERTY: load, **own_columns_property({}, columns.names)}
+            properties = {**_PROPERTIES, LOAD_PROPERTY: load, **own_columns_property(self.address, {}, columns.names)}
             for column in place_columns(schema)[:1]:  # whole names of topics; a column that is not there is an error
                 properties[f"write.metadata.metrics.column.{schema.find_column_name(column)}"] = "full"
             try:
@@ -239,7 +239,7 @@ class IcebergTable:
         # another stream may be about to write to what this one does not have
         is_unused, drops = self._is_unused(metadata, load), load != STREAMS
         unwritten = _unwritten(metadata, () if is_unused else metadata.partition_specs)
-        needed = changes(metadata.schema(), columns, _own(metadata), unwritten, drops=drops)
+        needed = changes(metadata.schema(), columns, _own(self.address, metadata), unwritten, drops=drops)
         if not is_unused:
             self._check_layout(metadata, layout, needed.path_before(time_column), is_any=bool(key))
         if needed.differences:
@@ -259,7 +259,8 @@ class IcebergTable:
         gone = [*renamed, *(path[0] for path in needed.removed if len(path) == 1)]
         new = [path[0] for path, _ in needed.added if len(path) == 1] + list(renamed.values())
         is_older = COLUMNS_PROPERTY not in metadata.properties and LOAD_PROPERTY in metadata.properties
-        properties = own_columns_property(metadata.properties, columns.names if is_older else new, gone)
+        names = columns.names if is_older else new
+        properties = own_columns_property(self.address, metadata.properties, names, gone)
         transaction = OneAttempt(table)
         if is_unused and needed.removed:
             transaction.remove_specs()
@@ -303,7 +304,7 @@ class IcebergTable:
         ids = {(renamed or {}).get(name, name): number for name, number in _ids(metadata).items()}
         head = metadata.current_snapshot()
         has_rows = head is not None and (head.summary is None or head.summary.get("total-records") != "0")
-        if key and has_rows and (mismatch := key_mismatch(metadata.properties, key, ids)):
+        if key and has_rows and (mismatch := key_mismatch(self.address, metadata.properties, key, ids)):
             raise LoadError(f"{self.address} {mismatch}")
 
     def _check_columns(self, metadata: TableMetadata, files: ChangeFiles) -> None:
@@ -404,13 +405,13 @@ class IcebergTable:
         table, last = without
         self._check_key(table.metadata, files.key)
         self._check_columns(table.metadata, files)
-        upsert = Upsert(table, files)
+        upsert = Upsert(self.address, table, files)
         upsert.write()
         if not upsert.added and not upsert.gone:
             self._append([], run)
             return
         transaction = OneAttempt(table)
-        if by_key := key_property(table.metadata.properties, files.key, _ids(table.metadata)):
+        if by_key := key_property(self.address, table.metadata.properties, files.key, _ids(table.metadata)):
             transaction.set_properties(by_key)
         overwrite = transaction.update_snapshot(snapshot_properties=run_texts(run)).overwrite()
         # The files to delete are given one by one; this lets pyiceberg look for them in all manifests.
@@ -440,7 +441,7 @@ class IcebergTable:
     ) -> None:
         transaction.require_schema()
         sequence = transaction.table_metadata.next_sequence_number()
-        own = own_columns_property(transaction.table_metadata.properties, self._columns)
+        own = own_columns_property(self.address, transaction.table_metadata.properties, self._columns)
         transaction.set_properties({**run_properties(run, producer.snapshot_id, sequence, starts), **own})
         producer.commit()
         self._commit(transaction, data_files)
@@ -590,10 +591,10 @@ class IcebergTable:
         return True
 
 
-def _own(metadata: TableMetadata) -> Collection[str]:
+def _own(address: str, metadata: TableMetadata) -> Collection[str]:
     """The columns that are a load's: none before the first load, all of one that did not say which."""
     if COLUMNS_PROPERTY in metadata.properties:
-        return own_columns(metadata.properties)
+        return own_columns(address, metadata.properties)
     return [one.name for one in metadata.schema().fields] if LOAD_PROPERTY in metadata.properties else ()
 
 

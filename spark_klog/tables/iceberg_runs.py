@@ -26,7 +26,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.table import LOAD_PROPERTY, RUN_VERSION, STREAMS, Offsets, Run, check_run_version
+from spark_klog.tables.table import LOAD_PROPERTY, RUN_VERSION, STREAMS, Offsets, Run, check_run_version, json_property
 
 _log = logging.getLogger(__name__)
 _VERSION, _RUN, _TOKEN, _OFFSETS = "klog.version", "klog.run", "klog.token", "klog.offsets"
@@ -37,6 +37,9 @@ SNAPSHOT, _STARTS = "klog.snapshot", "klog.starts"
 _PICKED = "source-snapshot-id"
 #: Former versions of the metadata that are read, and partitions in which a row of a run is looked for.
 _MOST_VERSIONS, _MOST_PARTITIONS = 200, 20
+#: In errors about properties: what they must be, and how to mend them.
+_OFFSETS_FORM = 'a JSON object as {"topic": {"0": 5}}'
+_AS_LAST = "set it as the summary of the load's last snapshot has it"
 
 
 def run_texts(run: Run) -> dict[str, str]:
@@ -67,7 +70,8 @@ def last_run(address: str, table: Table, load: str) -> Run | None:
     if properties.get(LOAD_PROPERTY, load) != load:
         return None
     recorded = _run_of({**properties, LOAD_PROPERTY: load}, load, address)
-    snapshot_id, sequence = json.loads(properties.get(SNAPSHOT, "[0, 0]"))
+    form = "[id, sequence number] of the snapshot of the load's last run: set it to that"
+    snapshot_id, sequence = json_property(address, properties, SNAPSHOT, _is_pair, form, [0, 0])
     # in format version 1 the numbers of snapshots are 0: after an upgrade 1 is not the first one
     history = _History(address, table, 0 if SNAPSHOT not in properties else _MOST_VERSIONS, is_numbered=sequence > 0)
     if recorded is None:
@@ -101,7 +105,8 @@ def last_run(address: str, table: Table, load: str) -> Run | None:
         return recorded  # what has come after the run before was picked anew
     if earlier is not None or not history.is_cut or (is_older and not picked):
         raise LoadError(_rolled_back(address, table, recorded, snapshot_id, earlier, is_known=not history.is_cut))
-    if not picked and _has_rows(table, recorded, json.loads(properties.get(_STARTS, "null"))):
+    starts = json_property(address, properties, _STARTS, _is_offsets, f"{_OFFSETS_FORM}: remove it", None)
+    if not picked and _has_rows(table, recorded, starts):
         return recorded
     head = table.current_snapshot()
     assert head is not None
@@ -139,8 +144,30 @@ def _run_of(texts: Mapping[str, Any] | None, load: str, address: str) -> Run | N
         return None
     version = texts.get(_VERSION)
     check_run_version(int(version) if version and version.isdecimal() else version, f"{address}: run {texts[_RUN]}")
-    offsets, ids, again = (json.loads(texts.get(name) or "{}") for name in (_OFFSETS, _TOPIC_IDS, _INCARNATIONS))
-    return Run(load, int(texts[_RUN]), texts.get(_TOKEN) or "", offsets, ids, again)
+    number = json_property(address, texts, _RUN, _is_number, f"the number of the load's last run: {_AS_LAST}", 0)
+    form = f"{_OFFSETS_FORM}: {_AS_LAST}"
+    offsets = json_property(address, texts, _OFFSETS, _is_offsets, form, {})
+    form = f"a JSON object of topics: {_AS_LAST}"
+    ids, again = (json_property(address, texts, name, _is_object, form, {}) for name in (_TOPIC_IDS, _INCARNATIONS))
+    return Run(load, number, texts.get(_TOKEN) or "", offsets, ids, again)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(number, int) for number in value)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_offsets(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(each, dict) and all(isinstance(offset, int) for offset in each.values()) for each in value.values()
+    )
 
 
 class _History:

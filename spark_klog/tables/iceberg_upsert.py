@@ -38,10 +38,10 @@ class Upsert:
     After `write` the `gone` files are to be replaced by the `added` ones; rows that others have deleted stay away.
     """
 
-    def __init__(self, table: Table, changes: ChangeFiles) -> None:
+    def __init__(self, address: str, table: Table, changes: ChangeFiles) -> None:
         self._table, self._changes = table, changes
         self._schema = to_arrow(table.schema())
-        own = own_columns(table.properties).union(changes.row.names)
+        own = own_columns(address, table.properties).union(changes.row.names)
         #: The columns of users, whose values stay when a row changes.
         self._others = [name for name in self._schema.names if name not in own]
         self._tasks: list[FileScanTask] = list(table.scan().plan_files())

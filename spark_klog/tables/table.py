@@ -7,7 +7,7 @@ the offsets at which the next run begins. A run's journal follows it.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -143,20 +143,51 @@ def layout_advice(asked: str) -> str:
     return f"the load's would be {asked}: give --partition-by as the table is, or load into another table"
 
 
-def own_columns(properties: Mapping[str, str]) -> set[str]:
-    """The columns of a table that runs have had, by its property; none if it has no such property."""
-    return set(json.loads(properties.get(COLUMNS_PROPERTY, "[]")))
+def json_property(
+    address: str, properties: Mapping[str, Any], name: str, is_valid: Callable[[Any], bool], form: str, default: Any
+) -> Any:
+    """The value of a property that is JSON, `default` if the table at `address` lacks it.
+
+    `LoadError`, which says that it must be `form`, if somebody has changed it to something else.
+    """
+    text = properties.get(name)
+    if text is None:
+        return default
+    try:
+        value = json.loads(text)
+        if is_valid(value):
+            return value
+    except (ValueError, RecursionError):
+        pass
+    raise LoadError(f"{address}: its property {name} is {str(text)[:_MOST_SHOWN]!r}, but must be {form}")
+
+
+#: Characters of a broken property that its error has.
+_MOST_SHOWN = 100
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def own_columns(address: str, properties: Mapping[str, str]) -> set[str]:
+    """The columns of the table at `address` that runs have had, by its property; none if it has no such property.
+
+    `LoadError` as of `json_property`.
+    """
+    form = """a JSON array of the columns that loads have written, as '["id", "name"]': set it to that"""
+    return set(json_property(address, properties, COLUMNS_PROPERTY, _is_names, form, []))
 
 
 def own_columns_property(
-    properties: Mapping[str, str], names: Iterable[str], gone: Collection[str] = ()
+    address: str, properties: Mapping[str, str], names: Iterable[str], gone: Collection[str] = ()
 ) -> dict[str, str]:
     """The property of a table whose load has these columns from now on, `gone` no longer; empty if it stays.
 
     They are those that the load adds, and from the commit of a run on all that the run has: one of a user's that no
-    committed run had stays the user's.
+    committed run had stays the user's. `LoadError` as of `json_property`.
     """
-    value = json.dumps(sorted(own_columns(properties).difference(gone).union(names)))
+    value = json.dumps(sorted(own_columns(address, properties).difference(gone).union(names)))
     return {} if value == properties.get(COLUMNS_PROPERTY) else {COLUMNS_PROPERTY: value}
 
 
@@ -165,15 +196,33 @@ def own_columns_property(
 KEY_PROPERTY = "klog.key"
 
 
-def key_property(properties: Mapping[str, str], key: Sequence[str], ids: Mapping[str, int | str]) -> dict[str, str]:
-    """The property of a table of changes by `key` whose columns have these ids; empty if it stays, or without a key."""
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(number, (int, str)) for number in value.values())
+
+
+def _known_key(address: str, properties: Mapping[str, str]) -> dict[str, int | str]:
+    form = "a JSON object of the key's columns and their ids: set it as it was, or remove it if the key never changed"
+    known: dict[str, int | str] = json_property(address, properties, KEY_PROPERTY, _is_ids, form, {})
+    return known
+
+
+def key_property(
+    address: str, properties: Mapping[str, str], key: Sequence[str], ids: Mapping[str, int | str]
+) -> dict[str, str]:
+    """The property of a table of changes by `key` whose columns have these ids; empty if it stays, or without a key.
+
+    `LoadError` as of `json_property`.
+    """
     value = {name: ids[name] for name in (*key, *PLACE.names)} if key else {}
-    return {} if value == json.loads(properties.get(KEY_PROPERTY, "{}")) else {KEY_PROPERTY: json.dumps(value)}
+    return {} if value == _known_key(address, properties) else {KEY_PROPERTY: json.dumps(value)}
 
 
-def key_mismatch(properties: Mapping[str, str], key: Sequence[str], ids: Mapping[str, int | str]) -> str:
-    """Why changes by `key` would not find the rows of a table whose columns have these ids; "" if they would."""
-    known = json.loads(properties.get(KEY_PROPERTY, "{}"))
+def key_mismatch(address: str, properties: Mapping[str, str], key: Sequence[str], ids: Mapping[str, int | str]) -> str:
+    """Why changes by `key` would not find the rows of a table whose columns have these ids; "" if they would.
+
+    `LoadError` as of `json_property`.
+    """
+    known = _known_key(address, properties)
     if not known:  # of an earlier version of the program, or of somebody else
         missing = [name for name in key if name not in ids]
         what = f"has rows without {', '.join(missing)}, which is in the key of the changes"

@@ -458,6 +458,55 @@ def test_a_commit_of_delta_has_the_columns_that_its_table_does_not_say_yet(tmp_p
     assert "amount" in DeltaTable(tmp_path / "table").metadata().configuration["klog.columns"]
 
 
+_OF_BOTH = [
+    ("klog.columns", "id, name", "set it to that"),
+    ("klog.columns", '[["id"]]', "set it to that"),
+    ("klog.columns", "", "set it to that"),
+    ("klog.key", '{"id": ', "set it as it was, or remove it if the key never changed"),
+    ("klog.key", '["id"]', "set it as it was"),
+]
+#: In Delta a run is in its commit.
+_OF_ICEBERG = [
+    ("klog.offsets", "{", "set it as the summary of the load's last snapshot has it"),
+    ("klog.offsets", '{"rows": 5}', "set it as the summary"),
+    ("klog.snapshot", "5", "of the snapshot of the load's last run: set it to that"),
+    ("klog.run", "last", "set it as the summary"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text", "advice"),
+    [("delta", *case) for case in _OF_BOTH] + [("iceberg", *case) for case in (*_OF_BOTH, *_OF_ICEBERG)],
+)
+def test_a_property_that_somebody_broke(kind: str, name: str, text: str, advice: str, tmp_path: Path) -> None:
+    """Named with its table; the table stays as it is, and goes on when the property is mended."""
+    source = Source(kind, tmp_path)
+    source.merge([Change(1, "a", 0, 0)], 1)
+    whole = _set_property(kind, tmp_path, name, text)
+    with pytest.raises(LoadError) as refused:
+        source.merge([Change(1, "b", 0, 1)], 2)
+    assert f"{source.table.address}: its property {name} is {text!r}, but must be " in str(refused.value)
+    assert advice in str(refused.value)
+    assert content(kind, tmp_path)["name"].to_pylist() == ["a"]
+    _set_property(kind, tmp_path, name, whole)
+    source.merge([Change(1, "b", 0, 1)], 2)
+    assert content(kind, tmp_path)["name"].to_pylist() == ["b"]
+
+
+def _set_property(kind: str, folder: Path, name: str, text: str) -> str:
+    """Set a property as another program does; return what it was."""
+    if kind == "delta":
+        table = DeltaTable(folder / "table")
+        before = table.metadata().configuration.get(name, "{}")
+        table.alter.set_table_properties({name: text}, raise_if_not_exists=False)
+        return before
+    iceberg = load_catalog("local", **catalog_options(folder)).load_table("space.table")
+    before = iceberg.metadata.properties.get(name, "{}")
+    with iceberg.transaction() as transaction:
+        transaction.set_properties({name: text})
+    return before
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_rows_that_only_move_stay_as_they_are(kind: str, tmp_path: Path) -> None:
     """A null list is not an empty one, as pyiceberg writes and scans it: so files are written and read without it."""
