@@ -151,7 +151,10 @@ class _Numbering:
         digits = _SPARK_DIGITS if self.types == "spark" else _ARROW_DIGITS
         if schema.precision > digits:
             where = f"field {path}" if path else "the schema"
-            raise SchemaError(f"{where}: {schema} has more than {digits} digits, the most that a column can have")
+            raise SchemaError(
+                f"{where}: {schema} has more than {digits} digits, the most that a column can have: have it written as "
+                "a string or a double (Debezium: decimal.handling.mode=string or double)"
+            )
         if schema.precision > _SPARK_DIGITS:
             return Kind.FIXED, 32, pa.decimal256(schema.precision, schema.scale)
         return Kind.FIXED, 16, pa.decimal128(schema.precision, schema.scale)
