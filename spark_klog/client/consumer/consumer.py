@@ -32,7 +32,7 @@ from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolG
 from spark_klog.client.consumer.decoding import ArrowDecoder, ConsumerRecord, Deserializers, RecordDecoder
 from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.consumer.group import CLOSE_SECONDS, ConsumerGroup, RebalanceListener
-from spark_klog.client.consumer.positions import Positions
+from spark_klog.client.consumer.positions import UNKNOWN_SECONDS, Positions
 from spark_klog.client.consumer.settings import CLASSIC, CONSUMER, consumer_config
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.forks import Maker
@@ -60,8 +60,6 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 #: Seconds that requests for metadata and offsets may take even if a call's timeout is shorter.
 _LEAST_SECONDS = 1.0
-#: Seconds after which an assigned partition that no broker has ever known is an error: a new topic needs a moment.
-_UNKNOWN_SECONDS = 0.5
 #: The longest wait between two results of `read_ranges`.
 _RANGE_SECONDS = 0.1
 
@@ -162,7 +160,8 @@ class Consumer:
     Errors that can't be retried are raised at once:
 
     * `AuthenticationError`, and `ProtocolError` as brokers answer, for example TOPIC_AUTHORIZATION_FAILED,
-    * `ProtocolError` UNKNOWN_TOPIC_OR_PARTITION if no broker knows a partition given to `assign`,
+    * `ProtocolError` UNKNOWN_TOPIC_OR_PARTITION if no broker knows a partition given to `assign`: a call that has no
+      records waits up to 1 s to be sure of that, whatever its timeout,
     * `OffsetOutOfRange` and `NoOffsetForPartition` with auto.offset.reset=none,
     * `LogTruncated` with auto.offset.reset=none if a new leader does not have the records before a position; otherwise
       reading goes on where the logs diverge, with a warning,
@@ -234,6 +233,7 @@ class Consumer:
                     changed[topic, partition] = self._assignment.copy_of((topic, partition))
                     self._seek(changed[topic, partition], offset)
             self._assignment.set([(topic, partition) for topic, partition, _ in wanted], changed)
+            self._positions.look_at_once()
 
     def _new_group(self) -> ConsumerGroup:
         kind = ClassicGroup if self._config.group_protocol == CLASSIC else ConsumerProtocolGroup
@@ -460,10 +460,10 @@ class Consumer:
                     break
                 state = self._assignment.partitions[chunk.topic, chunk.partition]
                 self._decoding = _Decoding(state, decode(chunk), chunk)
-            self._raise_failures()
-            if time.monotonic() >= deadline:
+            until = max(deadline, self._raise_failures())
+            if time.monotonic() >= until:
                 return None
-            self._wait(deadline)
+            self._wait(until)
 
     def _next_part(self) -> Any:
         """The next part of the current chunk, which moves the partition's position; None at its end."""
@@ -504,7 +504,12 @@ class Consumer:
         longest = max(1000 * _LEAST_SECONDS, self._config.default_api_timeout_ms)
         return (left, CALL_TIMEOUT) if left < longest else (longest, "default.api.timeout.ms")
 
-    def _raise_failures(self) -> None:
+    def _raise_failures(self) -> float:
+        """Raise what has failed.
+
+        Return until when a call waits even if its timeout is shorter, a reading of `time.monotonic`: a partition that
+        no broker knows is an error of the first call.
+        """
         if self._troubles.final:
             raise self._troubles.final.popleft()
         longest = self._config.default_api_timeout_ms / 1000
@@ -512,12 +517,15 @@ class Consumer:
         if is_assigned and not self._assignment.partitions and not self._has_warned:
             self._has_warned = True
             _log.warning("poll returns nothing: no partitions are assigned, call assign or subscribe first")
-        now = time.monotonic()
+        now, until = time.monotonic(), -math.inf
         for state in self._assignment.partitions.values():
-            is_unknown = is_assigned and self._positions.refreshed_at > state.unknown_since + _UNKNOWN_SECONDS
+            is_unknown = is_assigned and self._positions.refreshed_at >= state.unknown_since + UNKNOWN_SECONDS
             if state.failure is not None and (is_unknown or now > state.failing_since + longest):
                 failure, state.failure, state.unknown_since = state.failure, None, math.inf
                 raise failure
+            if is_assigned and state.unknown_since < math.inf:
+                until = max(until, state.unknown_since + _LEAST_SECONDS)
+        return until
 
     def _wait(self, deadline: float) -> None:
         """Wait for events up to the deadline; `WokenUp`, `ConsumerClosed`."""

@@ -44,6 +44,8 @@ _DECLINED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 _log = logging.getLogger(__name__)
+#: Seconds after which an assigned partition that no broker has ever known is an error: a new topic needs a moment.
+UNKNOWN_SECONDS = 0.5
 
 
 class Positions:
@@ -90,6 +92,10 @@ class Positions:
                 at = min(at, state.retry_at)
         return at
 
+    def look_at_once(self) -> None:
+        """Look up the leaders of a new assignment without a pause after earlier look-ups."""
+        self._refreshes, self._refresh_at = 0, -math.inf
+
     def _find_leaders(self, lacking: list[Assigned]) -> None:
         now = time.monotonic()
         self._refreshes += 1
@@ -118,6 +124,9 @@ class Positions:
                 state.unknown_since = math.inf
             elif state.unknown_since == math.inf:
                 state.unknown_since = now
+            sure_at = state.unknown_since + UNKNOWN_SECONDS
+            if now < sure_at < self._refresh_at:
+                self._refresh_at = sure_at
         if all(state.leader is not None for state in self._assignment.partitions.values()):
             self._refreshes = 0
 

@@ -72,6 +72,18 @@ def test_a_topic_that_does_not_exist_is_an_error(server: Server, caplog: pytest.
             consumer.assign([])
 
 
+@pytest.mark.parametrize("timeout", [0, 0.1, 2])
+def test_the_first_poll_tells_of_a_partition_that_does_not_exist(server: Server, timeout: float) -> None:
+    topic = server.topic()
+    with server.consumer() as consumer:
+        for assigned in ([(topic, 7)], [(topic, 0), (topic, 7)], [(f"{topic}-wrong", 0)]):
+            consumer.assign(assigned)
+            began = time.monotonic()
+            with pytest.raises(ProtocolError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+                consumer.poll(timeout)
+            assert time.monotonic() - began > 0.5, "a new topic needs a moment"
+
+
 def test_one_late_answer_makes_no_topic_unknown() -> None:
     """Brokers must still say so in a look-up after some time."""
     with ScriptedCluster({"t": 1}) as brokers:
