@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from release.wheels import ABIS, PLATFORMS, STABLE, Abi, Platform
+from release.wheels import ABIS, PLATFORMS, RELATIVE_LINK, STABLE, Abi, Platform
 
 _MODULES = ("_avro", "_kernel", "_protobuf")
 _LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
@@ -48,6 +48,9 @@ def check_wheel(path: Path, abi: Abi, platform: Platform) -> None:
         suffixes = {Path(name).suffix for name in names}
         if suffixes & {".c", ".pyx", ".pxi", ".pyc"} or not any(name.endswith("/licenses/LICENSE") for name in names):
             raise ReleaseError(f"{path.name} has files of its build, or no licence")
+        described = [archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
+        if links := RELATIVE_LINK.findall("".join(described)):
+            raise ReleaseError(f"{path.name}: an index's page can't resolve the links {links} of README.md")
         modules = {Path(name).name.partition(".")[0]: name for name in names if name.endswith(".so")}
         if sorted(modules) != list(_MODULES) or not all(name.endswith(abi.suffix) for name in modules.values()):
             raise ReleaseError(f"{path.name} has the native modules {sorted(modules.values())}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -39,6 +40,8 @@ _CHECKERS = (
 #: UBSan is zig's default; it would add a runtime of 1 MB with paths of this machine.
 _FLAGS = "-O3 -DNDEBUG -fwrapv -fno-strict-aliasing -fno-sanitize=undefined"
 _MUSL_LIBC = "libc.musl-{}.so.1"
+#: A link of README.md to a file of the sources; in a checkout it is relative to that.
+RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
 _SECONDS = 900
 
 
@@ -108,6 +111,8 @@ def build(commit: str, folder: Path, platforms: Sequence[Platform] = PLATFORMS, 
     exported, out = folder / "exported", folder / "dist"
     with tarfile.open(fileobj=io.BytesIO(_git_bytes("archive", "--format=tar", commit))) as archive:
         archive.extractall(exported, filter="data")
+    readme = exported / "README.md"
+    readme.write_text(absolute_links(readme.read_text(), *_repository_and_version(exported)))
     out.mkdir()
     environments = {abi: tool_environment(abi) for abi in abis}
     tools = tool_environment()
@@ -132,6 +137,29 @@ def build(commit: str, folder: Path, platforms: Sequence[Platform] = PLATFORMS, 
     for job in jobs:
         job.result()
     return out
+
+
+def _repository_and_version(sources: Path) -> tuple[str, str]:
+    repository = re.search(r'^Repository = "(.+)"$', (sources / "pyproject.toml").read_text(), re.MULTILINE)
+    names = (sources / "spark_klog" / "base" / "names.py").read_text()
+    version = re.search(r'^VERSION\b.*= "(.+)"$', names, re.MULTILINE)
+    assert repository is not None
+    assert version is not None
+    return repository[1], version[1]
+
+
+def absolute_links(text: str, repository: str, version: str) -> str:
+    """A text with addresses of the version's files in place of relative links, which an index's page can't resolve.
+
+    An image needs the address of its bytes.
+    """
+    files = repository.replace("https://github.com/", "https://raw.githubusercontent.com/", 1)
+
+    def address(link: re.Match[str]) -> str:
+        folder = f"{files}/v{version}" if link[1].endswith((".png", ".svg")) else f"{repository}/blob/v{version}"
+        return f"]({folder}/{link[1]})"
+
+    return RELATIVE_LINK.sub(address, text)
 
 
 def _build_wheel(

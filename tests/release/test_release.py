@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from release import checks, dist, installs, rehearsal, sbom, wheels
+from release import ROOT, checks, dist, installs, rehearsal, sbom, wheels
 from release.checks import ReleaseError
 
 
@@ -139,9 +139,25 @@ def _wheel(folder: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
+def test_links_of_the_readme_are_addresses_of_the_version() -> None:
+    readme = (ROOT / "README.md").read_text()
+    links = wheels.RELATIVE_LINK.findall(readme)
+    assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
+    made = wheels.absolute_links(readme, *wheels._repository_and_version(ROOT))
+    assert len(links) > 20
+    assert wheels.RELATIVE_LINK.findall(made) == []
+    text = "[a](docs/a.md#b), ![c](docs/c.png), [`d`](https://d), [e](#e), [f](LICENSE)"
+    assert wheels.absolute_links(text, "https://github.com/o/r", "1.2") == (
+        "[a](https://github.com/o/r/blob/v1.2/docs/a.md#b), "
+        "![c](https://raw.githubusercontent.com/o/r/v1.2/docs/c.png), [`d`](https://d), [e](#e), "
+        "[f](https://github.com/o/r/blob/v1.2/LICENSE)"
+    )
+
+
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
+        ({"a.dist-info/METADATA": b"[all](docs/index.md)"}, r"can't resolve the links \['docs/index.md'\]"),
         ({"spark_klog/_kernel.abi3.so": None}, r"has the native modules \['s"),
         ({"spark_klog/_kernel.abi3.so": None, "spark_klog/_kernel.so": b""}, "has the native modules"),
         ({"spark_klog/_kernel.abi3.so": b"\0/home/somebody/checkout/_kernel.pyx\0"}, "/home/somebody/checkout/_kernel"),
