@@ -19,6 +19,7 @@ from tests.report_card.page import PAGE, render
 from tests.report_card.parts import Part, Section, parts
 from tests.report_card.results import OURS, RESULTS, ROOT, Cell, Figures, Result, load, of_junit, of_mutations, save
 from tests.support.papers.pages import tracked
+from tests.support.runs.figures import kind_of
 from tests.support.waiting import wait_until
 
 _TESTS = """
@@ -91,6 +92,26 @@ def junit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stdout + done.stderr
     return folder / "out.xml"
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("tests/zookeeper/connector_program.py", "client"),
+        ("tests/spark/exactly_once/stream_program.py", "Python driver of Spark"),
+        ("spark_klog broker", "broker"),
+        ("pyspark.daemon", "Spark's Python worker"),
+        ("something", "other process"),
+    ],
+)
+def test_kinds_of_processes(word: str, kind: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()", word], stdin=subprocess.PIPE) as process:
+        try:
+            assert process.stdin is not None
+            wait_until(lambda: kind_of(process.pid) == kind, kind)
+        finally:
+            process.kill()
+    assert kind_of(process.pid) is None
 
 
 def test_figures_of_a_run(junit: Path) -> None:

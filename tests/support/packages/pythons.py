@@ -148,7 +148,7 @@ def _repository() -> str:
         for line in found.splitlines():
             if line.rstrip("/").endswith("/debian"):
                 return line
-    raise RegistryUnreachable("a Python that is not on this machine comes from Debian's packages, which apt-get lacks")
+    raise RegistryUnreachable("what is not on this machine comes from Debian's packages, which apt-get lacks")
 
 
 def _relocate(version: str, unpacked: Path, root: Path) -> None:
