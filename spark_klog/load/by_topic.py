@@ -42,12 +42,12 @@ _HIDDEN = "__"
 
 def is_by_topic(output: str) -> bool:
     """Whether an output names the topic, so that each topic has one of its own."""
-    return _MARK in output
+    return _MARK in output.lower()  # {Topic} too, which `example_of` refuses
 
 
 def example_of(output: str) -> str:
     """An output by topic as that of some topic; `ConfigError` for other fields than {topic} and {topic[N]}."""
-    if _MARK in _FIELD.sub("", output):
+    if is_by_topic(_FIELD.sub("", output)):
         raise ConfigError(f"{output}: write {{topic}}, or {{topic[0]}}, {{topic[1]}} ... for its parts between dots")
     most = max((abs(int(number or 0)) for number in _FIELD.findall(output)), default=0)
     return output_of(output, ".".join(["topic"] * (most + 1)))
@@ -291,10 +291,11 @@ def _check_offsets(places: Sequence[Place | None], topics: Iterable[str]) -> Non
 def existing(output: str) -> list[str]:
     """The outputs by topic that are there and have loads, sorted, or an output that is none by topic.
 
-    Errors as of `open_store` and `catalog_tables`.
+    Errors as of `example_of`, `open_store` and `catalog_tables`.
     """
     if not is_by_topic(output):
         return [output]
+    example_of(output)
     pattern = re.compile("(.+)".join(map(re.escape, _FIELD.split(output)[::2])))
     if takes_plain_names(output):
         listed = [address for address in catalog_tables(output[: output.index("{")]) if pattern.fullmatch(address)]

@@ -98,6 +98,8 @@ def test_names_that_have_no_part() -> None:
             output_of("delta:/lake/{topic[1]}", topic)
     with pytest.raises(ConfigError, match=r"write \{topic\}, or"):
         by_topic.example_of("delta:/lake/{topic.x}")
+    with pytest.raises(ConfigError, match=r"write \{topic\}, or"):
+        existing("/lake/{topics}")
 
 
 @pytest.fixture
@@ -400,6 +402,7 @@ def test_the_command(
         (["--topics", "t", "--topics-pattern", "t", "--output", "o"], "give either --topics or --topics-pattern"),
         (["--topics-pattern", "(", "--output", "o"], "is not a regular expression"),
         (["--topics", "t", "--output", "o/{topics}"], "write {topic}, or {topic[0]}"),
+        (["--topics", "t", "--output", "o/{Topic}"], "write {topic}, or {topic[0]}"),
         (["--topics", "t", "--output", "o/{topic}", "--from-run", "1"], "each topic has runs of its own"),
         (["--topics-pattern", "t", "--table", "delta:o", "--upsert-key", "key"], "write {topic} into --table"),
         (
