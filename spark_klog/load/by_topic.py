@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from spark_klog.base.clock import doubled
 from spark_klog.base.names import TopicPartition, topic_pattern
 from spark_klog.client.cluster import Cluster, numbers_of
-from spark_klog.client.offsets import offsets_of_led
+from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.errors import ConfigError, KlogError, ProtocolError
 from spark_klog.load.driving import Follow, Steps, drive
 from spark_klog.load.journal import paths
@@ -158,8 +159,9 @@ class Loads:
                 metadata = cluster.metadata(None if self._pattern is not None else list(self._topics))
                 self._meet(metadata)
             if self.is_by_topic:
-                looks = _look(cluster, metadata, self._topics)
-                outcomes = self._by_topic(cluster, looks, began)
+                failing = {topic for topic, known in self._known.items() if known.outcome.has_failed}
+                looks, lost = _look(cluster, metadata, self._topics, failing)
+                outcomes = self._by_topic(cluster, looks, lost, began)
             else:
                 asked = replace(self._asked, topics=list(self._topics))
                 outcomes = self._drive(cluster, {"": asked}, {})
@@ -186,7 +188,9 @@ class Loads:
             servers = self._asked.client["bootstrap.servers"]
             raise ConfigError(f"--topics-pattern {pattern.pattern} matches no topic at {servers}")
 
-    def _by_topic(self, cluster: Cluster, looks: Mapping[str, Look], now: float) -> list[Outcome]:
+    def _by_topic(
+        self, cluster: Cluster, looks: Mapping[str, Look], lost: Mapping[str, KlogError], now: float
+    ) -> list[Outcome]:
         outcomes: dict[str, Outcome] = {}
         begun: dict[str, LoadOptions] = {}
         outputs, refused = self._outputs()
@@ -198,6 +202,8 @@ class Loads:
                 outcomes[topic] = Outcome(topic, self._output, None, refused[topic], self._failures(topic) + 1)
             elif known and (known.is_up_to_date(looks.get(topic)) or (others_go_on and now < known.held_until)):
                 outcomes[topic] = known.outcome
+            elif topic in lost:
+                outcomes[topic] = Outcome(topic, outputs[topic][0], None, lost[topic], self._failures(topic) + 1)
             else:
                 begun[topic] = self._options_of(topic, *outputs[topic])
         for outcome in self._drive(cluster, begun, looks):
@@ -251,9 +257,14 @@ class Loads:
         return self._known[topic].outcome.failures if topic in self._known else 0
 
 
-def _look(cluster: Cluster, metadata: Mapping[str, Message], topics: Iterable[str]) -> dict[str, Look]:
-    """One look at all topics. Those of which something is not known are left out: their loads look for themselves,
-    and have the error."""
+def _look(
+    cluster: Cluster, metadata: Mapping[str, Message], topics: Iterable[str], failing: Collection[str]
+) -> tuple[dict[str, Look], dict[str, KlogError]]:
+    """One look at all topics, and the errors of those of which a partition has no leader.
+
+    Leaders are waited for once, unless they are of `failing` topics, whose last round has failed. Topics of which
+    nothing is known are in neither: their loads look for themselves, and have the error.
+    """
     ids: dict[str, dict[TopicPartition, str]] = {}
     for topic in topics:
         try:
@@ -263,14 +274,29 @@ def _look(cluster: Cluster, metadata: Mapping[str, Message], topics: Iterable[st
         ids[topic] = {(topic, number): str(cluster.topic_ids.get(topic, "")) for number in numbers}
     keys = [key for of_topic in ids.values() for key in of_topic]
     try:
-        first, end = (offsets_of_led(cluster, dict.fromkeys(keys, at))[0] for at in (EARLIEST, LATEST))
+        first, end, failed = _offsets(cluster, keys)
+        if waited := [key for key in failed if key[0] not in failing]:
+            with suppress(KlogError):  # all of them wait together, and no other load waits for each
+                list_offsets(cluster, dict.fromkeys(waited, LATEST))
+            cluster.metadata(list(ids))  # it has forgotten all leaders meanwhile
+            first, end, failed = _offsets(cluster, keys)
     except KlogError:
-        return {}
+        return {}, {}
+    errors = {key[0]: failed[key] for key in sorted(failed)}
     return {
         topic: Look(keys, {key: first[key] for key in keys}, {key: end[key] for key in keys})
         for topic, keys in ids.items()
-        if keys.keys() <= first.keys() & end.keys()
-    }
+        if topic not in errors
+    }, errors
+
+
+def _offsets(
+    cluster: Cluster, keys: Sequence[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, KlogError]]:
+    """The first offsets and the ends of partitions, and the errors of those without; errors as of `offsets_of_led`."""
+    first, without_first = offsets_of_led(cluster, dict.fromkeys(keys, EARLIEST))
+    end, without_end = offsets_of_led(cluster, dict.fromkeys(keys, LATEST))
+    return first, end, without_first | without_end
 
 
 def _only(place: Place | None, topic: str) -> Place | None:

@@ -21,6 +21,7 @@ from deltalake import DeltaTable
 from prometheus_client.parser import text_string_to_metric_families
 
 from spark_klog.cli.jobs import batch_load
+from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError, LoadError
@@ -331,6 +332,29 @@ def test_the_time_of_the_others_if_a_folder_is_lost(tmp_path: Path) -> None:
             time.sleep(0.05)
     assert limit.is_over
     assert good.names(paths.in_run(1, "")) == []
+
+
+def test_topics_without_leaders_wait_together(tmp_path: Path) -> None:
+    """The others go on, and after the first round nobody waits."""
+    names = [f"t{number}" for number in range(6)]
+    with EmbeddedCluster(2) as cluster:
+        servers = cluster.bootstrap_servers
+        for name in names:
+            create_topic(servers, name)
+            produce(servers, name, values(10))
+        with Admin({"bootstrap.servers": servers}) as admin:
+            leaders = {name: admin.describe_topic(name).partitions[0].leader for name in names}
+        dead = {name for name in names if leaders[name] != leaders["t0"]}
+        assert len(dead) > 1
+        cluster.kill(leaders[min(dead)])
+        loads, began = _loads(servers, str(tmp_path / "{topic}"), *names), time.monotonic()
+        loads._asked.client["request.timeout.ms"] = "3000"
+        for failures in (1, 2):
+            outcomes = loads.round()
+            assert {outcome.topic for outcome in outcomes if outcome.error} == dead
+            assert {outcome.failures for outcome in outcomes if outcome.error} == {failures}
+        assert time.monotonic() - began < 3 * (len(dead) + 1)
+        assert status(str(tmp_path / "t0")).findings == []
 
 
 def test_a_session_that_does_not_begin(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
