@@ -244,7 +244,7 @@ def _counted(row: _Row) -> set[str]:
 
 def _killed(row: _Row) -> Counter[str]:
     return Counter(
-        {name.removeprefix("kills: "): row.sum(name) for name in _counted(row) if name.startswith("kills: ")}
+        {name.removeprefix("kills: "): row.sum(name) for name in sorted(_counted(row)) if name.startswith("kills: ")}
     )
 
 
