@@ -107,6 +107,7 @@ def _by_spark(kind: t.DataType) -> str:
     return f"array<{_by_spark(kind.elementType)}>" if isinstance(kind, t.ArrayType) else kind.simpleString()
 
 
+@pytest.mark.test_all("long")  # schemas/json_schema/test_inference.py has its types
 def test_types_are_those_of_spark(spark: SparkSession) -> None:
     """But for what Spark guesses: that a field of nulls is a string, and doubles for integers that they round."""
     compared = 0
