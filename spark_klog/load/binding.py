@@ -9,7 +9,7 @@ from typing import Any
 from spark_klog.errors import LoadError
 from spark_klog.load.commit import settings_of
 from spark_klog.load.journal import paths
-from spark_klog.load.journal.history import Identity, last_committed, read_identity, read_plan
+from spark_klog.load.journal.history import Identity, last_committed, read_identity, read_plan, schema_of
 from spark_klog.load.journal.model import Plan
 from spark_klog.load.journal.store import Store, open_store
 from spark_klog.load.rows import ANOTHER
@@ -62,14 +62,14 @@ def check_output(
         raise LoadError(
             f"{target.address} belongs to a load {texts[0]}, not {texts[1]}: name it by --table or --output"
         )
+    schema = schema_of(settings)
     if not known.table and not last_committed(target.store) and read_plan(target.store, 1) is None:
-        kind = replace(known, format=settings["format"], schema=settings["schema"], rows=dict(rows))
+        kind = replace(known, format=settings["format"], schema=schema, rows=dict(rows))
         return replace(kind, cluster_id=cluster_id or known.cluster_id)
     if cluster_id and known.cluster_id and known.cluster_id != cluster_id:
         raise _of_another(target, f"of cluster {known.cluster_id}, and this is cluster {cluster_id}")
     if known.format != settings["format"]:
         raise _of_another(target, f"with --format {known.format}, not {settings['format']}")
-    schema = settings["schema"] or (INFER if settings["infers"] else "")
     if (bool(known.schema), known.rows) != (bool(schema), rows):
         texts = [_contents(known.schema, known.rows), _contents(schema, rows)]
         raise _of_another(target, f"with {texts[0]}, not {texts[1]}", _BEGINS)

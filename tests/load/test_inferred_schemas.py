@@ -88,6 +88,15 @@ def test_the_columns_of_a_first_run(
     assert status(str(tmp_path)).findings == []
 
 
+def test_a_first_call_without_records(servers: str, topic: str, tmp_path: Path) -> None:
+    """The load is one of inferred rows from then on, for all calls after it."""
+    assert run(servers, tmp_path, topic, settings=_INFERRED).runs == []
+    for number in (1, 2):
+        _send(servers, topic, {"id": number})
+        assert run(servers, tmp_path, topic, settings=_INFERRED).runs == [number]
+    assert _values(tmp_path) == [{"id": 1}, {"id": 2}]
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_fields_come_and_types_stay(servers: str, topic: str, tmp_path: Path, environment: Any, kind: str) -> None:
     """One event of another type is a dead letter, and stops none of the others."""

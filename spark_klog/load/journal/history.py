@@ -190,8 +190,12 @@ def new_identity(
     cluster_id: str | None, settings: Mapping[str, Any], rows: Mapping[str, str], table: str = ""
 ) -> Identity:
     """A new load. `settings` are those of `WriteSettings`, as JSON, `rows` the formats of columns that become rows."""
-    schema = settings["schema"] or (INFER if settings["infers"] else "")
-    return Identity(uuid.uuid4().hex, cluster_id or "", settings["format"], schema, dict(rows), table)
+    return Identity(uuid.uuid4().hex, cluster_id or "", settings["format"], schema_of(settings), dict(rows), table)
+
+
+def schema_of(settings: Mapping[str, Any]) -> str:
+    """The `schema` of the load that has such settings of `WriteSettings`, as JSON."""
+    return str(settings["schema"]) or (INFER if settings["infers"] else "")
 
 
 def claim_output(store: Store, identity: Identity) -> Identity:
