@@ -293,45 +293,29 @@ def _check(
         base.check()
 
 
-_MODEL = {
-    "history": _histories(),
-    "runs": _RUNS,
-    "seed": st.integers(0, 1000),
-    "slice_bytes": st.sampled_from([300, 1 << 27]),
-    "how": st.sampled_from(_HOW),
-    "keeps_deletes": st.booleans(),
-    "is_partitioned": st.booleans(),
-}
+_MODEL = st.fixed_dictionaries(
+    {
+        "history": _histories(),
+        "runs": _RUNS,
+        "seed": st.integers(0, 1000),
+        "slice_bytes": st.sampled_from([300, 1 << 27]),
+        "how": st.sampled_from(_HOW),
+        "keeps_deletes": st.booleans(),
+        "is_partitioned": st.booleans(),
+    }
+)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(deadline=None, max_examples=12)
-@given(**_MODEL)
-def test_the_table_is_that_of_the_model(
-    kind: str,
-    history: list[Any],
-    runs: list[Any],
-    seed: int,
-    slice_bytes: int,
-    how: str,
-    keeps_deletes: bool,
-    is_partitioned: bool,
-) -> None:
-    _check(kind, history, runs, seed, slice_bytes, how, keeps_deletes, is_partitioned)
+@given(_MODEL)
+def test_the_table_is_that_of_the_model(kind: str, drawn: dict[str, Any]) -> None:
+    _check(kind, **drawn)
 
 
 @pytest.mark.test_all("long")
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(deadline=None, max_examples=int(os.environ.get("SPARK_KLOG_UPSERTS", "100")))
-@given(**_MODEL)
-def test_many_tables_are_those_of_the_model(
-    kind: str,
-    history: list[Any],
-    runs: list[Any],
-    seed: int,
-    slice_bytes: int,
-    how: str,
-    keeps_deletes: bool,
-    is_partitioned: bool,
-) -> None:
-    _check(kind, history, runs, seed, slice_bytes, how, keeps_deletes, is_partitioned)
+@given(_MODEL)
+def test_many_tables_are_those_of_the_model(kind: str, drawn: dict[str, Any]) -> None:
+    _check(kind, **drawn)
