@@ -322,7 +322,7 @@ def existing(output: str) -> list[str]:
     if not is_by_topic(output):
         return [output]
     example_of(output)
-    pattern = re.compile("(.+)".join(map(re.escape, _FIELD.split(output)[::2])))
+    pattern = _matching(output)
     if takes_plain_names(output):
         listed = [address for address in catalog_tables(output[: output.index("{")]) if pattern.fullmatch(address)]
         owners = {address: open_table(address).load_id() or STREAMS for address in sorted(listed)}
@@ -333,7 +333,7 @@ def existing(output: str) -> list[str]:
     store = open_store(f"{first or '.'}{query}{options}")
     there = [""]
     for part in place[len(first) :].strip("/").split("/"):
-        names = re.compile("(.+)".join(map(re.escape, _FIELD.split(part)[::2])))
+        names = _matching(part)
         there = [
             f"{above}/{name}".strip("/")
             for above in there
@@ -342,3 +342,8 @@ def existing(output: str) -> list[str]:
         ]
     loads = sorted(path for path in there if store.size(f"{path}/{paths.LOAD}") is not None)
     return [f"{kind}{first}{'/' if first or place[0] == '/' else ''}{path}{query}{options}" for path in loads]
+
+
+def _matching(text: str) -> re.Pattern[str]:
+    """What the text is for any topic."""
+    return re.compile(".+".join(map(re.escape, _FIELD.split(text)[::2])))
