@@ -6,7 +6,8 @@
 A header `__key_schema_id` or `__value_schema_id` has either of them, and the record's bytes are the payload alone. The
 last header of that name counts, as in Java: Kafka Streams forwards those of its input before its own. Without one, or
 if its value is null, they stand before the payload. For Protobuf the indexes of the record's message follow
-(protobuf/message_indexes.py): in the header, or before the payload.
+(protobuf/message_indexes.py): in the header, or before the payload. The id comes first: bytes that are no indexes may
+be a record of another format, which its schema tells.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pyarrow as pa
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
-from spark_klog.schemas.protobuf.message_indexes import read_indexes, write_indexes
+from spark_klog.schemas.protobuf.message_indexes import LONGEST, read_indexes, write_indexes
 from spark_klog.schemas.rows import BadRow
 
 HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
@@ -33,12 +34,16 @@ _INT32 = 1 << 31
 _FEW = 16
 #: The message indexes of a file's first message.
 _FIRST_MESSAGE = write_indexes((0,))
+#: In place of no bytes, which after an id in a header are the schema's own message.
+_CUT_OFF = b"\x80"
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class SchemaKey(NamedTuple):
-    """A schema as records name it: by the registry's id, or its GUID. `rest` is what follows it: message indexes."""
+    """A schema as records name it: by the registry's id, or its GUID. `rest` is what follows it: message indexes, or
+    bytes in their place that are none, as `read_indexes` tells.
+    """
 
     id: int | UUID
     rest: bytes = b""
@@ -278,8 +283,8 @@ class _Keys:
             value = data.value(places[0])
             try:
                 _, end = read_indexes(value, size)
-            except SchemaError as error:
-                self.bad.append(BadRow(int(rows[0]), str(error)))
+            except SchemaError:
+                self.which[rows[0]] = self._number(_without_indexes(value, size))
                 places, rows, sizes = places[1:], rows[1:], sizes[1:]
                 continue
             alike = np.flatnonzero(sizes >= end)
@@ -294,8 +299,8 @@ class _Keys:
             value = data.value(place)
             try:
                 _, end = read_indexes(value, size)
-            except SchemaError as error:
-                self.bad.append(BadRow(row, str(error)))
+            except SchemaError:
+                self.which[row] = self._number(_without_indexes(value, size))
             else:
                 self.which[row] = self._number(SchemaKey(_id(value[1:size]), value[size:end]))
                 self.starts[row] = end
@@ -333,6 +338,11 @@ def _ids(data: _Bytes, places: _Array | None, size: int) -> _Array:
 
 def _id(data: bytes) -> int | UUID:
     return UUID(bytes=data) if len(data) == GUID_SIZE - 1 else int.from_bytes(data, "big", signed=True)
+
+
+def _without_indexes(value: bytes, size: int) -> SchemaKey:
+    """The schema of a record that has no message indexes after its id of `size` bytes."""
+    return SchemaKey(_id(value[1:size]), value[size : size + LONGEST] or _CUT_OFF)
 
 
 def _reason(where: str, size: int, first: int) -> str:

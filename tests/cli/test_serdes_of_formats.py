@@ -45,7 +45,7 @@ def test_records_of_another_format(cluster: EmbeddedCluster, registry: str, topi
         assert reasons[:4] == [f"schema id {avro}: it is avro, not protobuf"] * (1 if written == values[:1] else 4)
         if len(reasons) > 1:
             assert reasons[4].startswith(f"schema id {unknown}: the schema registry")
-            assert reasons[5].startswith("-1 message indexes: the record is no Protobuf")
+            assert reasons[5].startswith(f"schema id {protobuf}: -1 message indexes: the record is no Protobuf")
     done = klog_bytes(*reading, "--group", f"{topic}-group")
     assert f"group {topic}-group stays before it" in done.stderr.decode()
 

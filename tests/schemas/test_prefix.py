@@ -17,7 +17,7 @@ from spark_klog.schemas.avro.program import Program
 from spark_klog.schemas.avro.schema import parse_schema
 from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey, id_prefix, schema_keys, without_ids
-from spark_klog.schemas.protobuf.message_indexes import write_indexes
+from spark_klog.schemas.protobuf.message_indexes import read_indexes, write_indexes
 
 _GUID = UUID("89791762-2336-4186-9674-299b90a802e2")
 _BY_ID = SchemaId("AVRO", 7).id_to_bytes()
@@ -258,8 +258,8 @@ def test_message_indexes_follow() -> None:
         (SchemaKey(7, second), 7),
         (SchemaKey(7, deep), 10),
         (None, 0),
-        ("the message indexes are cut off", 0),
-        ("the message indexes are cut off", 0),
+        (SchemaKey(7, b"\x80"), 0),  # without indexes, and not as after an id in a header
+        (SchemaKey(7, b"\4\0"), 0),
     ]
     values = pa.array(rows, pa.binary())
     assert _found(values, has_indexes=True) == expected
@@ -277,10 +277,31 @@ def test_message_indexes_follow() -> None:
     ]
 
 
+def test_bytes_that_are_no_message_indexes_are_refused_as_in_the_whole_value() -> None:
+    values = [
+        b"",
+        b"\1",
+        b"\3x",
+        b"\x80",
+        b"\x80" * 5,
+        b"\4\0",
+        b"\4\0\1",
+        b"\x80\1" + b"\x80\x80\x80\x80\x7f" * 63 + b"\1",
+    ]
+    keys, which, _, bad = schema_keys(pa.array([_BY_ID + value for value in values]), None, "value", has_indexes=True)
+    assert not bad
+    for number, value in zip(which.tolist(), values, strict=True):
+        with pytest.raises(SchemaError) as whole:
+            read_indexes(value)
+        with pytest.raises(SchemaError) as kept:
+            read_indexes(keys[number].rest)
+        assert str(kept.value) == str(whole.value)
+
+
 def test_more_message_indexes_than_are_sought_at_once() -> None:
     rows = [_BY_ID + write_indexes((number % 50, 1)) + b"x" for number in range(200)]
     rows[60:60] = [_BY_ID + b"\3"]
     found = _found(pa.array(rows), has_indexes=True)
-    assert found[60] == ("-2 message indexes: the record is no Protobuf of a schema registry, or is damaged", 0)
+    assert found[60] == (SchemaKey(7, b"\3"), 0)
     del found[60]
     assert found == [(SchemaKey(7, write_indexes((number % 50, 1))), 8) for number in range(200)]

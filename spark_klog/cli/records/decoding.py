@@ -146,11 +146,11 @@ class _SchemaColumn:
         ids = ids.take(_integers(found.which))
         if self._decoder is not None:
             texts, bad = self._texts(self._decoder, values, headers)
-            bad, unknown = self._explained(found, values, headers, bad)
+            bad, unknown = self._explained(found, bad)
             return _Texts(texts, True, ids, unknown), bad
         if len(found.keys) == 1:
             texts, bad = self._of_schema(found.keys[0], values, headers)
-            bad, unknown = self._explained(found, values, headers, bad)
+            bad, unknown = self._explained(found, bad)
             return _Texts(texts, True, ids, unknown), bad
         bad = list(found.bad)
         pieces, places = [], []
@@ -166,23 +166,16 @@ class _SchemaColumn:
             every = np.concatenate(places)
             order[every] = np.arange(len(every))
         joined = pa.concat_arrays(pieces) if pieces else pa.array([], pa.large_binary())
-        bad, unknown = self._explained(found, values, headers, bad)
+        bad, unknown = self._explained(found, bad)
         return _Texts(joined.take(_integers(order)), True, ids, unknown), bad
 
-    def _explained(
-        self, found: SchemaKeys, values: pa.Array, headers: pa.Array, bad: list[BadRow]
-    ) -> tuple[list[BadRow], frozenset[int]]:
-        """The bad rows, and those whose schemas the registry does not have; what it has told is not asked again.
-
-        The id comes before the bytes: those of another format are seldom message indexes.
-        """
+    def _explained(self, found: SchemaKeys, bad: list[BadRow]) -> tuple[list[BadRow], frozenset[int]]:
+        """The bad rows, and those whose schemas the registry does not have; what it has told is not asked again."""
         if not bad:
             return bad, frozenset()
         assert self._form.registry is not None
         registry = self._form.registry.registry()
         keys, which = found.keys, found.which
-        if found.bad and self._form.codec.has_indexes:
-            keys, which, _, _ = schema_keys(values, headers, self.name)  # by the ids alone
         unknown, reasons = set[int](), dict[int, str]()
         for number in {int(which[row]) for row, _ in bad} - {-1}:
             try:

@@ -11,6 +11,8 @@ from spark_klog.errors import SchemaError
 #: Messages that are nested in one another, at most.
 MOST_INDEXES = 64
 _LARGEST = 5  # bytes of a number
+#: Bytes of their count and all of them, at most.
+LONGEST = (1 + MOST_INDEXES) * _LARGEST
 
 
 def read_indexes(data: bytes, at: int = 0) -> tuple[tuple[int, ...], int]:

@@ -13,6 +13,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from spark_klog.columns.schema import FULL
 from spark_klog.schemas.column_format import ColumnDecoder, ColumnFormat, RegistrySettings
 from spark_klog.schemas.column_writing import WriteFormat
+from spark_klog.schemas.prefix import id_prefix
 from spark_klog.schemas.protobuf.schema import parse_schema
 from spark_klog.security.config import Settings
 from tests.schemas.registry.conftest import registry
@@ -80,6 +81,31 @@ def test_each_record_by_its_own_schema(registry: str) -> None:
     first, second = {"id": 1, "note": None}, {"id": 2**40, "note": "n"}
     assert decoded == (decoded.values, [])
     assert decoded.values.to_pylist() == [first, second, None, first]
+
+
+def test_records_of_another_format(registry: str) -> None:
+    """Their ids tell, whether or not their bytes look like the indexes of a message."""
+    client = SchemaRegistryClient({"url": registry})
+    avro, own = client.register_schema("mixed-avro", Schema('"long"', "AVRO")), schema(WIDE)
+    (right,) = _write(registry, "mixed", [order(own, 1)])
+    payloads = (b"\1", b"", b"\2\2", b"\0", b"\x80" * 9)
+    values = [
+        right,
+        *(id_prefix(avro) + payload for payload in payloads),
+        id_prefix(900_000) + b"\1",
+        right[:5] + b"\1",
+    ]
+    decoder = _decoder(registry, "mixed-value")
+    for _ in range(2):  # what the registry has told is kept
+        decoded = decoder.decode(_binary(values), None)
+        assert [row and row["id"] for row in decoded.values.to_pylist()] == [1, *[None] * 7]
+        reasons = dict(decoded.bad)
+        assert [*reasons] == list(range(1, 8))
+        assert {reasons[row] for row in range(1, 6)} == {f"schema id {avro}: it is avro, not protobuf"}
+        assert reasons[6].startswith("schema id 900000: the schema registry")
+        assert reasons[7].endswith(
+            ": -1 message indexes: the record is no Protobuf of a schema registry, or is damaged"
+        )
 
 
 def test_messages_in_messages(registry: str) -> None:
