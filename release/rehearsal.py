@@ -3,9 +3,9 @@
     python -m release.rehearsal [--only WORD] [--again]      make rehearsal
 
 The commands are those of release.yml, in their order; check.yml has no others. The clone's changelog has a date, as a
-release's has, and an empty branch stands for that of the site. What has passed is not done again for the same commit:
-a call goes on where the one before it was stopped or failed. All is in build/rehearsal/COMMIT: the clone, the site's
-branch, a log for each command.
+release's has, its version is one that can be released, and an empty branch stands for that of the site. What has
+passed is not done again for the same commit: a call goes on where the one before it was stopped or failed. All is in
+build/rehearsal/COMMIT: the clone, the site's branch, a log for each command.
 """
 
 from __future__ import annotations
@@ -33,8 +33,14 @@ def commands(workflow: str) -> list[str]:
     return list(dict.fromkeys(re.findall(r"^ *(?:- )?run: (.*)$", workflow, re.MULTILINE)))
 
 
+def release_of(version: str) -> str:
+    """The version to rehearse as: between two releases, when there is X.Y.0.dev0, the first candidate of the next."""
+    return version.replace(".dev", "rc")
+
+
 def clone(commit: str, folder: Path) -> None:
     """Clone the commit into `folder`/clone, with what only a release has: the tag, a date in the changelog, a site."""
+    version = release_of(VERSION)
     building, site = folder / "cloning", folder / "site.git"
     for path in (building, site):
         shutil.rmtree(path, ignore_errors=True)
@@ -42,11 +48,11 @@ def clone(commit: str, folder: Path) -> None:
     when = {**_WHO, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
     _run(["git", "clone", "--quiet", "--no-checkout", ROOT, building])
     _run(["git", "-C", building, "checkout", "--quiet", "--detach", commit])
-    changelog = building / "CHANGELOG.md"
-    dated = changelog.read_text().replace(f"## {VERSION} (unreleased)", f"## {VERSION} ({date[:10]})")
-    changelog.write_text(dated)
+    section = rf"^## {re.escape(VERSION.partition('.dev')[0])} \(.+\)$"
+    _replace(building / "CHANGELOG.md", section, f"## {version} ({date[:10]})")
+    _replace(building / "spark_klog" / "base" / "names.py", r'(?<=^VERSION: Final = ").*(?="$)', version)
     _run(["git", "-C", building, "commit", "--quiet", "--allow-empty", "--all", "--message", "A release"], **when)
-    _run(["git", "-C", building, "tag", f"v{VERSION}"])
+    _run(["git", "-C", building, "tag", f"v{version}"])
     _run(["git", "init", "--quiet", "--bare", "--initial-branch=gh-pages", site])
     pages = building / "build" / "docs"
     _run(["git", "clone", "--quiet", site, pages])
@@ -59,7 +65,7 @@ def rehearse(folder: Path, only: str) -> bool:
     """Run the commands that have not passed yet, and print what each came to; whether all have passed."""
     kept, own = folder / "passed.json", folder / "clone"
     passed: dict[str, str] = json.loads(kept.read_text()) if kept.exists() else {}
-    told = {"CI": "true", "GITHUB_REF_NAME": f"v{VERSION}", "SITE_REMOTE": str(folder / "site.git")}
+    told = {"CI": "true", "GITHUB_REF_NAME": f"v{release_of(VERSION)}", "SITE_REMOTE": str(folder / "site.git")}
     others = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK_"))}
     steps = commands(_WORKFLOW.read_text())
     for number, command in enumerate(steps, 1):
@@ -95,6 +101,10 @@ def _came_to(command: str, own: Path) -> str:
         said: dict[str, str] = json.loads((own / "build" / "test-dist.json").read_text())["said"]
         return "; ".join(f"{name}: {text}" for name, text in said.items())
     return "passed"
+
+
+def _replace(path: Path, pattern: str, text: str) -> None:
+    path.write_text(re.sub(pattern, text, path.read_text(), count=1, flags=re.MULTILINE))
 
 
 def _run(command: list[str | Path], **environment: str) -> None:

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from release import ROOT, checks, dist, installs, rehearsal, sbom, wheels
 from release.checks import ReleaseError
+from spark_klog.base.names import VERSION
+
+_NEXT = Version(VERSION).base_version
 
 
 def test_two_builds_must_be_the_same(tmp_path: Path) -> None:
@@ -246,17 +250,21 @@ def test_a_rehearsal_goes_on_where_it_failed(
     assert (folder / "clone" / "tag").read_text() == "v0.1.0\n"
 
 
+@pytest.mark.parametrize(("version", "release"), [(_NEXT, _NEXT), (f"{_NEXT}.dev0", f"{_NEXT}rc0")])
 def test_a_rehearsal_is_of_an_empty_clone_with_what_a_release_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str, release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rehearsal, "VERSION", "0.1.0")
+    """Between two releases as well: a tag can't be of a version that is in the making."""
+    monkeypatch.setattr(rehearsal, "VERSION", version)
     made, own = [], tmp_path / "clone"
     for _ in range(2):
         shutil.rmtree(own, ignore_errors=True)
         rehearsal.clone("HEAD", tmp_path)
-        made.append(wheels.git("-C", str(own), "rev-parse", "v0.1.0", "HEAD").split())
+        made.append(wheels.git("-C", str(own), "rev-parse", f"v{release}", "HEAD").split())
     assert made[0] == made[1], "the same commit, so that two rehearsals build the same bytes"
     assert len({*made[0]}) == 1
-    assert re.search(r"^## 0\.1\.0 \(\d{4}-\d\d-\d\d\)$", (own / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert wheels._repository_and_version(own)[1] == release
+    section = rf"^## {re.escape(release)} \(\d{{4}}-\d\d-\d\d\)$"
+    assert re.search(section, (own / "CHANGELOG.md").read_text(), re.MULTILINE)
     beside = wheels.git("-C", str(own), "status", "--porcelain", "--ignored")
     assert beside == "!! build/", "the checkout of the site's branch"
