@@ -143,7 +143,7 @@ def _figures(part: Part, written: Path) -> Figures | None:
     """None if the command did not come so far, or ran no test."""
     if not written.exists():
         return None
-    figures = of_junit(written, part.row) if part.kind == "pytest" else of_mutations(written)
+    figures = of_junit(written, part.row, part.servers) if part.kind == "pytest" else of_mutations(written)
     return figures if figures.rows or figures.failures else None
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 from tests.mutations.faults import FAULTS
 from tests.support.clients import ALL
 from tests.support.runs.soak import commands
+from tests.support.servers.kafka import NEWEST
 
 Kind = Literal["pytest", "mutations"]
 #: A test's file.
@@ -38,7 +39,10 @@ class Section(Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """A command with its variables; `words` follow `python -m`. The first group of `row` in a test's id is its row."""
+    """A command with its variables; `words` follow `python -m`. The first group of `row` in a test's id is its row.
+
+    `servers` has the server of files whose tests' ids name none, and that ask another than our broker.
+    """
 
     name: str
     section: Section
@@ -46,6 +50,7 @@ class Part:
     variables: Mapping[str, str] = field(default_factory=dict)
     kind: Kind = "pytest"
     row: str = _FILE
+    servers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_slice(self) -> bool:
@@ -59,8 +64,15 @@ class Part:
         )
 
 
-def _pytest(name: str, section: Section, *files: str, row: str = _FILE, **variables: str) -> Part:
-    return Part(name, section, ("pytest", *files), variables, row=row)
+def _pytest(
+    name: str,
+    section: Section,
+    *files: str,
+    row: str = _FILE,
+    servers: Mapping[str, str] | None = None,
+    **variables: str,
+) -> Part:
+    return Part(name, section, ("pytest", *files), variables, row=row, servers=servers or {})
 
 
 def _soak(name: str, section: Section, mark: str, only: Sequence[str] = (), row: str = _FILE) -> Part:
@@ -150,7 +162,13 @@ def parts() -> dict[str, Part]:
         ),
         _pytest("streams", suites, f"{clients}/test_kafka_streams.py"),
         _pytest("franz-go", suites, f"{clients}/test_franz_go_suite.py", SPARK_KLOG_SOAK="1"),
-        _pytest("mirror-maker", suites, "tests/mirror/test_mirror_maker.py", SPARK_KLOG_KAFKAS="all"),
+        _pytest(
+            "mirror-maker",
+            suites,
+            "tests/mirror/test_mirror_maker.py",
+            servers={"tests/mirror/test_mirror_maker.py": NEWEST},
+            SPARK_KLOG_KAFKAS="all",
+        ),
         _pytest(
             "client-matrix",
             Section.CLIENTS,
@@ -181,6 +199,7 @@ def parts() -> dict[str, Part]:
                 "tests/spark/test_old_kafka.py",
                 "tests/spark/read/test_broker_trouble.py",
             ),
+            servers={"tests/spark/test_old_kafka.py": "0.10.2.2", "tests/spark/read/test_broker_trouble.py": "3.9.1"},
             SPARK_KLOG_KAFKAS="all",
         ),
     ]

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,10 +114,11 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", "--no-optional-locks", "-C", ROOT, *arguments], capture_output=True, text=True)
 
 
-def of_junit(path: Path, row: str) -> Figures:
+def of_junit(path: Path, row: str, servers: Mapping[str, str] | None = None) -> Figures:
     """Figures of a pytest run by its --junitxml (xunit1); the first group of `row` in a test's id is its row.
 
-    A test that `row` does not match belongs to no row; if it fails, it is among the failures.
+    Tests whose ids name no server are at that of `servers` for their file, else at ours. A test that `row` does not
+    match belongs to no row; if it fails, it is among the failures.
     """
     figures, files = Figures(), {}
     reasons: dict[str, int] = defaultdict(int)
@@ -132,7 +134,7 @@ def of_junit(path: Path, row: str) -> Figures:
         if label is None:
             continue
         server = _SERVER.search(name)
-        cell = figures.cell(label[1], server[1] if server else OURS)
+        cell = figures.cell(label[1], server[1] if server else (servers or {}).get(case.attrib.get("file", ""), OURS))
         cell.add(outcome)
         files[name] = cell
         for figure in case.iter("property"):

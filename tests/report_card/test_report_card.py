@@ -137,6 +137,18 @@ def test_rows_by_the_names_of_tests(junit: Path) -> None:
     assert len(found.failures) == 2  # of no row, but they failed
 
 
+def test_files_at_another_server_than_ours(junit: Path) -> None:
+    found = of_junit(junit, r"(tests/\w+\.py)", {"tests/test_some.py": "0.10.2.2"})
+    assert {server: cell.passed for server, cell in found.rows["tests/test_some.py"].items()} == {
+        "0.10.2.2": 5,
+        "4.4.0": 2,
+    }
+
+
+def test_parts_name_files_that_they_run() -> None:
+    assert all({*part.servers} <= {*part.words} for part in parts().values())
+
+
 def test_faults_that_were_found(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     entries = [("log-a", "log", "t", "t"), ("log-b", "log", "", "t"), ("wire-c", "wire", "", "")]
