@@ -30,7 +30,7 @@ WHO = """
 
     def has_brokers(cluster, count):
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while (found := len(admin.list_topics(timeout=20).brokers)) < count and time.monotonic() < deadline:
             time.sleep(0.05)  # one that has just started does not know the others yet
         return found == count

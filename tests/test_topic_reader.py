@@ -236,7 +236,7 @@ def scripted() -> Iterator[ScriptedCluster]:
 
 
 def scripted_read(brokers: ScriptedCluster, **settings: Any) -> pa.RecordBatchReader:
-    small = {"max.partition.fetch.bytes": 1000, "request.timeout.ms": 1000}
+    small = {"max.partition.fetch.bytes": 1000, "request.timeout.ms": 3000}
     return spark_klog.read("t", bootstrap_servers=brokers.bootstrap_servers, settings=small | settings)
 
 

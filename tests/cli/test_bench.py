@@ -31,7 +31,7 @@ def values(servers: str, topic: str) -> list[bytes]:
     consumer = Consumer(settings | {"fetch.wait.max.ms": 10})
     consumer.assign([TopicPartition(topic, 0, 0)])
     found: list[bytes] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         message = consumer.poll(1)
         if message is None:

@@ -442,7 +442,7 @@ def test_lines_are_written_as_they_come_and_before_an_interrupt(servers: str, to
             lines += line
             running.stdin.write(line)
             running.stdin.flush()
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while klog("consume", servers, topic, "-p", "0") != lines:
                 assert time.monotonic() < deadline
         running.send_signal(signal.SIGINT)

@@ -80,7 +80,7 @@ def test_a_group(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Pat
 
     servers = ("--bootstrap-server", place.servers)
     listed = {line["group"]: line for line in klog_lines("groups", "list", *servers)}
-    node = reader.list_topics(timeout=10).orig_broker_id
+    node = reader.list_topics(timeout=60).orig_broker_id
     assert listed["idle"] == {
         "group": "idle",
         "state": "Empty",

@@ -233,7 +233,7 @@ def test_topics(server: Server, cluster: Cluster) -> None:
     assert name in list_topics(cluster)
     assert cluster.partitions([name]) == {name: [0, 1, 2]}
     admin = AdminClient({"bootstrap.servers": server.servers, "log_level": 0})
-    assert sorted(admin.list_topics(timeout=10).topics[name].partitions) == [0, 1, 2]
+    assert sorted(admin.list_topics(timeout=60).topics[name].partitions) == [0, 1, 2]
     with pytest.raises(ProtocolError, match="TOPIC_ALREADY_EXISTS") as failed:
         create_topic(cluster, name)
     assert failed.value.code == ErrorCode.TOPIC_ALREADY_EXISTS

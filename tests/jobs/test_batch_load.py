@@ -78,7 +78,7 @@ _SPARKS = ["--format", "orc", "--checkpoint", "c"]
 def _delete_topic(cluster: EmbeddedCluster, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
     admin.delete_topics([topic])[topic].result(timeout=30)
-    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic is deleted")
+    wait_until(lambda: topic not in admin.list_topics(timeout=60).topics, "the topic is deleted")
 
 
 @pytest.mark.test_all("long")  # tests/load has runs, test_killed_at_any_moment the command

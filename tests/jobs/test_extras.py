@@ -65,7 +65,7 @@ with EmbeddedCluster() as cluster:
     values = set()
     with Consumer(servers) as consumer:
         consumer.assign([("clicks", 0, 0), ("clicks", 1, 0)])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while len(values) < 500 and time.monotonic() < deadline:
             values.update(record.value for record in consumer.poll(1.0))
         assert len(values) == 500

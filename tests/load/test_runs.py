@@ -355,7 +355,7 @@ def test_a_topic_that_was_created_again(cluster: EmbeddedCluster, topic: str, tm
     run(servers, tmp_path, topic)
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     admin.delete_topics([topic])[topic].result(timeout=30)
-    wait_for(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic is deleted")
+    wait_for(lambda: topic not in admin.list_topics(timeout=60).topics, "the topic is deleted")
     create_topic(servers, topic)
     produce(servers, topic, values(30))
     with pytest.raises(DataLossError, match="recreated"):

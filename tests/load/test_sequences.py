@@ -211,7 +211,7 @@ def test_a_topic_that_is_gone_is_awaited_once(
                 patch.setattr(tasks_module, "fetch_range", fetch_range)
                 super().run(tasks, job)
 
-    client = {"bootstrap.servers": servers, "request.timeout.ms": "1000"}
+    client = {"bootstrap.servers": servers, "request.timeout.ms": "3000"}
     loaded = load(LoadOptions(client, [topic], str(tmp_path), max_task_records=5, fail_on_loss=False), Deleted())
     assert asked == [1]
     assert [item.gaps for item in loaded.partitions] == [{RECREATED if is_again else DELETED: 5}] * count

@@ -245,7 +245,7 @@ def test_the_lease_of_a_process_that_was_killed(served: Served, monkeypatch: pyt
             process.kill()
     began = time.monotonic()
     with locked(open_store(uri)):
-        assert time.monotonic() - began < 2  # the system says that the process has ended
+        assert time.monotonic() - began < 15  # the system says that the process has ended
 
 
 def test_a_process_that_proc_hides_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 _SECONDS = 60.0
 
 
-def wait_until(condition: Callable[[], object], what: str = "it does not come", seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], what: str = "it does not come", seconds: float = _SECONDS) -> None:
     """Wait until `condition` is true; AssertionError with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

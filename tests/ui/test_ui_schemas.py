@@ -171,7 +171,7 @@ def test_the_registry_is_down(cluster: EmbeddedCluster, topic: str) -> None:
         assert "gives no answer" in _messages(page, topic)[0]["valueSchema"]["error"]
         assert time.monotonic() - began < 1.5, "nobody is asked again and again"
         with SchemaRegistry({"bootstrap.servers": servers}, url.rpartition(":")[2]):
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while _messages(page, topic)[0]["valueSchema"]["json"] is None:
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
@@ -291,7 +291,7 @@ def test_few_bytes_that_become_many_values(registry: str) -> None:
     schemas = MessageSchemas(RegistrySettings(Settings({"url": registry})))
     began = time.monotonic()
     first, second, third = schemas.columns("many", [Raw(None, value, None) for value in (*values, None)])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert first["value"]["json"] is None
     assert first["value"]["error"].startswith("it is not shown: decoded it is ")
     assert json.loads(second["value"]["json"]) == {"items": [], "took": "3.000000s"}

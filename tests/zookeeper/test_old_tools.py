@@ -163,7 +163,7 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     assert "marked for deletion" in said
     for broker in brokers.values():
         wait_until(lambda: not list(broker.data_dir.glob("theirs-*")))  # noqa: B023
-        wait_until(lambda: "theirs" not in admin(broker.bootstrap_servers).list_topics(timeout=10).topics)  # noqa: B023
+        wait_until(lambda: "theirs" not in admin(broker.bootstrap_servers).list_topics(timeout=60).topics)  # noqa: B023
     for path in ("/brokers/topics/theirs", "/config/topics/theirs", "/admin/delete_topics/theirs"):
         wait_until(lambda: tree.exists(path) is None)  # noqa: B023
     assert "theirs" not in old_tool("kafka.admin.TopicCommand", chroot, "--list")

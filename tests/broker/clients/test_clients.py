@@ -63,7 +63,7 @@ def _consume(servers: str, topic: str, count: int, partitions: int = 3, offset: 
     )
     consumer.assign([TopicPartition(topic, partition, offset) for partition in range(partitions)])
     lines: list[Line] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(lines) < count and time.monotonic() < deadline:
         message = consumer.poll(0.5)
         if message is not None:
@@ -337,7 +337,7 @@ def test_no_topics_are_made_where_that_is_off(make_cluster: Callable[..., Embedd
     patience = ("-X", "topic.metadata.propagation.max.ms=500")
     with pytest.raises(ToolFailed, match="Unknown topic"):
         kcat("-P", "-b", cluster.bootstrap_servers, "-t", "not-there", *patience, stdin=b"x\n")
-    assert AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=10).topics == {}
+    assert AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=60).topics == {}
 
 
 def test_delete_and_create_again(cluster: EmbeddedCluster, make_topic: Callable[[int], str]) -> None:
@@ -346,7 +346,7 @@ def test_delete_and_create_again(cluster: EmbeddedCluster, make_topic: Callable[
     _produce(cluster.bootstrap_servers, topic, lines)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     admin.delete_topics([topic])[topic].result(10)
-    assert topic not in admin.list_topics(timeout=10).topics
+    assert topic not in admin.list_topics(timeout=60).topics
     assert not list(cluster.data_dir.glob(f"broker-0/{topic}-?"))
     # renamed first, and removed soon
     wait_until(lambda: not list(cluster.data_dir.glob(f"broker-0/{topic}-*")), seconds=30)
@@ -375,7 +375,7 @@ def test_topics_that_are_refused(
     with pytest.raises(KafkaException) as failed:
         admin.create_topics([NewTopic(name, partitions, replicas, config=config)])[name].result(10)
     assert failed.value.args[0].code() == code
-    assert name not in admin.list_topics(timeout=10).topics
+    assert name not in admin.list_topics(timeout=60).topics
 
 
 def test_a_topic_exists_once(cluster: EmbeddedCluster, make_topic: Callable[[int], str]) -> None:
@@ -394,7 +394,7 @@ def test_metadata(cluster: EmbeddedCluster, make_topic: Callable[[int], str]) ->
     assert found["topic"] == topic
     partition = {"leader": 0, "replicas": [{"id": 0}], "isrs": [{"id": 0}]}
     assert found["partitions"] == [{"partition": number, **partition} for number in range(4)]
-    listed = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=10)
+    listed = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=60)
     assert topic in listed.topics
     meta = (cluster.data_dir / "broker-0" / "meta.properties").read_text()
     assert f"cluster.id={listed.cluster_id}\n" in meta

@@ -95,7 +95,7 @@ def created(server: Server, topic: str) -> str:
     """A topic of one partition."""
     admin = AdminClient({"bootstrap.servers": server.servers, "log_level": 0})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while all(entry.leader < 0 for entry in admin.list_topics(topic, 10).topics[topic].partitions.values()):
         assert time.monotonic() < deadline
     return topic

@@ -19,7 +19,7 @@ from tests.support.servers.broker import KlogBroker
 from tests.support.servers.kafka import NEWEST
 from tests.support.servers.shared_kafka import SharedKafkas
 
-_SECONDS = 20
+_SECONDS = 30
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.support.servers.broker import KlogBroker
 
 _OK, _AGAIN = ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS
 _ALL = {"t": [0, 1, 2, 3, 4, 5]}
-_SECONDS = 10
+_SECONDS = 60
 
 
 @pytest.fixture(scope="module")

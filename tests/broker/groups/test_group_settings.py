@@ -76,8 +76,7 @@ def test_a_group_has_times_of_its_own(broker: KlogBroker) -> None:
         assert _described(raw, "other") == default
         joined = _beat(raw, "g")
         assert joined["heartbeat_interval_ms"] == 200
-        assert _members(raw, "g") == 1
-        wait_until(lambda: _members(raw, "g") == 0, "the member's end", seconds=5)
+        wait_until(lambda: _members(raw, "g") == 0, "the member's end", seconds=30)  # the default is 45 s
     broker.kill()
     broker.start()
     with RawClient(broker.port) as raw:

@@ -285,7 +285,7 @@ def test_members_go_on_when_the_broker_is_killed(broker: KlogBroker, rebalances:
     threads = [threading.Thread(target=consume, args=(is_over,), daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(assignments) < 2 or not all(acknowledged.values()):
         assert time.monotonic() < deadline, (assignments, acknowledged)
         time.sleep(0.05)

@@ -56,7 +56,7 @@ def _produce(servers: str, topic: str, count: int) -> None:
 def _consume(member: Consumer, count: int) -> list[tuple[int, int]]:
     """Consume that many records; return (partition, offset) of each."""
     found: list[tuple[int, int]] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(found) < count and time.monotonic() < deadline:
         message = member.poll(0.2)
         if message is not None and message.error() is None:

@@ -46,7 +46,7 @@ class Clients:
 
     def coordinator(self, key: str, kind: int = 0) -> RawClient:
         """A connection to the coordinator of a group (0) or transactional id (1)."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             (found,) = self.any.request(apis.FIND_COORDINATOR, 4, {"coordinator_keys": [key], "key_type": kind})[
                 "coordinators"
@@ -61,7 +61,7 @@ class Clients:
         (made,) = self.any.request(apis.CREATE_TOPICS, 7, {"topics": [entry], "timeout_ms": 10_000})["topics"]
         assert made["error_code"] == 0
         topic_id: uuid.UUID = made["topic_id"]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while any(self._id(raw, topic) != topic_id for raw in self._raw.values()):
             assert time.monotonic() < deadline
         return topic_id
@@ -165,7 +165,7 @@ def test_offsets_in_a_transaction_by_id(clients: Clients, topic: str) -> None:
         group, transactional_id = f"{topic}-{number % 2}", f"{topic}-{number}-{number // 2}"
         raw, coordinator = clients.coordinator(group), clients.coordinator(transactional_id, 1)
         begin = {"transactional_id": transactional_id, "transaction_timeout_ms": 60_000}
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while (made := coordinator.request(apis.INIT_PRODUCER_ID, 4, begin))["error_code"]:
             assert time.monotonic() < deadline, made
         producer = {"transactional_id": transactional_id, "producer_id": made["producer_id"], "producer_epoch": 0}

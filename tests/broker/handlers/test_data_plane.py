@@ -366,7 +366,7 @@ def test_old_consumers_ask_for_more(broker: KlogBroker, wire: KafkaPythonWire, t
     with closing(consumer):
         consumer.assign([TopicPartition(topic, 0, 0)])
         found: list[bytes | None] = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(found) < len(values) and time.monotonic() < deadline:
             message = consumer.poll(1)
             if message is not None:

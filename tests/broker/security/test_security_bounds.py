@@ -64,7 +64,7 @@ def test_a_thousand_silent_connections(tmp_path: Path, topic: str) -> None:
             speaking.request(METADATA, 4, {"topics": []})
             _round_trip(broker, topic + "-2")
             assert broker.rss_bytes() - before < 30 * MIB
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             left = silent
             while left and time.monotonic() < deadline:
                 speaking.request(METADATA, 4, {"topics": []})
@@ -124,12 +124,11 @@ def test_a_frame_that_never_ends(tmp_path: Path) -> None:
         KlogBroker(tmp_path, *_set(request_receive_timeout_ms=800)) as broker,
         contextlib.ExitStack() as stack,
     ):
-        sent = {}
+        sent, begin = {}, time.monotonic()
         for begun in (1, 3, 4, 100, 300_000):
             client = stack.enter_context(RawClient(broker.port))
             client.socket.sendall(frame[:begun])
             sent[client] = begun
-        begin = time.monotonic()
         left = dict(sent)
         while left:
             time.sleep(0.1)
@@ -140,7 +139,7 @@ def test_a_frame_that_never_ends(tmp_path: Path) -> None:
                 except ConnectionError:
                     del left[client]
                     assert time.monotonic() - begin > 0.7
-            assert time.monotonic() - begin < 10
+            assert time.monotonic() - begin < 60
         for client in sent:
             broker.wait_for_log(f"127.0.0.1:{_port(client)}: ", "a request was incomplete after 800 ms")
         assert _is_served(broker.port)
@@ -150,7 +149,7 @@ def test_a_frame_that_never_ends(tmp_path: Path) -> None:
 def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
     """The broker drops it, also over TLS, where it sends a file piece by piece; one that reads slowly gets all."""
     certificates = make_certificates(tmp_path / "certificates")
-    with SecureBroker(tmp_path, certificates, settings={"response.send.timeout.ms": "1500"}) as broker:
+    with SecureBroker(tmp_path, certificates, settings={"response.send.timeout.ms": "3000"}) as broker:
         kcat("-P", "-b", broker.bootstrap_servers, "-t", topic, stdin=b"x\n")
         with RawClient(broker.port) as producer:
             for _ in range(20):
@@ -166,7 +165,7 @@ def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
             with plain if protocol == "PLAINTEXT" else context.wrap_socket(plain, server_hostname=HOST) as client:
                 client.sendall(struct.pack(">i", len(frame)) + frame)
                 line = broker.wait_for_log(f"127.0.0.1:{_port(client)}")
-                assert "did not read its response for 1500 ms" in line
+                assert "did not read its response for 3000 ms" in line
         assert broker.rss_bytes() - before < 20 * MIB
         with RawClient(broker.port) as slow:
             slow.send_frame(frame)
@@ -176,9 +175,9 @@ def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
                 part = slow.socket.recv(min(left, MIB), socket.MSG_WAITALL)
                 assert part, f"closed with {left} of {size} bytes to read"
                 left -= len(part)
-                time.sleep(0.12)
+                time.sleep(0.2)
             assert size > 18 * 900_000
-            assert time.monotonic() - begin > 2  # longer than the timeout
+            assert time.monotonic() - begin > 3.4  # longer than the timeout
 
 
 def test_a_long_response_that_is_sent_at_once(tmp_path: Path) -> None:
@@ -210,7 +209,7 @@ def test_more_connections_than_allowed(tmp_path: Path) -> None:
             refused = stack.enter_context(RawClient(broker.port))
             assert refused.is_closed()
             broker.wait_for_log(f"127.0.0.1:{_port(refused)}: ", "max.connections.per.ip=5")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:  # closed connections make room
             with contextlib.suppress(ConnectionError):
                 assert _is_served(broker.port)

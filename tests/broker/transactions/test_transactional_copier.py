@@ -170,7 +170,7 @@ def test_copies_come_once_whatever_is_killed(
             if all(_has_aborted(servers, source, number) for number in source.sent):
                 break
             source.add(_AT_ONCE)  # copiers abort at random: none of these transactions had records of a partition
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while watcher.seen != source.sent and time.monotonic() < deadline:
             time.sleep(0.05)
     finally:

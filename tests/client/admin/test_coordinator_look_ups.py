@@ -115,16 +115,16 @@ def test_many_have_a_deadline_for_each_group(brokers: Brokers, monkeypatch: pyte
     """All of them take longer than request.timeout.ms. A coordinator that is silent then ends the call soon."""
     monkeypatch.setattr(admin_module, "_MOST_IN_FLIGHT", 5)
     many = transactions(*(f"id-{number}" for number in range(40)))
-    brokers.always("EndTxn", Fault(delay=0.05))
-    with cluster_of(brokers, **{"request.timeout.ms": "1000"}) as cluster, Admin(cluster) as admin:
+    brokers.always("EndTxn", Fault(delay=0.1))
+    with cluster_of(brokers, **{"request.timeout.ms": "3000"}) as cluster, Admin(cluster) as admin:
         begin = time.monotonic()
         assert not admin.end_transactions(many, commits=True).failures
-        assert time.monotonic() - begin > 1.5
+        assert time.monotonic() - begin > 3.5
         brokers.on("EndTxn", *[Fault()] * 15)
         brokers.always("EndTxn", Fault(times=0))
         begin = time.monotonic()
         outcomes = admin.end_transactions(many, commits=True)
-        assert time.monotonic() - begin < 4
+        assert time.monotonic() - begin < 12
     assert list(outcomes) == many
     assert set(outcomes.failures) == set(many[15:])
     assert all(isinstance(error, RequestTimedOut) for error in outcomes.failures.values())

@@ -94,8 +94,8 @@ def test_brokers_that_close_connections_are_asked_after_growing_pauses() -> None
             end = time.monotonic() + 2.5
             while time.monotonic() < end:
                 assert not consumer.poll(0.1)
-            # pauses of 0.1 s, 0.2 s, 0.4 s, 0.8 s and 1 s, each for records and for metadata
-            assert brokers.count("ApiVersions") - before <= 10
+            # pauses of 0.1 s, 0.2 s, 0.4 s, 0.8 s and 1 s, each for records and for metadata; the last poll may be late
+            assert brokers.count("ApiVersions") - before <= 10 + 2 * (time.monotonic() - end)
             brokers.clear()
             brokers.append("t", 0, [b"b"])
             while not (records := consumer.poll(0.2)):

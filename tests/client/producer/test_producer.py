@@ -270,8 +270,8 @@ def _name_of(fate: Fate) -> str:
         Fate(wrong_id=True),
         Fate(left_out=frozenset([A])),
         Fate(left_out=frozenset([A, B])),
-        Fate(delay_before=0.6),
-        Fate(delay_after=0.6),
+        Fate(delay_before=2.0),
+        Fate(delay_after=2.0),
         Fate(throttle_ms=50),
         Fate(after={A: ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, B: ErrorCode.REQUEST_TIMED_OUT}),
         Fate(after={A: ErrorCode.NETWORK_EXCEPTION}, moves={A: 1}, moves_before=False),
@@ -282,7 +282,7 @@ def _name_of(fate: Fate) -> str:
 def test_each_answer_that_is_not_plain(fate: Fate) -> None:
     """Whatever happens to a request, each record is written once and in order."""
     topics = {"t": 2}
-    with scripted(2, topics, fate) as brokers, producing(brokers, request_timeout_ms="300") as producer:
+    with scripted(2, topics, fate) as brokers, producing(brokers, request_timeout_ms="1500") as producer:
         brokers.leaders = {A: 0, B: 0}
         for number in range(6):
             producer.send("t", b"%d" % number, partition=number % 2)
@@ -356,7 +356,7 @@ def test_a_partition_that_gets_no_leader_fails_in_time() -> None:
 def test_the_buffer_is_bounded() -> None:
     """`send` waits while buffer.memory is full, up to delivery.timeout.ms."""
     with ModelCluster(1, {"t": 1}) as brokers:
-        with producing(brokers, batch_size="1000", buffer_memory="20000", delivery_timeout_ms="500") as producer:
+        with producing(brokers, batch_size="1000", buffer_memory="20000", delivery_timeout_ms="2000") as producer:
             producer.partitions("t")
             brokers.leaders[A] = -1
             sent = itertools.count()

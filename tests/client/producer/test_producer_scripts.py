@@ -296,7 +296,7 @@ def test_planted_faults_are_found(fault: Callable[[pytest.MonkeyPatch], None], m
 @pytest.mark.parametrize("fault", [error(ErrorCode.NOT_LEADER_OR_FOLLOWER), empty()])
 def test_a_move_with_five_requests_in_flight_is_one_retry(fault: Fault) -> None:
     with ScriptedCluster({"t": 1}) as brokers:
-        brokers.on("Produce", late(0.2), *[fault] * 5)
+        brokers.on("Produce", late(1), *[fault] * 5)
         settings = {"batch.size": "1", "linger.ms": "0", "retries": "1"}
         with Producer({"bootstrap.servers": brokers.bootstrap_servers, **settings}) as producer:
             for number in range(12):  # the first one alone, then five at a time

@@ -30,7 +30,7 @@ WAYS = [
     ("MUTUAL", None),
     *((protocol, mechanism) for protocol in ("SASL_PLAINTEXT", "SASL_SSL") for mechanism in MECHANISMS),
 ]
-SOON = 8.0
+SOON = 20.0
 
 
 @pytest.fixture(scope="module", params=versions(NEWEST, "3.9.1"))

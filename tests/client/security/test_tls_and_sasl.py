@@ -45,7 +45,7 @@ WAYS = [
 ]
 JAAS = "org.apache.kafka.common.security"
 #: Seconds: a final refusal ends all attempts by then.
-SOON = 5.0
+SOON = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_close_loses_no_records_without_acks(broker: SecureBroker) -> None:
         with Producer(settings | {"acks": "0"}) as producer:
             for _ in range(20):
                 producer.send("unconfirmed", bytes(100_000))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while list_offsets(cluster, {("unconfirmed", 0): LATEST}) != {("unconfirmed", 0): 20}:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -119,7 +119,7 @@ def test_close_loses_no_records_without_acks(broker: SecureBroker) -> None:
 
 def test_a_flush_of_nothing_waits_for_no_broker(module_server_dir: Path, certificates: Certificates) -> None:
     with SecureBroker(module_server_dir / "stopped", certificates) as broker:
-        settings = broker.client("SSL") | {"acks": "0", "request.timeout.ms": "4000"}
+        settings = broker.client("SSL") | {"acks": "0", "request.timeout.ms": "6000"}
         with Cluster.connect(settings) as cluster:
             create_topic(cluster, "t", 1)
         with Producer(settings) as producer:
@@ -129,10 +129,10 @@ def test_a_flush_of_nothing_waits_for_no_broker(module_server_dir: Path, certifi
             try:
                 begin = time.monotonic()
                 producer.flush()
-                assert time.monotonic() - begin < 2
+                assert time.monotonic() - begin < 5
                 producer.send("t", b"w")
                 producer.flush()  # the records are sent, and nobody says more of them
-                assert 3 < time.monotonic() - begin < 10
+                assert 5 < time.monotonic() - begin < 60
             finally:
                 os.kill(broker.pid, signal.SIGCONT)
 
@@ -307,7 +307,7 @@ def test_no_attempt_follows_a_refusal(broker: SecureBroker) -> None:
     before = broker.log.read_text().count("wrong name or password")
     settings = broker.client("SASL_PLAINTEXT", "SCRAM-SHA-256", password="wrong-secret")
     _refused(settings, AuthenticationError)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while broker.log.read_text().count("wrong name or password") == before and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.3)

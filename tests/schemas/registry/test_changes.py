@@ -320,7 +320,7 @@ def test_a_stream_writes_on_while_the_registry_is_away(
         assert write.writer(kind).id == number
     began = time.monotonic()
     assert [write.writer(kind).id for _ in range(20)] == [number] * 20
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15  # 20 s if each waits for the registry
     assert caplog.messages[-1].endswith("what it said before counts")
     other = WriteFormat(dataclasses.replace(given, subject="away-other"))
     with pytest.raises(ConnectionFailed):

@@ -183,7 +183,7 @@ def test_another_url_answers_at_once(server: SrFake) -> None:
         client = _client(url, retries_wait_ms="60000")
         client.subjects()
         client.subjects()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_a_registry_that_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -211,7 +211,7 @@ def test_one_that_stays_away() -> None:
         began = time.monotonic()
         with pytest.raises(ConnectionFailed, match=r"gave up on schema id 7 after \d+ tries in 0\.6 s"):
             client.schema(7)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_no_registry(server: SrFake) -> None:

@@ -280,7 +280,7 @@ def test_requests_that_hang_hold_up_neither_reading_nor_the_end(
                 assert register(url, "b", '"long"') == 2
                 started = time.monotonic()
                 registry.close()
-                assert time.monotonic() - started < 5
+                assert time.monotonic() - started < 30
             finally:
                 is_over.set()
             for future in asked:

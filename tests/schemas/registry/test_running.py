@@ -102,7 +102,7 @@ def test_a_start_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyP
     started = time.monotonic()
     own.close()
     is_over.set()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert own.error is None
 
 

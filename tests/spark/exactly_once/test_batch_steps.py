@@ -231,7 +231,7 @@ def test_a_write_that_takes_too_long(write: Write) -> None:
     writer._claimed = replace(claimed, at=claimed.at - 3600)
     task = write.task(writer, 0, "a")
     late = replace(task, opened_at=time.time() - 31)
-    with pytest.raises(NotDecided, match=r"writeId=day/.* took 31\.\d s, more than half of kafka\."):
+    with pytest.raises(NotDecided, match=r"writeId=day/.* took [3-9]\d\.\d s, more than half of kafka\."):
         writer.commit([late])
     assert write.state(task) == "Ongoing"
     writer.commit([replace(write.task(writer, 1), opened_at=late.opened_at), task])

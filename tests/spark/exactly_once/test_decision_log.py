@@ -197,7 +197,7 @@ def test_a_leader_that_does_not_know_the_end_yet(servers: str, topic: str, monke
 def test_records_that_are_lost(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end stays before what was read."""
     log = Driver(servers, topic, monkeypatch)
-    log.log = DecisionLog({"bootstrap.servers": servers, "request.timeout.ms": "1000"}, topic, KEY, Identity())
+    log.log = DecisionLog({"bootstrap.servers": servers, "request.timeout.ms": "3000"}, topic, KEY, Identity())
     for number in range(3):
         assert log.append(number, Claim())
     told = answer_late(monkeypatch, 1000)

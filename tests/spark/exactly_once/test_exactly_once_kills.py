@@ -128,7 +128,7 @@ def test_every_row_once(
     assert max(seen.values(), default=0) <= 1
     copy.to_the_end(request)
     wanted = once(records)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (found := read(brokers.servers, topic)) != wanted and time.monotonic() < deadline:
         time.sleep(0.5)  # coordinators answer EndTxn before they write the markers
     assert sorted((found - wanted).items())[:10] == []

@@ -31,7 +31,7 @@ class SrFake:
         return self._log.read_text().splitlines()[1:]
 
     def wait(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self._log.read_text().startswith("listening ") or not self._log.read_text().endswith("\n"):
             assert process.poll() is None, "srfake ended"
             assert time.monotonic() < deadline, "srfake does not start"

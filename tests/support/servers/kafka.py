@@ -410,10 +410,10 @@ class Kafka(Process):
         admin = self._admin()
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(configs or {}))
         admin.create_topics([topic])[name].result(timeout=30)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             # All topics: a request for one topic that the broker does not know yet would auto-create it.
-            metadata = admin.list_topics(timeout=10).topics.get(name)
+            metadata = admin.list_topics(timeout=60).topics.get(name)
             known = [] if metadata is None else list(metadata.partitions.values())
             if len(known) == partitions and all(p.error is None and p.leader >= 0 for p in known):
                 return
