@@ -14,7 +14,7 @@ from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch import check_crc, iter_batches, read_header, whole_batch_size
 from spark_klog.records.formats.batch_v2 import HEADER_SIZE, BatchHeader, build_batch, set_base_offset
-from spark_klog.records.kernels.reference import append_record
+from spark_klog.records.kernels.reference import append_record, iter_body
 from spark_klog.records.reading.reader import AbortedTransactions, visible_batches
 from spark_klog.wire.codecs import CODECS, Codec, codec_by_name
 from tests.support.brokers.batches import read_records
@@ -402,3 +402,16 @@ def test_control_batch_without_a_type_is_refused(key: bytes | None) -> None:
     assert [record.offset for record in read_records(data)] == [0]
     with pytest.raises(DecodeError, match="control"):
         list(read_records(data, AbortedTransactions([(1, 0)])))
+
+
+@pytest.mark.parametrize("size", [None, 0, 1, 63, 64, 2047, 2048, 5000])
+def test_sizes_and_numbers_at_the_ends_of_their_varints(size: int | None) -> None:
+    content = None if size is None else bytes(size)
+    for number in (0, 63, 64, 2047, 2048, 8191, 8192, 1 << 40):
+        for key, value in ((content, b"v"), (b"k", content), (content, content)):
+            body = bytearray()
+            append_record(body, number, min(number, 100_000), key, value)
+            [record] = iter_body(body, 1, 0, 0, None)
+            assert (record.timestamp, record.offset, record.key, record.value, record.headers) == (
+                *(number, min(number, 100_000), key, value, ()),
+            )

@@ -226,6 +226,14 @@ def builder(columns: frozenset[str]) -> ReferenceBuilder:
     return ReferenceBuilder(columns)
 
 
+#: Below it signed varints come from a table.
+_SMALL = 2048
+_SMALL_NUMBERS = [
+    bytes((number,)) if number < 0x80 else bytes((number & 0x7F | 0x80, number >> 7))
+    for number in range(0, 2 * _SMALL, 2)
+]
+
+
 def append_record(
     target: bytearray,
     timestamp_delta: int,
@@ -235,6 +243,23 @@ def append_record(
     headers: Headers = (),
 ) -> None:
     """Append one encoded record to a body."""
+    if not headers and 0 <= timestamp_delta < _SMALL > offset_delta:  # most records: half of the time
+        key_size, size = 0 if key is None else len(key), 0 if value is None else len(value)
+        if key_size < _SMALL > size:
+            numbers = _SMALL_NUMBERS
+            small = b"".join(
+                (
+                    b"\0",
+                    numbers[timestamp_delta],
+                    numbers[offset_delta],
+                    b"\1" if key is None else numbers[key_size] + key,
+                    b"\1" if value is None else numbers[size] + value,
+                    b"\0",
+                )
+            )
+            append_uvarint(target, len(small) << 1)
+            target += small
+            return
     record = bytearray(1)
     delta = wrap_int64(timestamp_delta)
     append_varlong(record, delta)
