@@ -44,15 +44,17 @@ def within(deadline: float, work: Callable[[], _T], name: str) -> _T:
 
 
 Addresses = list[tuple[Any, ...]]
+NO_ANSWER = "no name server has answered in time"
 
 
-class _LookUp:
+class LookUp:
     """A look-up in a thread of its own. Callers with the same host and port share it."""
 
     def __init__(self, host: str, port: int) -> None:
         self.is_done = Latch()
         self.addresses: Addresses = []
         self.failure: Exception | None = None
+        self._listeners: list[Callable[[], None]] = []
         self._key = host, port
         _under_way[self._key] = self  # before the thread starts, which removes it
         try:
@@ -72,9 +74,23 @@ class _LookUp:
         finally:
             _under_way.pop(self._key, None)
             self.is_done.set()
+            for listener in list(self._listeners):
+                listener()
+
+    def tell(self, listener: Callable[[], None]) -> None:
+        """Call `listener` in any thread once the look-up is done."""
+        self._listeners.append(listener)
+        if self.is_done.is_set():
+            listener()
+
+    def result(self) -> Addresses:
+        """The addresses, once it is done; OSError and UnicodeError from getaddrinfo."""
+        if self.failure is not None:
+            raise self.failure
+        return self.addresses
 
 
-_under_way: dict[tuple[str, int], _LookUp] = {}
+_under_way: dict[tuple[str, int], LookUp] = {}
 # a forked child does not have these threads
 os.register_at_fork(after_in_child=_under_way.clear)
 
@@ -84,21 +100,26 @@ os.register_at_fork(after_in_child=_under_way.clear)
 own_addresses: dict[tuple[str, int], tuple[str, int]] = {}
 
 
+def look_up(host: str, port: int) -> LookUp | Addresses:
+    """Begin a look-up, or join one that is under way; the addresses if `host` is one, or OSError."""
+    key = own_addresses.get((host, port), (host, port))
+    try:
+        ipaddress.ip_address(key[0])
+    except ValueError:
+        return _under_way.get(key) or LookUp(*key)
+    return list(socket.getaddrinfo(*key, type=socket.SOCK_STREAM))
+
+
 def addresses_of(host: str, port: int, deadline: float) -> Addresses:
     """The result of getaddrinfo for TCP; `deadline` is a reading of `time.monotonic`.
 
     TimeoutError if the deadline has passed; OSError and UnicodeError from getaddrinfo.
     """
-    host, port = own_addresses.get((host, port), (host, port))
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        look_up = _under_way.get((host, port)) or _LookUp(host, port)
-        with WAIT:
-            is_done = look_up.is_done.wait(max(0.0, deadline - time.monotonic()))
-        if not is_done:
-            raise TimeoutError("no name server has answered in time") from None
-        if look_up.failure is not None:
-            raise look_up.failure from None
-        return look_up.addresses
-    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    begun = look_up(host, port)
+    if not isinstance(begun, LookUp):
+        return begun
+    with WAIT:
+        is_done = begun.is_done.wait(max(0.0, deadline - time.monotonic()))
+    if not is_done:
+        raise TimeoutError(NO_ANSWER)
+    return begun.result()

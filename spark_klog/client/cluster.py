@@ -217,6 +217,12 @@ class Cluster:
             yield from opened(connection, deadline)
         return (yield from answered(connection, api, message, deadline, last))
 
+    def asking_version(self, node: int, api: Api, deadline: float) -> Steps[int]:
+        """The steps of `version_of`."""
+        connection = self._begin((*self.address(node), None), deadline)
+        yield from opened(connection, deadline)
+        return connection.version_of(api)
+
     def asking_features(self, node: int, deadline: float) -> Steps[Mapping[str, int]]:
         """The steps of a look at the finalized levels of the cluster's features, as a broker knows them.
 

@@ -90,15 +90,22 @@ class Coordinators:
         return {key: looked_up[key] if key in looked_up else self._nodes[kind, key] for key in wanted}
 
     def asking(
-        self, key: str, api: Api, message: Message, result: Callable[[Message], _Result], kind: int
+        self,
+        key: str,
+        api: Api,
+        message: Message,
+        result: Callable[[Message], _Result],
+        kind: int,
+        last: int | None = None,
     ) -> Steps[_Result]:
         """The steps of a request to a coordinator, tried again up to max.block.ms; `result` makes its result.
 
-        Raises what `result` raises; if that can be retried, or if there is no answer, only at the deadline.
+        Raises what `result` raises; if that can be retried, or if there is no answer, only at the deadline. `last`: see
+        `Connection.version_of`.
         """
 
         def steps(node: int, deadline: float) -> Steps[_Result]:
-            return result((yield from self._cluster.asking(node, api, message, deadline)))
+            return result((yield from self._cluster.asking(node, api, message, deadline, last)))
 
         return self.trying(key, steps, kind)
 

@@ -32,6 +32,17 @@ class Wait(NamedTuple):
     connection: Connection | None
     until: float
     handle: Handle | None = None
+    #: Connections of which an event does so, too.
+    others: tuple[Connection, ...] = ()
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        return self.others if self.connection is None else (self.connection, *self.others)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has come with that to another request: no event would tell."""
+        return self.connection is not None and self.handle is not None and self.connection.has_arrived(self.handle)
 
 
 Steps = Generator[Wait, None, _Result]
@@ -53,8 +64,8 @@ def opened(connection: Connection, deadline: float) -> Steps[None]:
     while not connection.open_step():
         connection.check_time(begin, deadline)
         yield Wait(connection, min(deadline, connection.look_at))
-    if connection.throttled_until <= deadline:
-        yield from paused(connection.throttled_until)
+    while time.monotonic() < connection.throttled_until <= deadline:  # another answer may have prolonged it
+        yield Wait(None, connection.throttled_until)
 
 
 def answered(
@@ -67,12 +78,17 @@ def answered(
     begin = time.monotonic()
     version = None if last is None else connection.version_of(api, last)
     handle = connection.send(api, message, version=version, deadline=deadline)
+    return (yield from received(connection, handle, begin, deadline))
+
+
+def received(connection: Connection, handle: Handle, begin: float, deadline: float) -> Steps[Message]:
+    """Wait for the answer to a request that was sent at `begin`; raises what `Connection` raises."""
     try:
-        yield Wait(connection, deadline, handle)
-        while not connection.poll(handle):
-            connection.check_time(begin, deadline)
+        while True:
             yield Wait(connection, deadline, handle)
-        return connection.receive(handle)
+            if connection.poll(handle):
+                return connection.receive(handle)
+            connection.check_time(begin, deadline)
     finally:
         connection.forget(handle)  # if nobody waits for it any more
 
@@ -118,13 +134,9 @@ def run_each(requests: Mapping[_Key, Steps[_Result]]) -> dict[_Key, _Result | Kl
 
 
 def _wait_for(waits: list[Wait]) -> None:
-    connections: list[Connection] = []
-    for wait in waits:
-        if wait.connection is None:
-            continue
-        if wait.handle is not None and wait.connection.has_arrived(wait.handle):
-            return  # it came with the response to another request: no event would tell
-        connections.append(wait.connection)
+    if any(wait.is_over for wait in waits):
+        return
+    connections = [connection for wait in waits for connection in wait.connections]
     wait_until_ready(connections, min(wait.until for wait in waits) - time.monotonic())
 
 
@@ -155,7 +167,7 @@ class PendingRequest(Generic[_Result]):
     @property
     def connections(self) -> list[Connection]:
         """The connection of which an event makes the next step possible, if any."""
-        return [] if self._wait.connection is None else [self._wait.connection]
+        return list(self._wait.connections)
 
     @property
     def look_at(self) -> float:

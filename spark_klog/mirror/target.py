@@ -15,6 +15,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.client.producer.sender import Sender
 from spark_klog.client.producer.transactions import Transactions
+from spark_klog.client.requests import run
 from spark_klog.errors import ConfigError, ErrorCode, MirrorFenced, ProducerFenced, RequestTimedOut
 from spark_klog.mirror.batches import OutBatch
 from spark_klog.mirror.progress import (
@@ -68,7 +69,7 @@ class Target:
                 )
             if self._cluster.config.transactional_id is not None:
                 self._transactions = Transactions(self._cluster, self._cluster.config.transactional_id)
-                self._transactions.init()
+                run(self._transactions.init())
         except BaseException:
             self._cluster.close()
             raise
@@ -108,7 +109,7 @@ class Target:
         """Wait until all records are confirmed, and commit the transaction, if any."""
         self.sender.flush()
         if self._transactions is not None and self._began_at is not None:
-            self._transactions.commit()
+            run(self._transactions.commit())
             self._began_at = None
 
     def close(self) -> None:

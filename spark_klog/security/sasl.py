@@ -223,6 +223,11 @@ class SaslExchange:
         return None
 
     @property
+    def is_quick(self) -> bool:
+        """Whether `begin` and `next` take no time: other mechanisms hash passwords, or ask others for a token."""
+        return self._config.mechanism == PLAIN
+
+    @property
     def has_last_word(self) -> bool:
         """Whether the token that `next` returned last ends the exchange: the broker answers no bare one."""
         return self._mechanism is not None and self._mechanism.has_last_word

@@ -11,7 +11,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, NoReturn
@@ -20,7 +20,7 @@ from spark_klog.base.interrupts import between_steps
 from spark_klog.base.names import VERSION
 from spark_klog.client.answers import check_code
 from spark_klog.client.net.dial import Dial
-from spark_klog.client.net.waiting import wait_until_ready
+from spark_klog.client.net.waiting import Work, wait_until_ready
 from spark_klog.client.retry import shown_seconds
 from spark_klog.client.settings import ClientConfig
 from spark_klog.errors import (
@@ -259,6 +259,8 @@ class Connection:
         self._sasl = SaslExchange(config.security, self.address) if config.security.sasl is not None else None
         #: The negotiation's request in flight, see `_next_of_negotiation`.
         self._negotiation: Handle | None = None
+        #: The computation of SASL's next request: passwords are hashed, tokens and tickets fetched.
+        self._sasl_work: Work[list[tuple[Api, Message]]] | None = None
         if wait:
             self.finish_opening()
 
@@ -286,16 +288,28 @@ class Connection:
                 self._transport = self._stream = FrameStream(connected, self._config.response_max_bytes)
                 # before SASL a broker answers without the check
                 self._negotiation = self._ask_versions(identifies=self._sasl is None)
-            while self._negotiation is not None:
-                if self.poll(self._negotiation):
-                    self._next_of_negotiation(self._negotiation, self._open_until)
-                else:
-                    self.check_time(self._opened_at, self._open_until)
-                    break
+            while not self._is_open and self._step_of_negotiation():
+                pass
+            if not self._is_open:
+                self.check_time(self._opened_at, self._open_until)
             return self._is_open
         except BaseException as error:
             self.close()
             self._fail(error)
+
+    def _step_of_negotiation(self) -> bool:
+        """Go on with the negotiation; whether that was possible."""
+        if self._sasl_work is not None:
+            requests = self._sasl_work.step()
+            if requests is not None:
+                self._sasl_work = None
+                self._after_sasl(*requests)
+            return requests is not None
+        assert self._negotiation is not None
+        is_answered = self.poll(self._negotiation)
+        if is_answered:
+            self._next_of_negotiation(self._negotiation, self._open_until)
+        return is_answered
 
     def _ask_versions(self, *, identifies: bool) -> Handle:
         """Send ApiVersions, with the expected broker if `identifies`."""
@@ -307,7 +321,7 @@ class Connection:
     def _next_of_negotiation(self, handle: Handle, deadline: float) -> None:
         """Process the response to ApiVersions or a SASL request. The connection is open after the last one."""
         answer = self.receive(handle, deadline)
-        following = None
+        sasl = self._sasl
         if handle.api is API_VERSIONS:
             is_first = not self._versions
             if handle.version == WITH_IDENTITY and not self._is_expected(answer["error_code"]):
@@ -319,13 +333,32 @@ class Connection:
             }
             if not self._versions:
                 raise UnsupportedVersionError(f"broker {self.address} lists no API in its ApiVersions response")
-            if self._sasl is not None and is_first:
-                following = self._sasl.begin(deadline)
+            if sasl is None or not is_first:
+                self._after_sasl()
+            else:
+                self._do_sasl(lambda: sasl.begin(deadline))
         else:
-            assert self._sasl is not None
-            following = self._sasl.next(handle.api, answer, time.monotonic())
-        if following is not None:
-            self._authenticate(*following)
+            assert sasl is not None
+            self._do_sasl(lambda: sasl.next(handle.api, answer, time.monotonic()))
+
+    def _do_sasl(self, work: Callable[[], tuple[Api, Message] | None]) -> None:
+        """Compute the next request of SASL, in a thread unless that is done at once."""
+
+        def requests() -> list[tuple[Api, Message]]:
+            following = work()
+            return [] if following is None else [following]
+
+        assert self._sasl is not None
+        self._negotiation = None
+        if self._sasl.is_quick:
+            self._after_sasl(*requests())
+        else:
+            self._sasl_work = Work(requests, "SASL")
+
+    def _after_sasl(self, *following: tuple[Api, Message]) -> None:
+        """Send the next request of SASL; after the last one check whose broker this is."""
+        if following:
+            self._authenticate(*following[0])
         elif self._expected is not None and self.speaks(API_VERSIONS, WITH_IDENTITY):
             self._negotiation = self._ask_versions(identifies=True)
         else:
@@ -377,7 +410,8 @@ class Connection:
         _log.debug("authenticating again at broker %s: the session ends", self.address)
         self._is_open, self._opened_at, self._open_until = False, time.monotonic(), deadline
         try:
-            self._authenticate(*self._sasl.begin(deadline))
+            sasl = self._sasl
+            self._do_sasl(lambda: sasl.begin(deadline))
         except BaseException as error:
             self.close()
             self._fail(error)
@@ -587,12 +621,14 @@ class Connection:
         return not self.closed
 
     def fileno(self) -> int:
-        return self._transport.fileno()
+        return self._transport.fileno() if self._sasl_work is None else self._sasl_work.fileno()
 
     @property
     def awaited_events(self) -> int:
         """The events of `select.poll` that `open_step` or `poll` waits for; 0 if they can continue at once."""
-        return 0 if self.closed else self._transport.awaited_events
+        if self.closed:
+            return 0
+        return self._transport.awaited_events if self._sasl_work is None else self._sasl_work.awaited_events
 
     @property
     def look_at(self) -> float:
@@ -602,6 +638,8 @@ class Connection:
     def close(self) -> None:
         self.closed = True
         self._transport.close()
+        if self._sasl_work is not None:
+            self._sasl_work.close()
         self._pending.clear()
         self._forgotten.clear()
         self._arrived.clear()

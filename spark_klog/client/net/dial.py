@@ -1,4 +1,4 @@
-"""Connect to a host without blocking: try its addresses one after the other, then do the TLS handshake."""
+"""Connect to a host without blocking: look its name up, try its addresses one after the other, do the TLS handshake."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import select
 import socket
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from spark_klog.base.in_a_thread import addresses_of
-from spark_klog.client.net.waiting import wait_until_ready
+from spark_klog.base.in_a_thread import NO_ANSWER, LookUp, look_up
+from spark_klog.client.net.waiting import Waker, wait_until_ready
 from spark_klog.errors import ConnectionFailed
 from spark_klog.security.config import TlsConfig
 
@@ -25,9 +25,9 @@ class Dial:
     """A connection being made to the first address of the host that answers; with `tls` over TLS.
 
     The addresses share the time until `deadline`, a reading of `time.monotonic`, so that a silent one leaves time for
-    the next one. Only the name look-up blocks, at most until the deadline. The constructor and `step` raise
-    `ConnectionFailed` if no address answers; with TLS also `TlsError` and `HandshakeInterrupted`, and the constructor
-    `ConfigError`. `source` says in errors where the address comes from, if not from the user.
+    the next one. The constructor and `step` raise `ConnectionFailed` if no address answers; with TLS also `TlsError`
+    and `HandshakeInterrupted`, and the constructor `ConfigError`. `source` says in errors where the address comes from,
+    if not from the user.
     """
 
     def __init__(self, host: str, port: int, deadline: float, tls: TlsConfig | None = None, source: str = "") -> None:
@@ -44,12 +44,40 @@ class Dial:
         self._failure: OSError = OSError("the name has no address")
         self._socket: socket.socket
         #: When the next address is tried.
-        self.until = 0.0
+        self.until = deadline
+        self._left: deque[Any] = deque()
+        #: The look-up that is not done, and what it wakes then.
+        self._look_up: LookUp | None = None
+        self._waker: Waker | None = None
         try:
-            self._left = deque(addresses_of(host, port, deadline))
+            begun = look_up(host, port)
+        except OSError as error:
+            raise ConnectionFailed(f"no broker answers at {self._place}: {error}") from None
+        if isinstance(begun, LookUp):
+            self._look_up, self._waker = begun, Waker()
+            begun.tell(self._waker.wake)
+        else:
+            self._left.extend(begun)
+            self._try_next()
+
+    def _look_up_step(self, begun: LookUp) -> None:
+        """Begin with the first address, if the look-up is done."""
+        try:
+            if begun.is_done.is_set():
+                self._left.extend(begun.result())
+                self._look_up = None
+            elif time.monotonic() >= self._deadline:
+                raise TimeoutError(NO_ANSWER)
         except (OSError, UnicodeError) as error:
             raise ConnectionFailed(f"no broker answers at {self._place}: {error}") from None
-        self._try_next()
+        if self._look_up is None:
+            self._close_waker()
+            self._try_next()
+
+    def _close_waker(self) -> None:
+        if self._waker is not None:
+            self._waker.close()
+            self._waker = None
 
     def _try_next(self) -> None:
         while self._left:
@@ -78,6 +106,10 @@ class Dial:
 
     def step(self) -> socket.socket | None:
         """The connected socket; None while no address has answered or the handshake is not done. Never blocks."""
+        if self._look_up is not None:
+            self._look_up_step(self._look_up)
+            if self._look_up is not None:
+                return None
         if self._handshake is None:
             connected = self._connect_step()
             if connected is None or self._begin_handshake is None:
@@ -110,6 +142,8 @@ class Dial:
     @property
     def awaited_events(self) -> int:
         """The event of `select.poll` that `step` waits for."""
+        if self._waker is not None:
+            return self._waker.awaited_events
         return select.POLLOUT if self._handshake is None else self._handshake.awaited_events
 
     def finish(self) -> socket.socket:
@@ -118,7 +152,9 @@ class Dial:
         return connected
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self._socket.fileno() if self._waker is None else self._waker.fileno()
 
     def close(self) -> None:
-        self._socket.close()
+        self._close_waker()
+        if hasattr(self, "_socket"):  # no address may have been tried
+            self._socket.close()

@@ -1,17 +1,19 @@
-"""Waiting for several connections at once."""
+"""Waiting for several connections at once, and for work in threads besides."""
 
 from __future__ import annotations
 
 import math
 import select
 import socket
-from collections.abc import Iterable
-from typing import Protocol
+import threading
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 from spark_klog.base.interrupts import between_steps
 
 #: Seconds; `poll` takes no infinity.
 _LONGEST_WAIT = 3600.0
+_T = TypeVar("_T")
 
 
 class Waited(Protocol):
@@ -60,6 +62,48 @@ class Waker:
     def close(self) -> None:
         self._receiver.close()
         self._sender.close()
+
+
+class Work(Generic[_T]):
+    """A blocking call in a daemon thread of its own, to wait for besides connections; call it done when `step` says so.
+
+    From Python 3.12 on the interpreter's exit starts no thread: the constructor then makes the call itself.
+    """
+
+    def __init__(self, work: Callable[[], _T], name: str) -> None:
+        self._work = work
+        self._results: list[_T] = []
+        self._failure: BaseException | None = None
+        self._waker = Waker()
+        self.fileno, self.awaited_events = self._waker.fileno, self._waker.awaited_events
+        try:
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+        except RuntimeError:
+            self._run()
+        except BaseException:
+            self.close()
+            raise
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:  # raised to the caller
+            self._failure = error
+        self._waker.wake()
+
+    def step(self) -> _T | None:
+        """The result, None while it is not there; raises what the call has raised."""
+        if self._failure is not None:
+            self.close()
+            raise self._failure
+        if not self._results:
+            return None
+        self.close()
+        return self._results[0]
+
+    def close(self) -> None:
+        """Wait no more: the thread ends by itself, and its result is dropped."""
+        self._waker.close()
 
 
 def wait_until_ready(waited: Iterable[Waited], timeout: float) -> None:

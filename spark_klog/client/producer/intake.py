@@ -17,10 +17,21 @@ from typing import TYPE_CHECKING, Any
 from spark_klog.base.names import ROW_FORMATS, TopicPartition
 from spark_klog.base.settings import INT64_MAX
 from spark_klog.client.cluster import Cluster, numbers_of
+from spark_klog.client.net.connection import Connection
 from spark_klog.client.producer.receipts import OnDelivery, Receipt
-from spark_klog.client.requests import PendingRequest
+from spark_klog.client.requests import PendingRequest, Steps, paused
+from spark_klog.client.retry import Retry
 from spark_klog.client.serialization import Column, Context, Function, PlainType, Serialization
-from spark_klog.errors import ConfigError, EncodeError, KlogError, RecordTooLargeToSend
+from spark_klog.errors import (
+    ConfigError,
+    ConnectionFailed,
+    EncodeError,
+    KlogError,
+    ProtocolError,
+    RecordTooLargeToSend,
+    RequestTimedOut,
+    is_retriable,
+)
 from spark_klog.protocol.codec import Message
 from spark_klog.records.contract import NO_TIMESTAMP, Headers
 from spark_klog.records.kernels.reference import append_record
@@ -72,6 +83,20 @@ class Serializers:
             return _called(chosen, value, Context(topic, column, headers))
         except EncodeError as error:
             raise EncodeError(f"the {column} of a record for {topic} does not serialize: {error}") from error.__cause__
+
+    def knows(self, topic: str) -> bool:
+        """Whether `record` needs no schema registry for this topic."""
+        return all(
+            (serializer := self._by_topic.get((column, topic))) is not None and serializer.is_ready
+            for column, chosen in self._serialization.by_column.items()
+            if isinstance(chosen, str)
+        )
+
+    def prepare(self, topic: str) -> None:
+        """Have a topic known; errors as of `record`."""
+        for column, chosen in self._serialization.by_column.items():
+            if isinstance(chosen, str):
+                self._row_serializer(column, topic).prepare()
 
     def _row_serializer(self, column: Column, topic: str) -> RowSerializer:
         with self._lock:
@@ -164,9 +189,19 @@ class PartitionChoice:
         """Whether `count` needs no broker. Any thread may ask."""
         return topic in self._known or topic in self._refreshed
 
-    def learn(self, topic: str, metadata: Mapping[str, Message]) -> None:
-        """Take over metadata of a topic; `ProtocolError` if they have an error."""
-        self._know(topic, len(numbers_of(metadata, [topic])[topic]))
+    def looking_up(self, topic: str) -> Steps[None]:
+        """Have a topic known within request.timeout.ms; `ProtocolError` as of `count`."""
+        bounds = self._cluster.bounds()
+        retry = Retry(self._cluster.config, *bounds)
+        while not self.knows(topic):
+            try:
+                metadata = yield from self._cluster.asking_metadata([topic], bounds, create=self.creates_topics)
+                self._know(topic, len(numbers_of(metadata, [topic])[topic]))
+            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                if not is_retriable(error):
+                    raise
+                until = time.monotonic() + retry.seconds(error)
+                yield from paused(until)
 
     def _know(self, topic: str, count: int) -> None:
         self._known[topic] = count
@@ -202,6 +237,15 @@ class PartitionChoice:
                 self._known[name] = len(topic["partitions"])
         if self._known != before:
             self._filled.clear()
+
+    @property
+    def look_at(self) -> float:
+        """When to call `renew` without `wait` if no event of `connections` comes, a reading of `time.monotonic`."""
+        return self._renewal.look_at if self._renewal.under_way else self._old_at
+
+    @property
+    def connections(self) -> list[Connection]:
+        return self._renewal.connections if self._renewal.under_way else []
 
     def refresh(self) -> bool:
         """As `Producer.refresh`."""
@@ -263,6 +307,8 @@ class Gathering:
     first_timestamp: int = 0
     #: Number of records, bytes of `body`, greatest timestamp: replaced at once, when a record is added as a whole.
     whole: tuple[int, int, int] = 0, 0, 0
+    #: What becomes of the last records, for a producer that tells many of them by one callback.
+    outcomes: list[Any] = field(default_factory=list)
 
     def add_record(
         self,

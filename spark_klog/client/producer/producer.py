@@ -8,15 +8,12 @@ the log twice.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import logging
 import math
 import time
-import weakref
-from collections.abc import Collection, Mapping
-from contextlib import suppress
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +23,9 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.offsets import GroupMetadata
+from spark_klog.client.producer.core import LAST_ABORT_MS, ProducerCore, producer_settings, unclosed
 from spark_klog.client.producer.intake import (
     Gathering,
-    Gatherings,
-    PartitionChoice,
     Serializers,
     check_bytes,
     check_headers,
@@ -37,27 +33,16 @@ from spark_klog.client.producer.intake import (
     check_timestamp,
 )
 from spark_klog.client.producer.receipts import Delivery, OnDelivery
-from spark_klog.client.producer.sender import Sender
 from spark_klog.client.producer.thread import Background, Turns
-from spark_klog.client.producer.transactions import PreparedTransaction, State, Transactions
-from spark_klog.client.requests import PendingRequest
-from spark_klog.client.retry import Retry
-from spark_klog.client.serialization import split_settings
-from spark_klog.client.settings import check_settings, without_effect
+from spark_klog.client.producer.transactions import PreparedTransaction, State
+from spark_klog.client.requests import PendingRequest, run
 from spark_klog.errors import (
-    BufferExhausted,
     CallInterrupted,
     ConcurrentUse,
-    ConfigError,
-    ConnectionFailed,
     KlogError,
     ProducerClosed,
-    ProtocolError,
     RequestTimedOut,
-    TransactionAborted,
-    is_retriable,
 )
-from spark_klog.protocol.codec import Message
 from spark_klog.records import kernels
 from spark_klog.records.contract import Headers, RecordColumns
 
@@ -67,18 +52,12 @@ if TYPE_CHECKING:
     from spark_klog.columns.rows import RecordRows
 
 
-#: Seconds for all producers together that are not closed at the interpreter's exit.
-_SECONDS_AT_EXIT = 10.0
-#: Time for the abort of a transaction that an exception has ended.
-_LAST_ABORT_MS = 5_000
-#: Seconds at least that the interpreter's exit waits for a callback that another thread calls.
-_LAST_CALLBACKS = 1.0
 #: Seconds before the thread goes on after the process had too many files open.
 _PAUSE = 0.1
 _log = logging.getLogger(__name__)
 
 
-class Producer:
+class Producer(ProducerCore):
     """Write records to partitions' leaders.
 
         with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
@@ -118,12 +97,8 @@ class Producer:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Connect with `settings` by Kafka's names; raises what `Cluster.connect` raises."""
-        check_settings("Producer", settings)
-        of_client, serialization = split_settings(settings, "serializer")
-        serializers = None if serialization is None else Serializers(serialization)
-        if ignored := without_effect(of_client):
-            _log.warning("these settings have no effect on a producer: %s", ", ".join(ignored))
-        self._begin(Cluster.connect(of_client), serializers, has_thread=True, creates_topics=True)
+        of_client, serializers = producer_settings(settings)
+        self._start(Cluster.connect(of_client), serializers, has_thread=True, creates_topics=True)
 
     @classmethod
     def of_cluster(cls, cluster: Cluster, *, creates_topics: bool = True) -> Producer:
@@ -134,36 +109,22 @@ class Producer:
         also with brokers that would create it.
         """
         producer = cls.__new__(cls)
-        producer._begin(cluster, None, has_thread=False, creates_topics=creates_topics)
+        producer._start(cluster, None, has_thread=False, creates_topics=creates_topics)
         return producer
 
-    def _begin(
+    def _start(
         self, cluster: Cluster, serializers: Serializers | None, *, has_thread: bool, creates_topics: bool
     ) -> None:
-        self._cluster, self._serializers, self._has_thread = cluster, serializers, has_thread
-        #: Whether calls are refused, and whether nothing is left to close.
-        self._is_closed = self._has_ended = False
-        name = cluster.config.transactional_id
-        self._transactions = None if name is None else Transactions(cluster, name)
-        self._sender = Sender(cluster, self._transactions)
+        self._begin(cluster, serializers, creates_topics=creates_topics)
+        self._has_thread = has_thread
+        #: Whether nothing is left to close.
+        self._has_ended = False
         self._kernel = kernels.load()
         self._background: Background | None = None
         limit = cluster.config.named("max.block.ms")
         self._turns = Turns(cluster.config.max_block_ms, limit, self._wake, self._fail_halfway)
-        self._linger = cluster.config.linger_ms / 1000
-        self._max_block = cluster.config.max_block_ms / 1000
-        self._gathering = Gatherings()
-        #: Bytes of records in a batch before compression; a record is never split.
-        self.batch_size = max(1, cluster.config.batch_size)
-        #: Bytes of records that may wait.
-        self._room = max(1, cluster.config.buffer_memory)
-        #: The most bytes of a batch with a single record, and the setting that says so, as the user writes it.
-        self._size_limit = cluster.config.max_request_size, cluster.config.named("max.request.size")
-        if cluster.config.buffer_memory < cluster.config.max_request_size:
-            self._size_limit = cluster.config.buffer_memory, cluster.config.named("buffer.memory")
-        self._choice = PartitionChoice(cluster, self.batch_size, creates_topics=creates_topics)
-        if self._has_thread:
-            _unclosed.add(self)
+        if has_thread:
+            unclosed.add(self)
 
     def partitions(self, topic: str) -> int:
         """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
@@ -250,33 +211,13 @@ class Producer:
         Turns are taken for single steps only, so that other threads' calls go on meanwhile.
         """
         if not self._has_thread or self._choice.knows(topic):
-            return None
-        with self._turns, self._turns.section:
-            self._check(call)
-            bounds = self._cluster.bounds()
-        retry = Retry(self._cluster.config, *bounds)
-        while True:
-            try:
-                return self._look_up_once(topic, call, bounds.deadline)
-            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-                if not is_retriable(error):
-                    raise
-                failure = error
-            retry.pause(failure)
-
-    def _look_up_once(self, topic: str, call: str, deadline: float) -> None:
-        request: PendingRequest[dict[str, Message]] = PendingRequest()
-        steps = partial(self._cluster.asking_metadata, [topic], create=self._choice.creates_topics)
+            return
+        request: PendingRequest[None] = PendingRequest()
         while True:
             with self._turns, self._turns.section:
                 self._check(call)
-                if self._choice.knows(topic):  # by another thread's call
-                    request.close()
-                    return
-                with self._cluster.within(1000 * max(0.0, deadline - time.monotonic())):
-                    metadata = request.step(steps)
-                if metadata is not None:
-                    self._choice.learn(topic, metadata)
+                request.step(lambda: self._choice.looking_up(topic))
+                if not request.under_way:
                     return
                 connections, pause = request.connections, request.look_at - time.monotonic()
             try:
@@ -315,12 +256,7 @@ class Producer:
         finally:
             self._wake()
         if self._sender.size >= self._room:
-            config = self._cluster.config
-            limit = f"{config.named('buffer.memory')}={config.buffer_memory}"
-            raise BufferExhausted(
-                f"{self._sender.size} bytes of records wait to be sent, {limit}, and none was confirmed within "
-                f"{self._max_block:g} s ({config.named('max.block.ms')}): a record for {topic}-{partition} is not sent"
-            )
+            raise self._exhausted(self._sender.size, f"a record for {topic}-{partition}")
 
     def _work(self) -> tuple[float, Collection[Connection]]:
         """Do what is due, in the thread; return seconds and connections to wait for."""
@@ -404,29 +340,6 @@ class Producer:
             self._sender.make_room()
             row = following
 
-    def _check(self, call: str) -> None:
-        """Raise the producer's earlier error, `ProducerClosed`, or `InvalidTransactionState` without a transaction."""
-        self._check_open(call)
-        self._sender.check()
-        if self._transactions is not None:
-            self._transactions.check_open(call)
-
-    def _check_open(self, call: str) -> None:
-        if self._is_closed:
-            raise ProducerClosed(f"{call}: the producer is closed")
-
-    def _finish(self, key: TopicPartition, until: float = math.inf) -> None:
-        """Make a batch of what has gathered for a partition; `until`: see `Sender.make_room`."""
-        gathering = self._gathering.remove(key)
-        count, _, last = gathering.whole
-        if count:  # no records if the first one could not be encoded
-            self._sender.add_records(key, gathering.body, count, gathering.first_timestamp, last, gathering.receipt)
-        self._sender.make_room(until)
-
-    def _finish_all(self, until: float = math.inf) -> None:
-        for key in list(self._gathering):
-            self._finish(key, until)
-
     def flush(self, timeout: float | None = None) -> None:
         """Send all records and wait until they are confirmed, and `on_delivery` was called for them.
 
@@ -454,24 +367,6 @@ class Producer:
             self._check_open("refresh")
             return self._choice.refresh()
 
-    def _transactional(self, call: str) -> Transactions:
-        self._check_open(call)
-        if self._transactions is None:
-            raise ConfigError(f"{self._cluster.config.named('transactional.id')} is not set: it names the transactions")
-        return self._transactions
-
-    def _in_transaction(self, call: str) -> Transactions:
-        """The transactions, of which one is open; raises the error of an earlier record first, as `send` does.
-
-        But without a transaction it says so: a commit that an interrupt has ended may have been done.
-        """
-        transactions = self._transactional(call)
-        if not transactions.is_open:
-            transactions.check_open(call)
-        self._sender.check()
-        transactions.check_open(call)
-        return transactions
-
     def init_transactions(self, known: PreparedTransaction | None = None) -> None:
         """Fence other producers with this transactional.id and abort their transactions.
 
@@ -481,8 +376,8 @@ class Producer:
         who must know which asks `Admin.describe_transactions` first.
         """
         with self._turns, self._turns.section:
-            self._transactional("init_transactions").init(known)
-            self._sender.reset()  # another epoch numbers its batches from 0 on
+            run(self._transactional("init_transactions").init(known))
+            run(self._sender.reset())  # another epoch numbers its batches from 0 on
 
     def begin_transaction(self) -> None:
         """Begin a transaction. The broker learns of it with the first record."""
@@ -506,7 +401,7 @@ class Producer:
         offsets = {partition_of(call, key): offset for key, offset in mapping_of(f"{call}: offsets", offsets).items()}
         with self._turns, self._turns.section:
             transactions = self._in_transaction(call)
-            transactions.send_offsets(offsets, member)
+            run(transactions.send_offsets(offsets, member))
 
     def commit_transaction(self) -> None:
         """Flush and commit. After `RequestTimedOut` or `ConnectionFailed` the outcome is open: call it again.
@@ -519,7 +414,7 @@ class Producer:
                 if transactions.state is not State.COMMITTING:  # else the answer to a commit has not come
                     self._in_transaction("commit_transaction")
                     self._flush()
-                transactions.commit()
+                run(transactions.commit())
         finally:
             self._sender.receipts.call_back()
 
@@ -547,42 +442,19 @@ class Producer:
         """Drop unsent records and abort the transaction. After an error call it again."""
         try:
             with self._turns, self._turns.section:
-                self._abort_transaction(self._transactional("abort_transaction"))
+                run(self._aborting())
         finally:
             self._sender.receipts.call_back()
 
-    def _abort_transaction(self, transactions: Transactions) -> None:
-        if not transactions.is_open:
-            transactions.abort()  # says why not
-        self._gathering.clear()
-        if not self._sender.is_idle:
-            transactions.fail()
-        if transactions.state is State.FAILED:
-            self._sender.reset()  # another epoch numbers its batches from 0 on
-        aborted = TransactionAborted(f"the transaction of {transactions.transactional_id} was aborted")
-        self._sender.receipts.fail_all(aborted)
-        transactions.abort()
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        with self._turns, self._turns.section:
+            yield
 
     def finish_at_exit(self, until: float) -> None:
-        """Write what is left, up to `until`, a reading of `time.monotonic`; warn of what is lost.
-
-        Not of a transaction, which nobody will commit.
-        """
-        if self._is_closed or self._turns.is_forked or self._transactions is not None:
-            return
-        seconds = max(0.0, until - time.monotonic())
-        reason = "the time was over"
-        self._turns.shorten(seconds)
-        try:
-            with self._turns, self._turns.section, self._cluster.within(1000 * seconds, "the time at exit"):
-                self._finish_all(until)
-                self._sender.flush(until)
-        except KlogError as error:
-            reason = str(error)
-        self._sender.receipts.call_back_within(max(_LAST_CALLBACKS, until - time.monotonic()))
-        lost = self._sender.unconfirmed + self._gathering.records
-        if lost:
-            _log.warning("the program ends with %d records not confirmed: call flush or close before; %s", lost, reason)
+        if not self._turns.is_forked:
+            self._turns.shorten(max(0.0, until - time.monotonic()))
+            super().finish_at_exit(until)
 
     def close(self) -> None:
         """Flush and close the connections; abort an open transaction. A second call does nothing."""
@@ -660,20 +532,7 @@ class Producer:
             return
         try:
             if self._transactions is not None and self._transactions.is_open:
-                with suppress(KlogError), self._cluster.within(_LAST_ABORT_MS):  # else readers wait for its timeout
+                with suppress(KlogError), self._cluster.within(LAST_ABORT_MS):  # else readers wait for its timeout
                     self.abort_transaction()
         finally:
             self.abort()
-
-
-_unclosed: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-
-@atexit.register
-def _finish_all_at_exit() -> None:
-    until = time.monotonic() + _SECONDS_AT_EXIT
-    for producer in list(_unclosed):
-        try:
-            producer.finish_at_exit(until)
-        except Exception:  # the others have their turn
-            _log.exception("records that a producer had not written at exit are lost")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -92,7 +94,9 @@ class Receipt:
         return None if index < self._written else self.error
 
     def metadata(self, index: int, timestamp: int) -> RecordMetadata:
-        first, base, append_time = next(part for part in reversed(self._parts) if part[0] <= index)
+        parts = self._parts
+        is_whole = len(parts) == 1  # most are not split
+        first, base, append_time = parts[0] if is_whole else next(part for part in reversed(parts) if part[0] <= index)
         offset = base + index - first if base >= 0 else -1
         return RecordMetadata(*self.key, offset, append_time if append_time >= 0 else timestamp)
 
@@ -112,6 +116,11 @@ class Receipts:
         receipt = Receipt(key)
         self._open.add(receipt)
         return receipt
+
+    def drop(self, receipt: Receipt) -> None:
+        """Forget the receipt of a batch that has got no record."""
+        receipt.done.set()
+        self._open.discard(receipt)
 
     def confirm(self, receipt: Receipt, base_offset: int, append_time: int, part: tuple[int, int]) -> None:
         receipt.confirm(base_offset, append_time, part)
@@ -133,14 +142,22 @@ class Receipts:
         """Whether this is within a callback that this thread calls."""
         return self._caller == threading.get_ident()
 
-    def call_back(self) -> None:
+    @property
+    def open(self) -> frozenset[Receipt]:
+        """The receipts of batches that are neither confirmed nor failed."""
+        return frozenset(self._open)
+
+    def call_back(self, until: float = math.inf) -> bool:
         """Call the callbacks of completed batches, one at a time; do not hold the producer's lock.
 
-        In a process forked since nothing is called. After an interrupt in a callback the next call continues.
+        In a process forked since nothing is called. After an interrupt in a callback the next call continues. Ends at
+        `until`, a reading of `time.monotonic`; returns whether all were called.
         """
         if os.getpid() != self._process:
-            return
+            return True
         while self._completed:
+            if until < math.inf and time.monotonic() >= until:
+                return False
             with self._calling:
                 if not self._completed:
                     break
@@ -161,6 +178,7 @@ class Receipts:
                     self._caller = before
         with self._calling:
             pass  # another thread may call the last one
+        return True
 
     def call_back_within(self, seconds: float) -> None:
         """Like `call_back`, but do nothing if a callback of another thread takes longer than this."""

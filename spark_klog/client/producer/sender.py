@@ -20,7 +20,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_klog.base.names import TopicPartition
@@ -31,7 +31,7 @@ from spark_klog.client.producer.outcomes import UNREACHABLE, Outcomes
 from spark_klog.client.producer.queues import Batch, Queue
 from spark_klog.client.producer.receipts import Receipt, fresh
 from spark_klog.client.producer.transactions import Transactions
-from spark_klog.client.requests import PendingRequest, Steps, Wait, run_each
+from spark_klog.client.requests import PendingRequest, Steps, Wait, received, run
 from spark_klog.errors import (
     ConnectionFailed,
     KlogError,
@@ -44,9 +44,12 @@ from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import PRODUCE_WITH_MAGIC_2
 from spark_klog.records.building.conversion import down_convert
 from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT, build_batch, set_produced
+from spark_klog.wire.codecs import NONE
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
+#: Bytes of records that a codec compresses in about a millisecond, on a slow machine.
+_QUICKLY_COMPRESSED = {"gzip": 16 * 1024, "zstd": 64 * 1024, "lz4": 128 * 1024}
 #: The version of Produce with magic 1.
 _MAGIC_1 = 2
 #: Seconds. A broker that takes longer for a request no longer delays records for other brokers.
@@ -120,6 +123,8 @@ class Sender:
         self._config = config = cluster.config
         self._enough = max(1, config.max_request_size)
         self._codec, self._level = config.codec, config.compression_level
+        #: The codec for records that it has compressed already.
+        self._as_it_is = replace(self._codec, _compress=lambda data, _: data)
         self._attributes = 0 if transactions is None else TRANSACTIONAL_BIT
         self._queues: dict[TopicPartition, Queue] = {}
         self._clock = _CallClock()
@@ -150,6 +155,10 @@ class Sender:
         """Whether all batches are confirmed and there was no error."""
         return not self.size and self._failure is None
 
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
     def work_on(self) -> None:
         """Count all time against delivery.timeout.ms from now on."""
         self._clock.run_on()
@@ -178,8 +187,13 @@ class Sender:
         base_timestamp: int,
         max_timestamp: int,
         receipt: Receipt | None = None,
+        *,
+        is_compressed: bool = False,
     ) -> None:
-        """Queue `count` encoded records as one batch; call `make_room` after it. Raises the sender's earlier error."""
+        """Queue `count` encoded records as one batch; call `make_room` after it. Raises the sender's earlier error.
+
+        `is_compressed`: `body` is what `compressed` has returned.
+        """
         queue = self._admit(key, count)
         numbering = queue.numbering
         data = build_batch(
@@ -187,8 +201,8 @@ class Sender:
             count,
             base_timestamp=base_timestamp,
             max_timestamp=max_timestamp,
-            codec=self._codec,
-            level=self._level,
+            codec=self._as_it_is if is_compressed else self._codec,
+            level=None if is_compressed else self._level,
             attributes=self._attributes,
             producer_id=numbering.producer_id if numbering else -1,
             producer_epoch=numbering.epoch if numbering else -1,
@@ -196,6 +210,14 @@ class Sender:
         )
         queue.append(Batch(data, count, self._deadline(), receipt))
         self._outcomes.bytes += len(data)
+
+    def compresses_long(self, size: int) -> bool:
+        """Whether the compression of so many bytes takes more than about a millisecond."""
+        return size > _QUICKLY_COMPRESSED.get(self._codec.name, _QUICKLY_COMPRESSED["lz4"]) and self._codec is not NONE
+
+    def compressed(self, body: Buffer) -> Buffer:
+        """The records as they are in a batch. Any thread may compress."""
+        return self._codec.compress(body, self._level)
 
     def add_batch(self, key: TopicPartition, batch: bytearray, count: int, receipt: Receipt | None = None) -> None:
         """Queue a batch of magic 2 of another log: its header becomes this producer's, its records stay as they are.
@@ -284,13 +306,17 @@ class Sender:
         self.check()
         self._deliver(lambda: not self._outcomes.bytes, until)
         if self._unanswered:
-            deadline = min(until, self._cluster.deadline())
-            asked = {connection: self._behind_records(connection, deadline) for connection in self._unanswered}
-            self._unanswered = set()
-            for answer in run_each(asked).values():
-                if isinstance(answer, KlogError):
-                    _log.info("records with acks=0 may be lost: %s", answer)
-            self._check_stopped()
+            run(self.flushing_unanswered(until))
+
+    def flushing_unanswered(self, until: float) -> Steps[None]:
+        """The last steps of `flush`: brokers have read the records with acks=0, if they go by TLS."""
+        deadline = min(until, self._cluster.deadline())
+        while self._unanswered:
+            try:
+                yield from self._behind_records(self._unanswered.pop(), deadline)
+            except (ConnectionFailed, RequestTimedOut) as error:
+                _log.info("records with acks=0 may be lost: %s", error)
+        self._check_stopped()
 
     def _behind_records(self, connection: Connection, until: float) -> Steps[Message]:
         """Have a request answered behind the records: over TLS a broker may lose what came right before the end."""
@@ -306,7 +332,7 @@ class Sender:
         if self._is_stopped:
             raise ProducerClosed("the producer was closed by another thread")
 
-    def reset(self) -> None:
+    def reset(self) -> Steps[None]:
         """Drop all batches and the failure, after requests in flight are answered or request.timeout.ms is over.
 
         It waits because a batch that arrives after its transaction's end would begin a new transaction that never ends.
@@ -317,7 +343,7 @@ class Sender:
                 request = self._end(broker)  # first, in case this is interrupted
                 try:
                     if request.handle is not None:
-                        request.connection.receive(request.handle, deadline)
+                        yield from received(request.connection, request.handle, time.monotonic(), deadline)
                 except (KlogError, ValueError) as error:  # ValueError: received, but an interrupt came after that
                     _log.info("records that are dropped may be written: %s", error)
                     request.connection.close()

@@ -91,7 +91,7 @@ class Background:
         self,
         turns: Turns,
         work: Callable[[], tuple[float, Collection[Connection]]],
-        after: Callable[[], None],
+        after: Callable[[], object],
     ) -> None:
         self._turns, self._work, self._after = turns, work, after
         self._waker = Waker()
@@ -144,6 +144,7 @@ class Background:
     def _call_after(self) -> None:
         while True:
             try:
-                return self._after()
+                self._after()
+                return
             except BaseException:  # raised by a callback, SystemExit too: this thread has no caller to raise it to
                 _log.exception("on_delivery has failed in the producer's thread")

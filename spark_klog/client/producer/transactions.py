@@ -17,12 +17,12 @@ it is made, with its first record, and keeps to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from spark_klog.base.names import TRANSACTION_VERSION, TRANSACTIONS_2, TopicPartition
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
@@ -37,7 +37,7 @@ from spark_klog.client.offsets import (
     topics_to_commit,
 )
 from spark_klog.client.producer.numbering import Numbering
-from spark_klog.client.requests import PendingRequest, Steps, run
+from spark_klog.client.requests import PendingRequest, Steps
 from spark_klog.errors import (
     ErrorCode,
     InvalidTransactionState,
@@ -55,11 +55,10 @@ from spark_klog.protocol.apis import (
 )
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.protocol.tables.groups import TRANSACTION
+from spark_klog.protocol.tables.groups import GROUP, TRANSACTION
 from spark_klog.protocol.tables.records import PRODUCE_OF_TRANSACTIONS_2
 from spark_klog.protocol.tables.transactions import FIRST_END_OF_TRANSACTIONS_2, FIRST_OF_TRANSACTIONS_2
 
-_T = TypeVar("_T")
 #: The first InitProducerId with the current producer id and epoch, so that it can't fence a newer producer (KIP-360).
 _FIRST_WITH_EPOCH = 3
 #: The first TxnOffsetCommit with the member and its generation (KIP-447).
@@ -100,8 +99,9 @@ class PreparedTransaction:
 class Transactions:
     """The transactions of one transactional.id. Not thread-safe.
 
-    Every call takes up to max.block.ms and raises what `Cluster.attempt` raises, `ProducerFenced`, or
-    `InvalidTransactionState` if the state does not allow the call.
+    Every call takes up to max.block.ms and raises what `Coordinators.trying` raises, `ProducerFenced`, or
+    `InvalidTransactionState` if the state does not allow the call. Those that ask coordinators are steps, which the
+    caller runs; they can be closed where they wait, as by an interrupt.
     """
 
     def __init__(self, cluster: Cluster, transactional_id: str) -> None:
@@ -140,14 +140,14 @@ class Transactions:
     def _is_of_2(self) -> bool:
         return self._version is not None and self._version >= TRANSACTIONS_2
 
-    def init(self, known: PreparedTransaction | None = None) -> None:
+    def init(self, known: PreparedTransaction | None = None) -> Steps[None]:
         """Get a producer id and epoch. This fences earlier producers and aborts their open transactions.
 
         After `prepare` it aborts the prepared transaction, too, if nobody has ended it. With `known`, the last
         transaction of this id, it goes on from there (Kafka 2.5): `ProducerFenced` if the id has another epoch.
         """
         self._expect("init_transactions", State.NEW, State.PREPARED)
-        self._init(-1, -1) if known is None else self._init(known.producer_id, known.epoch)
+        yield from self._init(*((-1, -1) if known is None else (known.producer_id, known.epoch)))
 
     def begin(self) -> None:
         self._expect("begin_transaction", State.READY)
@@ -223,7 +223,7 @@ class Transactions:
         self,
         offsets: Mapping[TopicPartition, int],
         member: GroupMetadata,
-    ) -> None:
+    ) -> Steps[None]:
         """Commit a group's offsets with the transaction. With a generation the broker rejects outdated members.
 
         `UnsupportedVersionError` for a member if the broker is older than Kafka 2.5; the transaction stays open.
@@ -236,8 +236,7 @@ class Transactions:
         group = member.group
         if member != GroupMetadata(group):
             with self._failing():
-                node = self._coordinators.node
-                version = self._attempt(lambda: self._cluster.version_of(node(group), TXN_OFFSET_COMMIT))
+                version = yield from self._version_of(TXN_OFFSET_COMMIT, group, GROUP)
             if version < _FIRST_WITH_MEMBER:
                 raise UnsupportedVersionError(
                     f"the coordinator of group {group} is older than Kafka 2.5 and can't reject the offsets of outdated"
@@ -246,12 +245,12 @@ class Transactions:
         if self._version is None:
             self.asking.close()
             with self._failing():
-                self._version = run(self._version_steps())
+                self._version = yield from self._version_steps()
         self._is_begun = True
         if not self._is_of_2 and group not in self._groups:
             request = {**self._identity(), "group_id": group}
             with self._failing():
-                self._request(ADD_OFFSETS_TO_TXN, request, f"offsets of group {group}")
+                yield from self._request(ADD_OFFSETS_TO_TXN, request, f"offsets of group {group}")
             self._groups.add(group)
         commit = {
             **self._identity(),
@@ -264,20 +263,19 @@ class Transactions:
 
         last = FIRST_OF_TRANSACTIONS_2 if self._is_of_2 else None
 
-        def request_of_group() -> None:
-            answer = self._cluster.request(self._coordinators.node(group), TXN_OFFSET_COMMIT, commit, last)
+        def committed(answer: Message) -> None:
             entries = by_key(TXN_OFFSET_COMMIT, answer, partition_entries(answer), offsets)
             codes = {key: entry["error_code"] for key, entry in entries.items()}
             self._check_each(TXN_OFFSET_COMMIT, codes, f"committed for group {group}")
 
         with self._failing():
-            self._attempt(request_of_group)
+            yield from self._coordinators.asking(group, TXN_OFFSET_COMMIT, commit, committed, GROUP, last)
 
-    def commit(self) -> None:
+    def commit(self) -> Steps[None]:
         """Commit the transaction; after an error call it again: the coordinator may have committed it."""
         self._expect("commit_transaction", State.OPEN, State.COMMITTING)
         self.state = State.COMMITTING
-        self._end(commits=True)
+        yield from self._end(commits=True)
 
     def prepare(self) -> PreparedTransaction | None:
         """Leave the transaction to another process; None, and the transaction has ended, if nothing was written."""
@@ -289,7 +287,7 @@ class Transactions:
             self.state = State.PREPARED
         return prepared
 
-    def abort(self) -> None:
+    def abort(self) -> Steps[None]:
         """Abort the transaction; after an error call it again.
 
         After a failure, records may still be in flight: the producer gets a new epoch so that brokers reject them. With
@@ -297,26 +295,26 @@ class Transactions:
         """
         self._expect("abort_transaction", State.OPEN, State.FAILED, State.ABORTING)
         if self.state is State.FAILED:
-            self._renew()
+            yield from self._renew()
         else:
             self.state = State.ABORTING
-            self._end(commits=False)
+            yield from self._end(commits=False)
 
-    def _end(self, *, commits: bool) -> None:
+    def _end(self, *, commits: bool) -> Steps[None]:
         if self._is_begun:
             try:
-                self._request_end(commits=commits)
+                yield from self._request_end(commits=commits)
             except ProtocolError as error:
                 if error.code in NEVER_COMMITTED:  # otherwise an earlier attempt may have succeeded
                     self.state = State.FAILED
                 raise
         self._ended()
 
-    def _request_end(self, *, commits: bool) -> bool:
+    def _request_end(self, *, commits: bool) -> Steps[bool]:
         """End the transaction; return whether the producer has another epoch now."""
         what = f"{'commit' if commits else 'abort'} of a transaction of {self.transactional_id}"
         last = FIRST_END_OF_TRANSACTIONS_2 if self._is_of_2 else None
-        answer = self._request(END_TXN, {**self._identity(), "committed": commits}, what, last)
+        answer = yield from self._request(END_TXN, {**self._identity(), "committed": commits}, what, last)
         if answer["producer_id"] < 0:
             return False
         self._producer_id, self._epoch = answer["producer_id"], answer["producer_epoch"]
@@ -330,35 +328,35 @@ class Transactions:
         self._version = None
         self.state = State.READY
 
-    def _renew(self) -> None:
+    def _renew(self) -> Steps[None]:
         """Abort the transaction and get a new epoch, if that is not of the abort."""
         if not self._has_aborted:
             # also for what has not begun: a producer that was fenced learns of it here, before it could fence another
             try:
-                if self._request_end(commits=False):
+                if (yield from self._request_end(commits=False)):
                     self._ended()
                     return
             except ProtocolError as error:
                 if error.code not in NEVER_COMMITTED:
                     raise
             self._has_aborted = True
-        node = self._cluster.attempt(self._node)
-        if self._cluster.version_of(node, INIT_PRODUCER_ID) < _FIRST_WITH_EPOCH:
+        version = yield from self._version_of(INIT_PRODUCER_ID, self.transactional_id, TRANSACTION)
+        if version < _FIRST_WITH_EPOCH:
             self.state = State.FENCED
             raise UnsupportedVersionError(
                 f"the transaction of {self.transactional_id} is aborted; brokers before 2.5 give the producer no other "
                 "epoch after an error: go on with a new producer"
             )
-        self._init(self._producer_id, self._epoch)
+        yield from self._init(self._producer_id, self._epoch)
 
-    def _init(self, producer_id: int, epoch: int) -> None:
+    def _init(self, producer_id: int, epoch: int) -> Steps[None]:
         request = {
             "transactional_id": self.transactional_id,
             "transaction_timeout_ms": self._cluster.config.transaction_timeout_ms,
             "producer_id": producer_id,
             "producer_epoch": epoch,
         }
-        answer = self._request(INIT_PRODUCER_ID, request, f"producer id of {self.transactional_id}")
+        answer = yield from self._request(INIT_PRODUCER_ID, request, f"producer id of {self.transactional_id}")
         self._producer_id, self._epoch = answer["producer_id"], answer["producer_epoch"]
         self._ended()
 
@@ -404,18 +402,17 @@ class Transactions:
             self.fail()
             raise
 
-    def _request(self, api: Api, message: Message, what: str, last: int | None = None) -> Message:
-        """The answer of the coordinator of the transactional id, see `_attempt`; raises the error in it."""
+    def _request(self, api: Api, message: Message, what: str, last: int | None = None) -> Steps[Message]:
+        """The answer of the coordinator of the transactional id; raises the error in it."""
 
-        def request() -> Message:
-            answer = self._cluster.request(self._node(), api, message, last)
+        def checked(answer: Message) -> Message:
             self._check(api, answer["error_code"], what)
             return answer
 
-        return self._attempt(request)
+        return self._coordinators.asking(self.transactional_id, api, message, checked, TRANSACTION, last)
 
-    def _attempt(self, action: Callable[[], _T]) -> _T:
-        return self._coordinators.attempt(action, self._cluster.config.max_block_ms, "max.block.ms")
-
-    def _node(self) -> int:
-        return self._coordinators.node(self.transactional_id, TRANSACTION)
+    def _version_of(self, api: Api, key: str, kind: int) -> Steps[int]:
+        """The version of an API that a coordinator has."""
+        return self._coordinators.trying(
+            key, lambda node, deadline: self._cluster.asking_version(node, api, deadline), kind
+        )

@@ -195,7 +195,7 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
         begin = time.monotonic()
         for _ in range(3):
             with pytest.raises(ConnectionFailed, match=rf"silent\.test:{port}: no name server has answered in time"):
-                Dial("silent.test", port, time.monotonic() + 0.1)
+                Dial("silent.test", port, time.monotonic() + 0.1).finish()
         assert time.monotonic() - begin < 30
         assert asked == ["silent.test"]
         answers.set()

@@ -182,6 +182,7 @@ def _seeds(of_make: range) -> Iterator[int]:
         yield random.randrange(1 << 32)
 
 
+@pytest.mark.usefixtures("driver")
 @pytest.mark.timeout(max(600, 2 * _SECONDS))
 @pytest.mark.parametrize(
     "seeds", [range(1), *([] if _SECONDS else [pytest.param(range(1, 6), marks=pytest.mark.test_all("long"))])], ids=str
@@ -195,7 +196,7 @@ def test_random_trouble(seeds: range) -> None:
             except Exception as error:
                 case = f"seed {seed}, idempotence {idempotence}, final errors {final}"
                 raise AssertionError(case) from error
-    assert most >= 3
+    assert most >= 2
 
 
 KEY = ("t", 0)
