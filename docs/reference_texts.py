@@ -66,7 +66,7 @@ CURES = {
     "CheckpointMismatch": "See [Write a stream exactly once](../../recipes/exactly-once.md).",
     "ClusterStartError": "Read the log that the text names.",
     "CommitFailed": "Call `poll`: a member gets the records again. Raise `max.poll.interval.ms` if work takes long.",
-    "ConcurrentUse": "Use a consumer from one thread; any thread may call `wakeup` and `close`.",
+    "ConcurrentUse": "Use a consumer from one thread, `wakeup` and `close` from any; an asyncio producer in one loop.",
     "ConfigError": "Change the option that the text names.",
     "MissingPackage": "Run the command that the text gives.",
     "ConnectionFailed": "Check address and network with `klog doctor --bootstrap-server HOST:PORT`.",

@@ -486,7 +486,9 @@ class RebalanceFailed(KlogError):
 
 
 class ConcurrentUse(KlogError):
-    """A call to a consumer that another thread uses, or to a producer within one of its calls (a signal handler)."""
+    """A call to a consumer that another thread uses, to a producer within one of its calls (a signal handler), or to a
+    producer of `spark_klog.aio` in another event loop than its own.
+    """
 
 
 class CallInterrupted(KlogError):

@@ -38,11 +38,24 @@ class RowSerializer:
         `EncodeError` names the field that does not fit, `SchemaError` that there is no schema; errors of the registry.
         """
         with self._lock:
-            if self._write is None:
-                kind = self._type()
-                encoder = self._encoder(kind)
-                self._write = encoder.value_writer() or partial(_written, ValueColumn(kind), encoder)
-            return self._write(value)
+            return self._writer()(value)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `serialize` needs no registry."""
+        return self._write is not None
+
+    def prepare(self) -> None:
+        """Look the schema up, or register it; errors as of `serialize`."""
+        with self._lock:
+            self._writer()
+
+    def _writer(self) -> Callable[[Any], bytes]:
+        if self._write is None:
+            kind = self._type()
+            encoder = self._encoder(kind)
+            self._write = encoder.value_writer() or partial(_written, ValueColumn(kind), encoder)
+        return self._write
 
     def encode(self, column: pa.Array, first: int = 0) -> pa.Array:
         """The records of a column of rows; errors as of `serialize`, a row's number is counted from `first`."""

@@ -43,6 +43,7 @@ import generate
 #: Modules that users import from: the names in their `__all__`.
 MODULES = (
     "spark_klog",
+    "spark_klog.aio",
     "spark_klog.broker.faults",
     "spark_klog.classic",
     "spark_klog.client",

@@ -28,6 +28,8 @@ from spark_klog.errors import (
 from tests.support.brokers.model_cluster import Fate, Key, ModelCluster
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 RETRIED, RENUMBERED, CONFIRMED, FINAL = "retried", "renumbered", "confirmed", "final"
 #: The producer's reaction to a partition's error in a Produce response, by Kafka's table of error codes (which are
 #: retriable), KIP-98 and KIP-360 (sequences). All other codes are final.
@@ -370,6 +372,7 @@ def test_the_buffer_is_bounded() -> None:
             assert 10 <= next(sent) <= 25
 
 
+@pytest.mark.parametrize("driver", ["thread"], indirect=True)
 def test_time_between_calls_is_not_held_against_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer with the caller's cluster has no thread, so it can't send between calls."""
     waited = 0.0
@@ -463,6 +466,7 @@ def test_more_requests_in_flight_than_idempotence_allows() -> None:
     assert client_config({"bootstrap.servers": "a:1", name: "6", "acks": "1"}).max_in_flight == 6
 
 
+@pytest.mark.parametrize("driver", ["thread"], indirect=True)
 @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
 @pytest.mark.parametrize("is_appended", [False, True])
 def test_requests_behind_one_that_failed(code: ErrorCode, is_appended: bool) -> None:

@@ -17,6 +17,8 @@ from tests.support.brokers.kafka_python_wire import Message, make_records
 from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.brokers.sound_brokers import NOW
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 LIMIT = 1000
 SETTINGS = {"linger.ms": "600000", "retry.backoff.ms": "1"}
 
@@ -83,6 +85,7 @@ def test_many_batches_in_flight(brokers: Brokers, idempotence: str, codec: str) 
         assert offsets[partition] == told[partition] == list(range(150))
 
 
+@pytest.mark.parametrize("driver", ["thread"], indirect=True)
 def test_rows_of_arrow_in_a_transaction(brokers: Brokers) -> None:
     with Producer(_settings(brokers, transactional_id="x")) as producer:
         producer.init_transactions()

@@ -31,6 +31,8 @@ from tests.support.servers.any_broker import serving
 from tests.support.servers.kafka import NEWEST, versions
 from tests.support.servers.shared_kafka import SharedKafkas
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 PARTITIONS = 3
 _SECONDS = 30
 

@@ -22,6 +22,8 @@ from tests.support.servers.any_broker import serving
 from tests.support.servers.kafka import NEWEST, Kafka, free_port, versions
 from tests.support.servers.shared_kafka import SharedKafkas
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 _SECONDS = 60
 #: What brokers do themselves for clients of version 2.
 ADDS = ("AddPartitionsToTxn", "AddOffsetsToTxn")

@@ -1,0 +1,384 @@
+"""What only the asyncio producer promises: futures, room, loops, exits; the rest is tested by the fixture `driver`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from spark_klog.aio import Producer
+from spark_klog.aio.driver import LoopDriver
+from spark_klog.client import Admin, Consumer
+from spark_klog.client.producer.sender import Sender
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import (
+    BufferExhausted,
+    ConcurrentUse,
+    ConfigError,
+    ConnectionFailed,
+    InvalidTransactionState,
+    ProducerClosed,
+    ProtocolError,
+    RecordTooLargeToSend,
+)
+from tests.support.brokers.model_cluster import Fate, ModelCluster
+
+#: Seconds in which anything ends that should not wait.
+_PATIENCE = 60.0
+A = ("t", 0)
+
+
+@asynccontextmanager
+async def producing(brokers: ModelCluster, **more: str) -> AsyncIterator[Producer]:
+    settings = {name.replace("_", "."): value for name, value in more.items()}
+    async with Producer({"bootstrap.servers": brokers.servers, "retry.backoff.ms": "1", **settings}) as producer:
+        yield producer
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run on a loop that ends without any other task; `AssertionError` if one is left."""
+
+    async def all_of_it() -> None:
+        await asyncio.wait_for(main, _PATIENCE)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(all_of_it())
+
+
+def test_places_and_order() -> None:
+    async def main() -> None:
+        with ModelCluster(2, {"t": 2}) as brokers:
+            async with producing(brokers, compression_type="gzip", batch_size="200") as producer:
+                first = await producer.send("t", b"0", partition=0, timestamp=7)
+                assert first == ("t", 0, 0, 7)
+                futures = [producer.send_nowait("t", b"%d" % n, partition=n % 2) for n in range(1, 300)]
+                places = await asyncio.gather(*futures)
+            assert [place.offset for place in places if place.partition == 0] == list(range(1, 150))
+            assert brokers.log[A] == [b"%d" % n for n in range(0, 300, 2)]
+
+    run(main())
+
+
+def test_long_compressions_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that threads compress, and smaller ones behind them."""
+    compressed: list[str] = []
+    original = Sender.compressed
+
+    def compress(self: Sender, body: bytes) -> Any:
+        compressed.append(threading.current_thread().name)
+        return original(self, body)
+
+    monkeypatch.setattr(Sender, "compressed", compress)
+    values = [os.urandom(60_000) if n % 7 == 0 else b"%d" % n for n in range(40)]
+
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            async with producing(brokers, compression_type="gzip", batch_size="30000") as producer:
+                for value in values:
+                    producer.send_nowait("t", value)
+                    await asyncio.sleep(0)
+            assert brokers.log[A] == values
+
+    run(main())
+    assert len(compressed) >= 6
+    assert threading.main_thread().name not in compressed
+
+
+def test_a_topic_that_is_not_known() -> None:
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            async with producing(brokers, request_timeout_ms="500") as producer:
+                many = [producer.send_nowait("t", b"%d" % n) for n in range(50)]  # before its metadata have come
+                bad = producer.send_nowait("no topic", b"")
+                with pytest.raises(ProtocolError, match="no topic"):
+                    await producer.flush()
+                with pytest.raises(ProtocolError, match="no topic"):
+                    await bad
+                with pytest.raises(ProtocolError, match="no topic"):
+                    await producer.send("no topic", b"")
+                await asyncio.gather(*many)
+                with pytest.raises(ConfigError, match="only partition 0"):
+                    producer.send_nowait("t", b"", partition=1)
+                with pytest.raises(UnicodeEncodeError):
+                    producer.send_nowait("t", b"", headers=[("\ud800", b"")])
+                await producer.flush()
+                with pytest.raises(TypeError, match="value must be bytes"):
+                    producer.send_nowait("t", "text")
+                with pytest.raises(RecordTooLargeToSend):
+                    await producer.send("t", bytes(2_000_000))
+            assert brokers.log[A] == [b"%d" % n for n in range(50)]
+
+    run(main())
+
+
+def test_room() -> None:
+    """`send` waits for room in turn, `send_nowait` does not; what is cancelled leaves its room to the next."""
+
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            async with producing(brokers, batch_size="1000", buffer_memory="10000") as producer:
+                assert await producer.partitions("t") == 1
+                brokers.leaders[A] = -1
+                sends = [asyncio.create_task(producer.send("t", b"%02d" % n + bytes(1000))) for n in range(30)]
+                while not producer._waiting:
+                    await asyncio.sleep(0.001)
+                with pytest.raises(BufferExhausted, match="await send"):
+                    producer.send_nowait("t", b"")
+                assert producer._used < 12_000
+                for task in sends[25:28]:
+                    task.cancel()
+                brokers.leaders[A] = 0
+                await asyncio.gather(*sends, return_exceptions=True)
+                assert producer._used == 0
+            assert [value[:2] for value in brokers.log[A]] == [b"%02d" % n for n in range(30) if not 25 <= n < 28]
+
+    run(main())
+
+
+def test_room_that_does_not_come() -> None:
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            more = {"batch_size": "1000", "buffer_memory": "5000", "max_block_ms": "300"}
+            async with producing(brokers, **more) as producer:
+                await producer.partitions("t")
+                brokers.leaders[A] = -1
+                outcomes = await asyncio.gather(
+                    *(asyncio.wait_for(producer.send("t", bytes(1000)), 5) for _ in range(9)), return_exceptions=True
+                )
+                kinds = {type(outcome) for outcome in outcomes}
+                assert kinds == {BufferExhausted, asyncio.TimeoutError}
+                assert not producer._waiting
+                assert producer._admitted_bytes == 0
+                brokers.leaders[A] = 0
+
+    run(main())
+
+
+def test_calls_where_no_loop_of_it_runs() -> None:
+    with ModelCluster(1, {"t": 1}) as brokers:
+        producer = Producer({"bootstrap.servers": brokers.servers})
+        with pytest.raises(ConfigError, match=r"where asyncio's loop runs.*Trio"):
+            producer.send_nowait("t", b"")
+
+        async def main() -> None:
+            await producer.send("t", b"1")
+
+        async def other() -> None:
+            for call in (producer.send("t", b""), producer.flush(), producer.close()):
+                with pytest.raises(ConcurrentUse, match="another event loop"):
+                    await call
+
+        asyncio.run(main())
+        asyncio.run(other())
+        producer._end()  # its loop is closed: descriptors are closed nevertheless
+        assert brokers.log[A] == [b"1"]
+
+
+def test_brokers_that_are_not_there() -> None:
+    async def main() -> None:
+        producer = Producer({"bootstrap.servers": "127.0.0.1:1", "request.timeout.ms": "500"})
+        with pytest.raises(ConnectionFailed):
+            await producer.__aenter__()
+        with pytest.raises(ProducerClosed):
+            await producer.send("t", b"")
+
+    run(main())
+
+
+def test_closed_with_records_under_way() -> None:
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            told: list[object] = []
+            producer = Producer({"bootstrap.servers": brokers.servers, "linger.ms": "60000"})
+            await producer.partitions("t")
+            taken = producer.send_nowait("t", b"1", on_delivery=lambda error, _: told.append(error))
+            waiting = producer.send_nowait("u", b"2")
+            await producer.__aexit__(KeyError, KeyError(), None)
+            for future in (taken, waiting):
+                assert isinstance(future.exception(), ProducerClosed)
+            assert [type(error) for error in told] == [ProducerClosed]
+            for call in (producer.flush(), producer.partitions("t"), producer.send("t", b"")):
+                with pytest.raises(ProducerClosed):
+                    await call
+            await producer.close()
+
+    run(main())
+
+
+AT_EXIT = """
+import asyncio, sys
+from spark_klog.aio import Producer
+
+async def main():
+    producer = Producer({"bootstrap.servers": sys.argv[1], "linger.ms": "60000", "batch.size": "100"})
+    await producer.partitions("t")
+    for number in range(20):
+        producer.send_nowait("t", b"%d" % number)
+    producer.send_nowait("u", b"waits for its topic")
+    globals()["kept"] = producer
+
+asyncio.run(main())
+"""
+
+
+def test_what_is_left_at_the_programs_exit() -> None:
+    with ModelCluster(1, {"t": 1, "u": 1}) as brokers:
+        done = subprocess.run(
+            [sys.executable, "-c", AT_EXIT, brokers.servers], capture_output=True, text=True, timeout=_PATIENCE
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert brokers.log == {A: [b"%d" % n for n in range(20)], ("u", 0): [b"waits for its topic"]}
+
+
+def test_a_process_forked_since() -> None:
+    with ModelCluster(1, {"t": 1}) as brokers:
+
+        async def main() -> int:
+            async with producing(brokers) as producer:
+                await producer.send("t", b"1")
+                child = os.fork()
+                if not child:
+                    code = 1
+                    try:
+                        producer.send_nowait("t", b"2")
+                    except ProducerClosed:
+                        code = 0
+                    finally:
+                        os._exit(code)
+                status = os.waitpid(child, 0)[1]
+                await producer.send("t", b"3")
+                return os.waitstatus_to_exitcode(status)
+
+        assert asyncio.run(main()) == 0
+        assert brokers.log[A] == [b"1", b"3"]
+
+
+def _cancelled(seed: int) -> None:
+    """Tasks that send are cancelled at any time, at brokers in trouble: each is written at most once, in order."""
+    choose = random.Random(seed)
+
+    def fate(node: int, keys: list[Any]) -> Fate:
+        return choose.choice([Fate(), Fate(), Fate(answers=0), Fate(drop_before=True), Fate(delay_after=0.005)])
+
+    confirmed: list[bytes] = []
+
+    async def write(producer: Producer, number: int) -> None:
+        value = b"%d" % number
+        await producer.send("t", value)
+        confirmed.append(value)
+
+    async def main(brokers: ModelCluster) -> None:
+        more = {"batch_size": "50", "buffer_memory": "400", "linger_ms": "0", "request_timeout_ms": "500"}
+        async with producing(brokers, **more) as producer:
+            tasks = []
+            for number in range(120):
+                tasks.append(asyncio.create_task(write(producer, number)))
+                if choose.random() < 0.3:
+                    await asyncio.sleep(choose.choice([0, 0, 0.001]))
+                if choose.random() < 0.3:
+                    choose.choice(tasks).cancel()
+                if choose.random() < 0.05:
+                    flush = asyncio.create_task(producer.flush())
+                    await asyncio.sleep(0)
+                    flush.cancel()
+                    await asyncio.wait([flush])
+            await asyncio.wait(tasks)
+            await producer.flush()
+            assert producer._used == 0
+            assert not producer._waiting
+
+    with ModelCluster(2, {"t": 1}, fate) as brokers:
+        run(main(brokers))
+        log = [int(value) for value in brokers.log[A]]
+        assert log == sorted(set(log))
+        assert set(confirmed) <= set(brokers.log[A])
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(2), pytest.param(range(2, 30), marks=pytest.mark.test_all("long"))], ids=["two", "more"]
+)
+def test_sends_that_are_cancelled(seeds: range) -> None:
+    for seed in seeds:
+        try:
+            _cancelled(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
+async def _end_of(producer: Producer) -> None:
+    """End the transaction as a program does after a cancellation: it aborts, unless the commit has begun."""
+    for end in (producer.abort_transaction, producer.commit_transaction):
+        try:
+            await end()
+            return
+        except InvalidTransactionState:
+            pass  # committing, or it has ended
+
+
+def test_transactions_that_are_cancelled_at_any_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction is cancelled at each round of the driver: the log has all of it or nothing."""
+    at, rounds, victim = -1, 0, None
+    original = LoopDriver._round
+
+    def counted(self: LoopDriver) -> None:
+        nonlocal rounds
+        original(self)
+        rounds += 1
+        if rounds == at and victim is not None:
+            victim.cancel()
+
+    monkeypatch.setattr(LoopDriver, "_round", counted)
+
+    async def transaction(producer: Producer, number: int) -> None:
+        await producer.begin_transaction()
+        for part in range(3):
+            producer.send_nowait("t", b"%d %d" % (number, part), partition=part)
+        await producer.send_offsets_to_transaction({("t", 0): number}, "g")
+        await producer.send("t", b"%d 3" % number, partition=0)
+        await producer.commit_transaction()
+
+    async def main(servers: str) -> None:
+        nonlocal at, rounds, victim
+        settings = {"bootstrap.servers": servers, "transactional.id": "x", "linger.ms": "0"}
+        async with Producer(settings) as producer:
+            await producer.init_transactions()
+            number = 0
+            while True:
+                rounds, at = 0, number + 1
+                victim = asyncio.create_task(transaction(producer, number))
+                await asyncio.wait([victim])
+                if not victim.cancelled():
+                    await victim
+                    return
+                at = -1
+                await _end_of(producer)
+                await transaction(producer, 1000 + number)
+                number += 1
+
+    with EmbeddedCluster() as cluster:
+        with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+            admin.create_topic("t", 3)
+        run(main(cluster.bootstrap_servers))
+        values: list[bytes] = []
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "isolation.level": "read_committed"}
+        with Consumer(settings) as consumer:
+            consumer.assign([("t", partition, -2) for partition in range(3)])
+            until = time.monotonic() + _PATIENCE
+            with Admin(settings) as admin:
+                ends = admin.list_offsets({("t", partition): "latest" for partition in range(3)}).check()
+            while any(consumer.position(*key) < (end.offset or 0) for key, end in ends.items()):
+                assert time.monotonic() < until
+                values += [record.value or b"" for record in consumer.poll(0.2)]
+        numbers = [int(value.split()[0]) for value in values]
+        assert len(values) == len(set(values))
+        assert all(numbers.count(number) == 4 for number in numbers)
+        assert {number for number in numbers if number >= 1000}

@@ -1,0 +1,151 @@
+"""The producer of `spark_klog.aio` behind the synchronous one's calls, so that the same tests run over both drivers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future, TimeoutError as Late
+from types import TracebackType
+from typing import Any, TypeVar
+
+from spark_klog.aio import Producer
+from spark_klog.client import RecordMetadata
+from spark_klog.errors import BufferExhausted, DeliveryPending
+
+_T = TypeVar("_T")
+#: Seconds of a call that should have ended long ago by a timeout of its own.
+_LONGEST = 120.0
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="loop of a test", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.loop.run_forever()
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        if self.loop.is_closed():  # by `close`: the call says so
+            return asyncio.run(coroutine)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(_LONGEST)
+
+    def close(self) -> None:
+        """End the loop; `AssertionError` if a task or a watched socket is left."""
+        if self.loop.is_closed():
+            return
+        left = self.run(self._left())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_LONGEST)
+        assert not left, left
+
+    async def _left(self) -> list[object]:
+        watched = [key for key in self.loop._selector.get_map().values() if key.fileobj != self.loop._ssock.fileno()]  # type: ignore[attr-defined]
+        return [*(asyncio.all_tasks() - {asyncio.current_task()}), *watched[1:]]
+
+
+class LoopDelivery:
+    """A future of `send_nowait` as a `Delivery`."""
+
+    def __init__(self, topic: str, outcome: Future[RecordMetadata]) -> None:
+        self.topic, self._outcome = topic, outcome
+
+    @property
+    def partition(self) -> int:
+        return self.result(_LONGEST).partition
+
+    def done(self) -> bool:
+        return self._outcome.done()
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        try:
+            return self._outcome.result(timeout)
+        except Late:
+            raise DeliveryPending(self.topic, -1, timeout or 0.0) from None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            return self._outcome.exception(timeout)
+        except Late:
+            raise DeliveryPending(self.topic, -1, timeout or 0.0) from None
+
+
+class LoopProducer:
+    """Calls are made in the loop's thread; `send` waits for room and the topic, not for the record."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._loop = Loop()
+        try:
+            self._producer = Producer(settings)
+            self._loop.run(self._producer.__aenter__())
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def send(self, topic: str, *arguments: Any, **named: Any) -> LoopDelivery:
+        outcome: Future[RecordMetadata] = Future()
+        self._loop.run(self._send(outcome, topic, *arguments, **named))
+        return LoopDelivery(topic, outcome)
+
+    async def _send(self, outcome: Future[RecordMetadata], topic: str, *arguments: Any, **named: Any) -> None:
+        producer = self._producer
+        producer._check("send")
+        if isinstance(topic, str):
+            await producer.partitions(topic)
+        until = asyncio.get_running_loop().time() + producer._max_block
+        while True:
+            try:
+                future = producer.send_nowait(topic, *arguments, **named)
+                break
+            except BufferExhausted:
+                if asyncio.get_running_loop().time() > until:
+                    raise
+                await asyncio.sleep(0.001)
+
+        def done(future: asyncio.Future[RecordMetadata]) -> None:
+            if (error := future.exception()) is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(future.result())
+
+        future.add_done_callback(done)
+
+    def __getattr__(self, name: str) -> Any:
+        """The other calls, by the same names."""
+        call = getattr(self._producer, name)
+        return (lambda *arguments, **named: self._loop.run(call(*arguments, **named))) if callable(call) else call
+
+    def transaction_under_way(self) -> Any:
+        assert self._producer._transactions is not None
+        return self._producer._transactions.under_way
+
+    def close(self) -> None:
+        try:
+            self._loop.run(self._producer.close())
+        finally:
+            self._loop.close()
+
+    def abort(self) -> None:
+        async def end() -> None:
+            self._producer._end()
+
+        if not self._loop.loop.is_closed():
+            self._loop.run(end())
+            self._loop.close()
+
+    def __enter__(self) -> LoopProducer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._loop.run(self._producer.__aexit__(kind, error, trace))
+        finally:
+            self._loop.close()
