@@ -25,15 +25,15 @@ demo: $(VENV)/demo.installed
 	$(BIN)/klog demo
 
 # `make check` runs tests/papers. The last line of a run has its processor seconds, which do not depend on what else goes on.
-PYTEST := $(BIN)/python -m tests.support.runs.processor_seconds $(BIN)/python -m pytest --ignore=tests/papers --numprocesses=6 --dist=loadfile --durations=30
+PYTEST := $(BIN)/python -m tests.support.runs.processor_seconds $(BIN)/python -m pytest --ignore=tests/papers --dist=loadfile --durations=30
 
-# What CI runs: 1,000 processor seconds, which is ten minutes on two cores.
+# What CI runs: 1,000 processor seconds, which is ten minutes on two cores. Property tests have the same examples each time.
 test: $(VENV)/test.installed $(VENV)/spark-home.made
-	$(PYTEST) --quick $(ARGS)
+	$(PYTEST) --numprocesses=4 --quick --hypothesis-profile=ci $(ARGS)
 
 # What `make test` leaves out as well: other versions of Kafka, clients, codecs and mechanisms.
 test-all: $(VENV)/test.installed $(VENV)/spark-home.made
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --numprocesses=6 $(ARGS)
 
 # The long runs of which CI has a short slice: tens of kills, a storm of rebalances, ten minutes of fuzzing for each target.
 soak: export SPARK_KLOG_SOAK := 1

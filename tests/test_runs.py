@@ -234,10 +234,12 @@ class _Worker:
         self.shutting_down = True
 
 
-def _schedule(seconds: dict[str, int], workers: int) -> list[list[str]]:
+def _schedule(seconds: dict[str, int], workers: int, quick: bool = False) -> list[list[str]]:
     """The files that each worker runs, if they take these seconds."""
     config: Any = SimpleNamespace(
-        getvalue=lambda name: ["popen"] * workers, option=SimpleNamespace(loadscopereorder=False)
+        getvalue=lambda name: ["popen"] * workers,
+        getoption={"quick": quick}.__getitem__,
+        option=SimpleNamespace(loadscopereorder=False),
     )
     made = LongestFirst(config)
     made._seconds = seconds
@@ -261,13 +263,14 @@ def _schedule(seconds: dict[str, int], workers: int) -> list[list[str]]:
     return [list(dict.fromkeys(tests[index].partition("::")[0] for index in node.given)) for node in nodes]
 
 
-def test_the_longest_files_first_and_spark_in_two_workers() -> None:
+def test_the_longest_files_first_and_spark_in_few_workers() -> None:
     seconds = {"a": 30, "spark-a": 40, "b": 60, "spark-b": 70, "c": 50, "spark-c": 20, "d": 45}
     assert _schedule(seconds, 4) == [["spark-b"], ["spark-a", "spark-c"], ["b", "a"], ["c", "d"]]
+    assert _schedule(seconds, 4, quick=True) == [["spark-b", "spark-a", "spark-c"], ["b"], ["c"], ["d", "a"]]
 
 
 def test_spark_in_more_workers_if_nothing_else_is_left() -> None:
-    seconds = {f"spark-{number}": 60 for number in range(8)}
+    seconds = {f"spark-{number}": 60 for number in range(16)}
     assert all(_schedule(seconds, 4))
     assert _schedule({"spark-a": 60, "spark-b": 50, "spark-c": 40}, 3) == [["spark-a"], ["spark-b", "spark-c"], []]
 

@@ -196,7 +196,7 @@ def _forget(admin: Admin, one: Transaction) -> None:
     ("happens", "told", "error"),
     [
         (lambda admin, one: None, "commits the 2 transactions of micro-batch 1", None),
-        (_commit, "commits the 2 transactions of micro-batch 1", None),
+        pytest.param(_commit, "commits the 2 transactions of micro-batch 1", None, marks=pytest.mark.test_all("long")),
         (
             _abort,
             "commits 1 of the 2 transactions of micro-batch 1, and fails with DecidedButAborted: the brokers have "

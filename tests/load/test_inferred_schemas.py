@@ -141,7 +141,9 @@ def test_a_schema_takes_over_and_gives_back(servers: str, topic: str, tmp_path: 
     assert _schema(tmp_path, 3) == "id bigint, x json, z bigint"
 
 
-@pytest.mark.parametrize("kind", ["files", *FORMATS])
+@pytest.mark.parametrize(
+    "kind", ["files", *(pytest.param(kind, marks=pytest.mark.test_all("kill")) for kind in FORMATS)]
+)
 def test_kills(
     servers: str, topic: str, tmp_path: Path, environment: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

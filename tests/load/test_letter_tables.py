@@ -100,7 +100,9 @@ def test_letters_by_topic(cluster: EmbeddedCluster, topic: str, tmp_path: Path) 
     assert [row["value"] for row in _rows(f"delta:{tmp_path}/{topic}.b_dlq")] == [b"bad"]
 
 
-@pytest.mark.parametrize("kind", ["files", *FORMATS])
+@pytest.mark.parametrize(
+    "kind", ["files", *(pytest.param(kind, marks=pytest.mark.test_all("kill")) for kind in FORMATS)]
+)
 def test_kills(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str) -> None:
     """Each record is in the output or among the letters, once."""
     servers, letters = cluster.bootstrap_servers, _letters_of("delta" if kind == "files" else kind, tmp_path)

@@ -251,6 +251,7 @@ def test_a_rehearsal_goes_on_where_it_failed(
 
 
 @pytest.mark.parametrize(("version", "release"), [(_NEXT, _NEXT), (f"{_NEXT}.dev0", f"{_NEXT}rc0")])
+@pytest.mark.test_all("long")
 def test_a_rehearsal_is_of_an_empty_clone_with_what_a_release_has(
     version: str, release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

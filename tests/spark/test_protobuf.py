@@ -66,6 +66,7 @@ def test_read(spark: SparkSession, cluster: EmbeddedCluster, tmp_path: Path) -> 
     assert names["tip"] == "struct<value:bigint>"
 
 
+@pytest.mark.test_all("long")  # test_avro_sink.py has the way, test_schema_functions.py what to_protobuf writes
 def test_write(spark: SparkSession, cluster: EmbeddedCluster) -> None:
     topic, servers, url = "written", cluster.bootstrap_servers, cluster.schema_registry_url
     assert url is not None

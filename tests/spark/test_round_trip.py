@@ -1,6 +1,6 @@
 """Topic to Spark to topic, all columns: written by the sink, copied by an exactly-once stream, read back, compared.
 
-SPARK_KLOG_ROUND_TRIP is the number of records (2,000; make soak: 1,000,000, and Apache Kafka as well).
+SPARK_KLOG_ROUND_TRIP is the number of records (600; make soak: 1,000,000, and Apache Kafka as well).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.servers.shared_kafka import SharedKafkas
 
 from .support import create_topic, needs_admission_control, read
 
-RECORDS = int(os.environ.get("SPARK_KLOG_ROUND_TRIP", "2000"))
+RECORDS = int(os.environ.get("SPARK_KLOG_ROUND_TRIP", "600"))
 PARTITIONS, _MICRO_BATCHES = 4, 2
 _FIRST_MS = 1_700_000_000_000
 #: Rows per comparison: chispa collects both sides.

@@ -74,6 +74,16 @@ def _runnable(page: str) -> list[Snippet]:
 
 #: Pages that take long; README has streams, and other tests what these pages do.
 _LONG = {
+    "docs/recipes/named-clusters.md",
+    "docs/recipes/schema-registry.md",
+    "docs/recipes/security/broker.md",
+    "docs/recipes/security/gssapi.md",
+    "docs/recipes/security/index.md",
+    "docs/recipes/security/msk-iam.md",
+    "docs/recipes/security/oauthbearer.md",
+    "docs/recipes/security/plain.md",
+    "docs/recipes/security/scram.md",
+    "docs/recipes/transactions.md",
     "docs/recipes/schemas.md",
     "docs/recipes/cdc.md",
     "docs/recipes/debezium.md",

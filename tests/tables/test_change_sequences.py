@@ -307,7 +307,7 @@ _MODEL = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(_MODEL)
 def test_the_table_is_that_of_the_model(kind: str, drawn: dict[str, Any]) -> None:
     _check(kind, **drawn)

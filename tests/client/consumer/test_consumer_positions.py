@@ -19,7 +19,7 @@ from tests.support.clients.consumers import SECONDS, Server, next_offsets, short
 from tests.support.servers.broker import KlogBroker
 
 _FIRST_SEED = int(os.environ.get("SPARK_KLOG_SEED", "0"))
-_RUNS = int(os.environ.get("SPARK_KLOG_RUNS", "4"))
+_RUNS = int(os.environ.get("SPARK_KLOG_RUNS", "2"))
 _PARTITIONS, _NODES, _ROUNDS, _CALLS = 4, 3, 20, 8
 
 

@@ -17,6 +17,7 @@ from spark_klog.schemas.json_schema.ddl import DEEPEST, parse_schema, schema_tex
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
 from spark_klog.schemas.json_schema.inference import Seen, grown_schema, unplaced
+from tests.support.runs.soak import SOAK
 
 
 def _seen(*rows: Any) -> Seen:
@@ -110,7 +111,7 @@ _VALUES = st.recursive(
 _RECORDS = st.lists(st.dictionaries(st.sampled_from("abcd"), _VALUES, max_size=4), min_size=1, max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=1000 if SOAK else 120, deadline=None)
 @given(_RECORDS, st.randoms(use_true_random=False))
 def test_order_and_division_change_nothing_and_nothing_is_lost(records: list[Any], chance: random.Random) -> None:
     expected = _seen(*records)

@@ -86,9 +86,19 @@ def abort(transactions: tuple[Transaction, ...]) -> Program[None]:
         pytest.param(World(restarts_left=2, copies_left=0), 3, id="restarts"),
         pytest.param(World(restarts_left=1, copies_left=1), 2, id="restart-and-copy"),
         pytest.param(World(restarts_left=1, twins_left=1, copies_left=0), 2, id="two-runs"),
-        pytest.param(World(restarts_left=2, twins_left=1, copies_left=0), 1, id="two-runs-and-a-restart"),
+        pytest.param(
+            World(restarts_left=2, twins_left=1, copies_left=0),
+            1,
+            id="two-runs-and-a-restart",
+            marks=pytest.mark.test_all("long"),
+        ),
         pytest.param(World(restarts_left=1, copies_left=0, timeouts_left=1), 3, id="timeout"),
-        pytest.param(World(restarts_left=1, copies_left=1, verifies=True), 2, id="brokers-that-verify"),
+        pytest.param(
+            World(restarts_left=1, copies_left=1, verifies=True),
+            2,
+            id="brokers-that-verify",
+            marks=pytest.mark.test_all("long"),
+        ),
         pytest.param(World(restarts_left=1, copies_left=0, failures_left=1), 2, id="failure"),
         pytest.param(
             World(twins_left=1, copies_left=0, failures_left=1),

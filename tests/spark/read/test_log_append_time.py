@@ -26,7 +26,7 @@ def _pushdown(spark: SparkSession) -> Iterator[None]:
     "kinds",
     [
         ["CreateTime", "LogAppendTime"],
-        ["CreateTime", "CreateTime"],
+        pytest.param(["CreateTime", "CreateTime"], marks=pytest.mark.test_all("long")),
     ],
     ids="-".join,
 )

@@ -112,19 +112,24 @@ def at(milliseconds: int) -> datetime:
     [
         {"subscribe": "codecs", "includeHeaders": True},
         {"subscribePattern": "^(codecs|more)$"},
-        {"assign": '{"codecs":[3,0],"more":[1]}'},
         {"subscribe": "more", "startingOffsets": '{"more":{"0":3,"1":-2}}', "endingOffsets": '{"more":{"0":-1,"1":7}}'},
         {"subscribe": "codecs", "startingTimestamp": NOW + 2995, "endingTimestamp": NOW + 4001},
-        {
-            "subscribe": "more",
-            "startingOffsetsByTimestamp": f'{{"more":{{"0":0,"1":{NOW + 10**9}}}}}',
-            "startingOffsetsByTimestampStrategy": "latest",
-        },
-        {"subscribe": "codecs", "startingOffsets": "-75"},
-        {"subscribe": "codecs", "startingOffsets": "2023-11-14T22:13:23Z"},
         {"assign": '{"codecs":[3]}', "minPartitions": 5},
-        {"assign": '{"codecs":[3]}', "maxRecordsPerPartition": 130},
-        {"assign": '{"codecs":[3]}', "maxBytesPerPartition": 3000},
+        *(
+            pytest.param(options, marks=pytest.mark.test_all("long"))
+            for options in (
+                {"assign": '{"codecs":[3,0],"more":[1]}'},
+                {
+                    "subscribe": "more",
+                    "startingOffsetsByTimestamp": f'{{"more":{{"0":0,"1":{NOW + 10**9}}}}}',
+                    "startingOffsetsByTimestampStrategy": "latest",
+                },
+                {"subscribe": "codecs", "startingOffsets": "-75"},
+                {"subscribe": "codecs", "startingOffsets": "2023-11-14T22:13:23Z"},
+                {"assign": '{"codecs":[3]}', "maxRecordsPerPartition": 130},
+                {"assign": '{"codecs":[3]}', "maxBytesPerPartition": 3000},
+            )
+        ),
     ],
     ids=str,
 )
@@ -430,7 +435,9 @@ def test_offsets_that_are_not_there(spark: SparkSession, folder: Path, tmp_path:
 # ----- Kafka's own directories
 
 
-@pytest.mark.parametrize("version", ["kafka-0.10.2.2", "kafka-3.9.1"])
+@pytest.mark.parametrize(
+    "version", [pytest.param("kafka-0.10.2.2", marks=pytest.mark.test_all("version")), "kafka-3.9.1"]
+)
 def test_golden_directories(spark: SparkSession, version: str) -> None:
     counts = {
         row.topic: row["count"] for row in load(spark, GOLDEN / version / "logs").groupBy("topic").count().collect()

@@ -115,6 +115,7 @@ def read(options: Config) -> Iterator[tuple[int, int]]:
     reader.stop()
 
 
+@pytest.mark.test_all("long")
 def test_a_rolling_bounce_and_one_back(place: Place) -> None:
     """In each bounce the consumers swap their partitions, so one continues where another config ended."""
     seen: list[tuple[int, int]] = []

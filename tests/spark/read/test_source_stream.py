@@ -227,6 +227,7 @@ def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str
     assert group() == {(topic, 0): 70, (topic, 1): 70}
 
 
+@pytest.mark.test_all("long")  # test_group_progress.py has it without a query
 @needs_admission_control
 def test_a_group_that_can_not_be_written_does_not_stop_the_query(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
@@ -327,7 +328,7 @@ def test_workers_that_are_killed(
             for pid in workers(jvm):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while writer.is_alive() and failed_tasks() == before and time.monotonic() < deadline:
                 time.sleep(0.05)
     finally:

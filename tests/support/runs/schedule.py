@@ -19,9 +19,10 @@ _SECONDS = _ROOT / "tests" / "seconds.json"
 _SHORTEST = 2
 #: What a file without a record is thought to take.
 _UNKNOWN = 5
-#: Each worker that runs a test with Spark starts a JVM, and its first queries are slow: some 30 seconds of CPU.
-_WORKERS_WITH_SPARK = 2
-#: If only files with Spark are left, and take longer than this, other workers start a JVM, too.
+#: Each worker that runs a test with Spark starts a JVM, and its first queries are slow: some 30 seconds of CPU. In
+#: `make test` one worker is done with all of them when the others are done with the rest.
+_WORKERS_WITH_SPARK, _WORKERS_WITH_SPARK_IF_QUICK = 2, 1
+#: If only files with Spark are left, and take each worker that has a JVM longer than this, another one starts one, too.
 _WORTH_A_JVM = 150
 #: What xdist's class must have, since it documents none of it.
 _NEEDED = ("_assign_work_unit", "_reschedule", "_pending_of", "_split_scope", "add_node_collection", "remove_node")
@@ -51,11 +52,12 @@ class Recorder:
 
 
 class LongestFirst(LoadFileScheduling):
-    """Give each worker the longest file that is left; files with Spark to two workers, as long as there are others."""
+    """Give each worker the longest file that is left; files with Spark to few workers, as long as there are others."""
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)
         self._seconds = recorded_seconds()
+        self._most_with_spark = _WORKERS_WITH_SPARK_IF_QUICK if config.getoption("quick") else _WORKERS_WITH_SPARK
         self._with_spark: dict[str, bool] = {}
         self._spark_nodes: list[Any] = []
         self._indexes: dict[str, int] = {}
@@ -98,8 +100,8 @@ class LongestFirst(LoadFileScheduling):
         spark = [file for file in self.workqueue if self._needs_spark(file)]
         others = [file for file in self.workqueue if not self._needs_spark(file)]
         is_new = node not in self._spark_nodes
-        if is_new and len(self._spark_nodes) >= _WORKERS_WITH_SPARK:
-            files = others or (spark if sum(map(self._cost, spark)) > _WORTH_A_JVM else [])
+        if is_new and len(self._spark_nodes) >= self._most_with_spark:
+            files = others or (spark if sum(map(self._cost, spark)) > _WORTH_A_JVM * len(self._spark_nodes) else [])
         else:
             files = spark or others
         if not files:

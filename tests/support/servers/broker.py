@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.clients.klog import klog_refusal
 from tests.support.servers.kafka import HOST, ServerStartError, free_port
 
 _START_SECONDS = 60.0
@@ -31,10 +32,9 @@ def refusal(command: list[str], code: int = 2) -> str:
 
     2 is for arguments that are refused, as of klog everywhere, and 1 for what is found at work.
     """
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (code, ""), done
-    assert "Traceback" not in done.stderr
-    return done.stderr.splitlines()[-1]
+    interpreter, *arguments = command
+    assert (interpreter, arguments[:2]) == (sys.executable, ["-m", "spark_klog.cli"])
+    return klog_refusal(*arguments[2:], code=code)
 
 
 class KlogBroker:
@@ -103,7 +103,7 @@ class KlogBroker:
         status = Path(f"/proc/{self.pid}/status").read_text()
         return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
-    def wait_for_log(self, *texts: str, seconds: float = 10) -> str:
+    def wait_for_log(self, *texts: str, seconds: float = 60) -> str:
         """Wait for a log line that contains all `texts`, and return it; TimeoutError after `seconds`.
 
         A client's port does not identify a line: another listener, or an earlier client, may have had the same port.
