@@ -240,7 +240,7 @@ class LocalFolder:
         """Wait until all files of `put` are in place, and safe from a power failure."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         with ThreadPoolExecutor(_SYNCS) as pool:
-            for _ in pool.map(self._sync, waiting):
+            for _ in (pool.map if len(waiting) > 1 else map)(self._sync, waiting):
                 pass
         for source, path in waiting:
             with self._naming(path, "written"):

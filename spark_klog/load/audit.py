@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -17,8 +16,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import first_and_end
 from spark_klog.client.places import TimeSpec, offsets_at
-from spark_klog.errors import ConfigError, KlogError
-from spark_klog.load.driving import STEPS_AT_ONCE
+from spark_klog.errors import ConfigError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import open_load, read_idle, read_plan
@@ -195,19 +193,6 @@ def status(output: str) -> Status:
     )
 
 
-def statuses(outputs: Sequence[str]) -> list[Status | str]:
-    """`status` of several loads, in their order, or the text of its error."""
-
-    def known(output: str) -> Status | str:
-        try:
-            return status(output)
-        except (KlogError, OSError) as error:
-            return str(error)
-
-    with ThreadPoolExecutor(STEPS_AT_ONCE) as threads:
-        return list(threads.map(known, outputs))
-
-
 def _missing_files(store: Store, table: Table | None, summary: Summary) -> list[Finding]:
     """Files that are not there as they were written. Of a table the current ones: others may have replaced them."""
     sizes: dict[str, int] = {}
@@ -233,11 +218,11 @@ def status_json(shown: Status) -> dict[str, Any]:
     return line | {"missing": [vars(finding) for finding in line.pop("findings")]}
 
 
-def statuses_json(outputs: Sequence[str], shown: Sequence[Status | str]) -> list[dict[str, Any]]:
-    """The fields of what `statuses` has returned for these outputs."""
+def statuses_json(shown: Iterable[tuple[str, Status | str]]) -> list[dict[str, Any]]:
+    """The fields of the statuses of outputs, or their errors."""
     return [
         {"output": without_user(output), "error": state} if isinstance(state, str) else status_json(state)
-        for output, state in zip(outputs, shown, strict=True)
+        for output, state in shown
     ]
 
 

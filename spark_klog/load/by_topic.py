@@ -11,15 +11,18 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import doubled
 from spark_klog.base.names import TopicPartition, topic_pattern
 from spark_klog.client.cluster import Cluster, numbers_of
 from spark_klog.client.offsets import list_offsets, offsets_of_led
-from spark_klog.errors import ConfigError, KlogError, ProtocolError
+from spark_klog.errors import ConfigError, KlogError, LoadError, ProtocolError
 from spark_klog.load.driving import Follow, Steps, drive
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.store import open_store
@@ -33,6 +36,7 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.tables.opening import catalog_tables, kind_and_folder, open_table, takes_plain_names
 from spark_klog.tables.table import LETTERS, STREAMS
 
+_T = TypeVar("_T")
 #: The longest pause after failures in seconds, if the interval between rounds is not longer.
 LONGEST_PAUSE = 300.0
 _MARK = "{topic"
@@ -159,9 +163,7 @@ class Loads:
                 metadata = cluster.metadata(None if self._pattern is not None else list(self._topics))
                 self._meet(metadata)
             if self.is_by_topic:
-                failing = {topic for topic, known in self._known.items() if known.outcome.has_failed}
-                looks, lost = _look(cluster, metadata, self._topics, failing)
-                outcomes = self._by_topic(cluster, looks, lost, began)
+                outcomes, looks = self._by_topic(cluster, metadata, began)
             else:
                 asked = replace(self._asked, topics=list(self._topics))
                 outcomes = self._drive(cluster, {"": asked}, {})
@@ -189,14 +191,39 @@ class Loads:
             raise ConfigError(f"--topics-pattern {pattern.pattern} matches no topic at {servers}")
 
     def _by_topic(
-        self, cluster: Cluster, looks: Mapping[str, Look], lost: Mapping[str, KlogError], now: float
-    ) -> list[Outcome]:
+        self, cluster: Cluster, metadata: Mapping[str, Message], now: float
+    ) -> tuple[list[Outcome], Mapping[str, Look]]:
+        """The outcomes of all topics, and the looks at them.
+
+        Topics of which a partition has no leader are waited for once, together, when the others are loaded, unless
+        their last round has failed.
+        """
+        _check_offsets((self._asked.start, self._asked.until), self._topics)
+        looks, lost = _look(cluster, metadata, self._topics)
+        waits = [topic for topic in lost if not self._failures(topic)]
+        outcomes = self._loaded(cluster, [topic for topic in self._topics if topic not in waits], looks, lost, now)
+        if waits and not self._is_stopping():
+            with suppress(KlogError):
+                list_offsets(cluster, dict.fromkeys(_keys(metadata, waits), LATEST))
+            with suppress(KlogError):
+                again, lost = _look(cluster, cluster.metadata(waits), waits)
+                looks |= again
+            outcomes |= self._loaded(cluster, waits, looks, lost, now)
+        return [outcomes[topic] for topic in self._topics if topic in outcomes], looks
+
+    def _loaded(
+        self,
+        cluster: Cluster,
+        topics: Iterable[str],
+        looks: Mapping[str, Look],
+        lost: Mapping[str, KlogError],
+        now: float,
+    ) -> dict[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
         begun: dict[str, LoadOptions] = {}
         outputs, refused = self._outputs()
-        _check_offsets((self._asked.start, self._asked.until), self._topics)
         others_go_on = any(not known.outcome.has_failed for known in self._known.values())
-        for topic in self._topics:
+        for topic in topics:
             known = self._known.get(topic)
             if topic in refused:
                 outcomes[topic] = Outcome(topic, self._output, None, refused[topic], self._failures(topic) + 1)
@@ -206,9 +233,7 @@ class Loads:
                 outcomes[topic] = Outcome(topic, outputs[topic][0], None, lost[topic], self._failures(topic) + 1)
             else:
                 begun[topic] = self._options_of(topic, *outputs[topic])
-        for outcome in self._drive(cluster, begun, looks):
-            outcomes[outcome.topic] = outcome
-        return [outcomes[topic] for topic in self._topics if topic in outcomes]
+        return outcomes | {outcome.topic: outcome for outcome in self._drive(cluster, begun, looks)}
 
     def _outputs(self) -> tuple[dict[str, tuple[str, str]], dict[str, ConfigError]]:
         """The topics' outputs and tables of dead letters (""), and why others have none: two topics may not share one.
@@ -258,28 +283,17 @@ class Loads:
 
 
 def _look(
-    cluster: Cluster, metadata: Mapping[str, Message], topics: Iterable[str], failing: Collection[str]
+    cluster: Cluster, metadata: Mapping[str, Message], topics: Iterable[str]
 ) -> tuple[dict[str, Look], dict[str, KlogError]]:
     """One look at all topics, and the errors of those of which a partition has no leader.
 
-    Leaders are waited for once, unless they are of `failing` topics, whose last round has failed. Topics of which
-    nothing is known are in neither: their loads look for themselves, and have the error.
+    Topics of which nothing is known are in neither: their loads look for themselves, and have the error.
     """
     ids: dict[str, dict[TopicPartition, str]] = {}
-    for topic in topics:
-        try:
-            numbers = numbers_of(metadata, [topic])[topic]
-        except ProtocolError:
-            continue
-        ids[topic] = {(topic, number): str(cluster.topic_ids.get(topic, "")) for number in numbers}
-    keys = [key for of_topic in ids.values() for key in of_topic]
+    for topic, number in _keys(metadata, topics):
+        ids.setdefault(topic, {})[topic, number] = str(cluster.topic_ids.get(topic, ""))
     try:
-        first, end, failed = _offsets(cluster, keys)
-        if waited := [key for key in failed if key[0] not in failing]:
-            with suppress(KlogError):  # all of them wait together, and no other load waits for each
-                list_offsets(cluster, dict.fromkeys(waited, LATEST))
-            cluster.metadata(list(ids))  # it has forgotten all leaders meanwhile
-            first, end, failed = _offsets(cluster, keys)
+        first, end, failed = _offsets(cluster, [key for keys in ids.values() for key in keys])
     except KlogError:
         return {}, {}
     errors = {key[0]: failed[key] for key in sorted(failed)}
@@ -288,6 +302,15 @@ def _look(
         for topic, keys in ids.items()
         if topic not in errors
     }, errors
+
+
+def _keys(metadata: Mapping[str, Message], topics: Iterable[str]) -> list[TopicPartition]:
+    """The partitions of topics, without the topics of which nothing is known."""
+    keys: list[TopicPartition] = []
+    for topic in topics:
+        with suppress(ProtocolError):
+            keys += [(topic, number) for number in numbers_of(metadata, [topic])[topic]]
+    return keys
 
 
 def _offsets(
@@ -315,12 +338,10 @@ def _check_offsets(places: Sequence[Place | None], topics: Iterable[str]) -> Non
 
 
 def existing(output: str) -> list[str]:
-    """The outputs by topic that are there and have loads, sorted, or an output that is none by topic.
+    """The outputs by topic that are there and have loads, sorted.
 
     Errors as of `example_of`, `open_store` and `catalog_tables`.
     """
-    if not is_by_topic(output):
-        return [output]
     example_of(output)
     pattern = _matching(output)
     if takes_plain_names(output):
@@ -342,6 +363,30 @@ def existing(output: str) -> list[str]:
         ]
     loads = sorted(path for path in there if store.size(f"{path}/{paths.LOAD}") is not None)
     return [f"{kind}{first}{'/' if first or place[0] == '/' else ''}{path}{query}{options}" for path in loads]
+
+
+def of_each(output: str, work: Callable[[str], _T], at_once: int = 1) -> Iterator[tuple[str, _T | str]]:
+    """The loads in an output by topic, each with what `work` returns for it, or the text of its error.
+
+    Errors of an output that is none by topic are raised. `LoadError` if there is no load; errors as of `existing`.
+    """
+
+    def outcome(place: str) -> _T | str:
+        try:
+            return work(place)
+        except (KlogError, OSError) as error:
+            return str(error)
+
+    if not is_by_topic(output):
+        yield output, work(output)
+        return
+    if not (places := existing(output)):
+        raise LoadError(f"{without_user(output)} has no loads: name the --output or --table of jobs/batch_load.py")
+    if at_once == 1:  # in the caller's thread, which an interrupt ends at once
+        yield from zip(places, map(outcome, places), strict=True)
+        return
+    with ThreadPoolExecutor(at_once) as threads:
+        yield from zip(places, threads.map(outcome, places), strict=True)
 
 
 def _matching(text: str) -> re.Pattern[str]:

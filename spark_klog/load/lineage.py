@@ -1,4 +1,4 @@
-"""OpenLineage events of a load (`jobs/batch_load.py --lineage`): a run of a call, with the offsets that it loaded.
+"""OpenLineage events of loads (`jobs/batch_load.py --lineage`): a run of each call, with the offsets that it loaded.
 
 START has the topics and the output, COMPLETE the offsets of all partitions and the records written, once they are
 committed. A load of which single partitions failed ends with FAIL, and so does one that raises an error; an interrupted
@@ -23,16 +23,31 @@ _log = logging.getLogger(__name__)
 _FLUSH_SECONDS = 5.0
 
 
-def with_lineage(options: LoadOptions, steps: Steps[Loaded], conf: Mapping[str, str]) -> Steps[Loaded]:
-    """The steps of a load, which send its events; what they raise is raised here.
+class LoadEvents:
+    """The events of a job's loads, which are sent by one emitter.
 
     `conf` are settings of Spark, of which those of OpenLineage are read, and the application's name.
     `ConfigError` if OpenLineage's settings are wrong.
     """
-    require("--lineage", "pyspark")
+
+    def __init__(self, conf: Mapping[str, str]) -> None:
+        require("--lineage", "pyspark")
+        self._conf, self._emitter = conf, Emitter(conf=conf)
+
+    def around(self, options: LoadOptions, steps: Steps[Loaded]) -> Steps[Loaded]:
+        """The steps of a load, which is a run of its own; what they raise is raised here."""
+        return _with_events(options, steps, self._conf, self._emitter)
+
+    def close(self) -> None:
+        """Wait a short while until all events are sent."""
+        self._emitter.close(_FLUSH_SECONDS)
+
+
+def _with_events(
+    options: LoadOptions, steps: Steps[Loaded], conf: Mapping[str, str], emitter: Emitter
+) -> Steps[Loaded]:
     import pyspark
 
-    emitter = Emitter(conf=conf)
     output = folder_use(open_table(options.output).location if is_table(options.output) else options.output)
     settings = JobSettings.of(conf)
     name = job_name(settings.application, output.name.strip("/"))
@@ -46,23 +61,20 @@ def with_lineage(options: LoadOptions, steps: Steps[Loaded], conf: Mapping[str, 
             _log.warning("lineage of the load is incomplete", exc_info=True)
 
     topics = [] if namespace is None else [DatasetUse(namespace, topic) for topic in options.topics]
+    send(RunState.START, topics)
     try:
-        send(RunState.START, topics)
-        try:
-            loaded = yield from steps
-        except Exception as error:
-            send(RunState.FAIL, topics, f"{type(error).__name__}: {error}")
-            raise
-        except BaseException:
-            send(RunState.ABORT, topics)
-            raise
-        output.rows = sum(part.records for part in loaded.partitions)
-        failed = [f"{part.topic}-{part.partition}: {part.error}" for part in loaded.failed]
-        state = RunState.FAIL if failed else RunState.COMPLETE
-        send(state, _read(namespace, loaded, topics), "; ".join(failed) or None)
-        return loaded
-    finally:
-        emitter.close(_FLUSH_SECONDS)
+        loaded = yield from steps
+    except Exception as error:
+        send(RunState.FAIL, topics, f"{type(error).__name__}: {error}")
+        raise
+    except BaseException:
+        send(RunState.ABORT, topics)
+        raise
+    output.rows = sum(part.records for part in loaded.partitions)
+    failed = [f"{part.topic}-{part.partition}: {part.error}" for part in loaded.failed]
+    state = RunState.FAIL if failed else RunState.COMPLETE
+    send(state, _read(namespace, loaded, topics), "; ".join(failed) or None)
+    return loaded
 
 
 def _read(namespace: str | None, loaded: Loaded, topics: list[DatasetUse]) -> list[DatasetUse]:

@@ -227,7 +227,8 @@ class TableTarget(Target):
 
     def _data_files(self, entries: Sequence[FileEntry]) -> list[DataFile]:
         with ThreadPoolExecutor(_READS) as pool:
-            footers = pool.map(self._footer, entries)
+            # to start a thread takes longer than to read one
+            footers = (pool.map if len(entries) > 1 else map)(self._footer, entries)
             return [
                 DataFile(entry.path, entry.size, footer, _hour(entry.path))
                 for entry, footer in zip(entries, footers, strict=True)

@@ -199,13 +199,13 @@ class DeltaLakeTable:
 
         def attempt() -> pa.Schema:
             table = self._open() or self._create(columns, layout, load)
-            is_other = table.metadata().partition_columns != partitions or bool(_compared(table, columns)[2])
-            if is_other and self._is_unused(table, load):
+            mine, missing, wrong = _compared(table, columns)
+            if (wrong or table.metadata().partition_columns != partitions) and self._is_unused(table, load):
                 table = self._create(columns, layout, load, "overwrite")
+                mine, missing, wrong = _compared(table, columns)
             self._check(table, layout, load, is_any=bool(key))
             if key:
                 self._check_key(table, key)
-            mine, missing, wrong = _compared(table, columns)
             if wrong:
                 raise self._differs(wrong)
             if key and missing and pa.table(table.get_add_actions()).num_rows:
@@ -405,7 +405,7 @@ class DeltaLakeTable:
         partitions = _PARTITIONS[layout]
         schema = pa.schema([*columns, *(pa.field(*one) for one in partitions)])
         try:
-            return DeltaTable.create(
+            self._known = DeltaTable.create(
                 self._url,
                 schema,
                 mode,
@@ -414,6 +414,7 @@ class DeltaLakeTable:
                 storage_options=self._options,
                 raise_if_key_not_exists=False,  # a property that deltalake does not know
             )
+            return self._known
         except DeltaError:
             table = self._open()
             if table is None:

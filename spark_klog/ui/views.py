@@ -268,15 +268,14 @@ def loads(outputs: Sequence[str]) -> list[dict[str, Any]]:
     """The status of each load, as `klog load status --json` prints it; or its error."""
     if not outputs:
         return []
-    from spark_klog.load.audit import statuses, statuses_json
-    from spark_klog.load.by_topic import existing
+    from spark_klog.load.audit import status, statuses_json
+    from spark_klog.load.by_topic import of_each
+    from spark_klog.load.driving import STEPS_AT_ONCE
 
     states: list[dict[str, Any]] = []
     for output in outputs:
         try:
-            there = existing(output)
+            states += statuses_json(of_each(output, status, STEPS_AT_ONCE))
         except (KlogError, OSError) as error:
             states.append({"output": without_user(output), "error": str(error)})
-        else:
-            states += statuses_json(there, statuses(there))
     return states

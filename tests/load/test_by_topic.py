@@ -20,27 +20,28 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 from prometheus_client.parser import text_string_to_metric_families
 
+from spark_klog.cli.commands.load import load as klog_load
 from spark_klog.cli.jobs import batch_load
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.files.folder import LocalFolder
-from spark_klog.load import by_topic, follow
+from spark_klog.load import by_topic, files, follow
 from spark_klog.load.audit import status
 from spark_klog.load.by_topic import Loads, Outcome, existing, output_of
 from spark_klog.load.driving import drive
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.store import locked, open_store
-from spark_klog.load.places import AtOffsets
-from spark_klog.load.run import LoadOptions, load
+from spark_klog.load.places import AtOffsets, read_offsets
+from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.task import Work
 from spark_klog.load.tasks.time_limit import TaskTime, TimeLimit
 from spark_klog.protocol.apis import LIST_OFFSETS
 from tests.load.support import InProcess, Killed, by_duckdb, expected, failing, in_child, kills, run
 from tests.load.tables import CATALOG, make_lake, places
-from tests.spark.support import Sent, create_topic, delete_topic, produce, values
+from tests.spark.support import Sent, consume, create_topic, delete_topic, produce, values
 from tests.support.clients.klog import klog
 
 _DIED, _SECONDS = 9, 120
@@ -262,6 +263,69 @@ def test_the_list_has_one_that_is_damaged(cluster: EmbeddedCluster, topics: list
     assert f"{tmp_path / topics[0]} can't be shown: " in shown.stdout
     damaged, other = json.loads(klog("load", "status", output, "--json").stdout)["loads"]
     assert ("is not a JSON object" in damaged["error"], other["missing"]) == (True, [])
+
+
+def _asked(*arguments: str, code: int) -> Any:
+    """What `klog load` prints on stdout: JSON, or its lines."""
+    done = CliRunner().invoke(klog_load, arguments)
+    assert done.exit_code == code, (done.output, done.exception)
+    return json.loads(done.stdout) if "--json" in arguments or arguments[0] == "offsets" else done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("kind", ["folder", "delta"])
+def test_commands_go_over_all_loads(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path, kind: str) -> None:
+    servers, begin = cluster.bootstrap_servers, tmp_path / "begin.json"
+    output = f"{'delta:' if kind == 'delta' else ''}{tmp_path}/{{topic}}"
+    places = [output_of(output, name) for name in topics[:2]]
+    for _ in range(2):
+        _loads(servers, output, *topics[:2], max_task_records=4).round()
+        produce(servers, topics[0], values(8, start=20, partitions=2))
+    paths_of = [each.path for place in places for each in files(place)]
+    assert _asked("files", output, code=0) == paths_of
+    assert _asked("files", output, "--topic", topics[1], code=0) == [each.path for each in files(places[1])]
+
+    text = _asked("verify", output, code=0)
+    assert text == [
+        line
+        for place, records in zip(places, (28, 20), strict=True)
+        for line in (f"{place}: {records} records of 2 partitions", "  all records are there once")
+    ]
+    told = _asked("verify", output, "-b", servers, "--hash", "--json", code=0)["loads"]
+    assert [(each["output"], each["partitions"][0]["compared"]) for each in told] == [(places[0], 14), (places[1], 10)]
+
+    offsets = _asked("offsets", output, code=0)
+    assert offsets["offsets"] == {topics[0]: {"0": 14, "1": 14}, topics[1]: {"0": 10, "1": 10}}
+    begin.write_text(json.dumps(offsets))
+    again = _loads(servers, f"{tmp_path}/again/{{topic}}", *topics[:2], start=read_offsets("--from-offsets", begin))
+    assert _runs(again.round()) == {topics[0]: [1], topics[1]: []}
+    assert "--run is a run of one load" in CliRunner().invoke(klog_load, ["offsets", output, "--run", "1"]).stderr
+
+    before = _asked("compact", output, "--json", code=0)["loads"]
+    assert [(each["output"], each["files_before"] > 2) for each in before] == [(place, True) for place in places]
+    assert _asked("compact", output, code=0) == [f"{place}: there is nothing to compact" for place in places]
+
+    Path(files(places[0])[0].path).unlink()
+    (tmp_path / topics[1] / "_klog/latest.json").write_text("[]")
+    wrong, damaged = _asked("verify", output, "--json", code=1)["loads"]
+    assert (wrong["findings"] != [], "is not a JSON object" in damaged["error"]) == (True, True)
+    assert _asked("files", output, code=1) == [each.path for each in files(places[0])]
+    assert [*_asked("offsets", output, code=1)["offsets"]] == topics[:1]
+
+
+def test_dead_letters_of_all_loads(cluster: EmbeddedCluster, topics: list[str], topic: str, tmp_path: Path) -> None:
+    servers, output, again = cluster.bootstrap_servers, str(tmp_path / "{topic}"), f"{topic}-again"
+    settings = WriteSettings(schema="id bigint")
+    produce(servers, topics[2], [Sent(0, b"k", b'{"id": 1}', 1)])
+    _loads(servers, output, *topics, settings=settings, max_bad=MaxBad(100, is_percent=True)).round()
+    create_topic(servers, again)
+    told = _asked("replay", output, "--topic", again, "-b", servers, "--json", code=0)["loads"]
+    assert [(each["output"], each["records"]) for each in told] == [
+        (output_of(output, name), records) for name, records in zip(topics, (20, 20, 0), strict=True)
+    ]
+    assert len(consume(servers, again)) == 40
+    assert _asked("replay", output, "--topic", again, "--from-topic", "other", "-b", servers, code=3) == [
+        f"{output_of(output, name)}: sent 0 records to {again}; 0 corrupt batches can't be sent" for name in topics
+    ]
 
 
 # Driving

@@ -5,6 +5,7 @@ SPARK_KLOG_KILLS sets the number of kills (default: one of each process), and SP
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -87,6 +88,8 @@ class Followed:
     partitions: int = 1
     #: The database sends no old rows, the connector truncations too, and the database's order decides.
     is_plain: bool = False
+    #: The connector takes signals: see `snapshot`.
+    takes_signals: bool = False
 
     def __post_init__(self) -> None:
         columns = [each for each in COLUMNS if each.name not in self._left_out]
@@ -94,6 +97,7 @@ class Followed:
         self._marks = 0
         self.servers.database.sql(
             f"CREATE TABLE {self.table.full_name}_marks (mark text PRIMARY KEY)",
+            f"CREATE TABLE {self._signals} (id text PRIMARY KEY, type text, data text)",
         )
         create_topic(self.servers.bootstrap, self._marks_topic)
 
@@ -110,6 +114,17 @@ class Followed:
     def _marks_topic(self) -> str:
         return f"{self.topic}_marks"
 
+    @property
+    def _signals(self) -> str:
+        return f"{self.table.full_name}_signals"
+
+    def snapshot(self) -> None:
+        """Signal the connector to read the table again, in parts, while it goes on with the changes."""
+        self._marks += 1
+        asked = json.dumps({"data-collections": [self.table.full_name], "type": "incremental"})
+        values = f"'signal-{self._marks:06}', 'execute-snapshot', '{asked}'"
+        self.servers.database.sql(f"INSERT INTO {self._signals} VALUES ({values})")
+
     def follow(self, **settings: object) -> None:
         """Have the connector write the changes, after a snapshot."""
         given: dict[str, object] = {**STYLES[self.style], "topic.creation.default.replication.factor": 1}
@@ -124,6 +139,9 @@ class Followed:
             given[f"{column}.converter.schema.registry.url"] = self.servers.registry
         given |= {name.replace("_", "."): value for name, value in settings.items()}
         tables = ",".join(f"{self.table.full_name}{ending}" for ending in ("", "_marks"))
+        if self.takes_signals:
+            tables += f",{self._signals}"
+            given |= {"signal.data.collection": self._signals, "incremental.snapshot.chunk.size": 7}
         self.servers.connect.follow(self.name, self.servers.database, tables, given)
 
     @property
@@ -254,6 +272,30 @@ def test_truncations_and_large_values_that_do_not_change(
     servers.connect.end(followed.name)
 
 
+@pytest.mark.test_all("long")
+@pytest.mark.parametrize(("kind", "values"), [("delta", "json"), ("iceberg", "avro")])
+def test_a_snapshot_by_a_signal(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, values: Values
+) -> None:
+    """It comes in parts among the changes, also of rows that the table does not have yet."""
+    lake = make_lake(kind, tmp_path, monkeypatch)
+    followed = Followed(servers, f"s_{kind}_{values}", lake, values, takes_signals=True)
+    followed.table.insert(60)
+    followed.follow(snapshot_mode="no_data")
+    followed.table.change(30)
+    followed.snapshot()
+    followed.table.change(60)
+
+    def is_whole() -> bool:
+        followed.load()
+        rows = followed.table.rows(followed.style)
+        return all(followed.table.seen(read(), followed.style) == rows for read in lake.readers().values())
+
+    wait_until(is_whole, f"the rows of {followed.name}", _SECONDS)
+    followed.check()
+    servers.connect.end(followed.name)
+
+
 class _Load:
     """The job in a process of its own, which is killed or ends."""
 
@@ -321,9 +363,12 @@ def test_the_table_equals_the_database_whatever_dies(
     for servers in _serving(server_dir, is_exact):
         style: Style = "texts" if values == "json" else "numbers"
         seed = chance.randrange(1000)
-        followed = Followed(servers, "killed", lake, values, style, seed, 3 if is_plain else 1, is_plain)
+        # Debezium sends rows of a snapshot by a signal after a truncation that came between
+        followed = Followed(servers, "killed", lake, values, style, seed, 3 if is_plain else 1, is_plain, not is_plain)
         followed.table.insert(50)
         followed.follow(**({"exactly_once_support": "required"} if is_exact else {}))
         for number in range(kills() or len(_VICTIMS)):
+            if followed.takes_signals and number % 4 == 0:
+                followed.snapshot()
             _kill(servers, followed, _VICTIMS[number % len(_VICTIMS)], chance)
             followed.check()

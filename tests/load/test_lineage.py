@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError
 from spark_klog.lineage.datasets import kafka_namespace
 from spark_klog.lineage.events import job_name
+from spark_klog.load.by_topic import Loads, output_of
 from spark_klog.load.driving import Steps
-from spark_klog.load.lineage import with_lineage
+from spark_klog.load.lineage import LoadEvents
 from spark_klog.load.run import Loaded, LoadOptions, load
 from tests.load.support import InProcess, by_pyarrow
 from tests.spark.support import create_topic, produce, values
@@ -32,9 +34,12 @@ def _done(options: LoadOptions, work: Callable[[], Loaded]) -> Loaded:
         yield from ()
         return work()
 
-    with_events = with_lineage(options, steps(), CONF)
-    with pytest.raises(StopIteration) as end:
-        next(with_events)
+    events = LoadEvents(CONF)
+    try:
+        with pytest.raises(StopIteration) as end:
+            next(events.around(options, steps()))
+    finally:
+        events.close()
     loaded: Loaded = end.value.value
     return loaded
 
@@ -107,3 +112,37 @@ def test_a_load(cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatc
         monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", json.dumps({"total": 0}))
         produce(servers, topic, values(5))
         assert _done(options, run).partitions[0].records == 5
+
+
+def _no_progress(_total: int, _done: Callable[[], int]) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def test_each_topic_is_a_run(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, output = cluster.bootstrap_servers, f"delta:{tmp_path}/{{topic}}"
+    names = [f"{topic}.{number}" for number in range(3)]
+    for name in names:
+        create_topic(servers, name)
+        produce(servers, name, values(10))
+    (tmp_path / names[2]).mkdir()
+    (tmp_path / names[2] / "_klog").write_text("x")
+    options = LoadOptions({"bootstrap.servers": servers}, names[:1], output_of(output, names[0]))
+    with lineage_server() as server:
+        monkeypatch.setenv("OPENLINEAGE__TRANSPORT", json.dumps({"type": "http", "url": server.url}))
+        events = LoadEvents(CONF)
+        Loads(
+            options, names, None, output, InProcess(), lambda _total, _done: nullcontext(), around=events.around
+        ).round()
+        events.close()
+        told = {name: [event for event in server.events if event["inputs"][0]["name"] == name] for name in names}
+    assert sum(map(len, told.values())) == len(server.events) == 6
+    for name, (start, end) in told.items():
+        assert start["run"]["runId"] == end["run"]["runId"]
+        assert (
+            start["job"]["name"] == end["job"]["name"] == job_name("klog batch load", f"{tmp_path}/{name}".strip("/"))
+        )
+        assert end["eventType"] == ("FAIL" if name == names[2] else "COMPLETE")
+        assert [(each["name"], len(end["inputs"])) for each in end["outputs"]] == [(str(tmp_path / name), 1)]
+    assert len({event["run"]["runId"] for event in server.events}) == 3

@@ -34,11 +34,13 @@ from tests.load.support import expected, kills, run
 from tests.load.tables import Kind, Lake, by_spark, check_each_once, make_lake
 from tests.spark.support import create_topic, produce, values
 from tests.support.runs.soak import in_soak
+from tests.support.servers.http_proxy import Fate, HttpProxy
 
 _SECONDS = 120
 #: Records of a run, and partitions of the topic.
 _EACH, _PARTITIONS = 120, 2
 _numbers = count(1)
+_FATES: tuple[Fate, ...] = ("refused", "lost", "cut", "late")
 #: Keys of rows, and changes of a run.
 _KEYS, _CHANGES = 400, 300
 _MOMENTS = ("any", "before", "commit", "after", "compaction")
@@ -47,6 +49,8 @@ _OF_MERGES = ("any", "before", "commit", "after")
 _BY_ITSELF = ("before", "after")
 _SLICE = (("delta", "s3"), ("iceberg", "disk"))
 _OTHERS = (("delta", "disk"), ("iceberg", "s3"))
+#: The REST catalog again, which loses answers, too.
+_LOSSY = ("iceberg", "lossy")
 #: Of the real ones, those that are killed also outside `make soak`.
 _REAL_SLICE = (("delta", "gateway"), ("iceberg", "rest"))
 pytestmark = [
@@ -59,7 +63,7 @@ pytestmark = [
             *(pytest.param(*each, marks=in_soak) for each in _OTHERS),
             *(
                 pytest.param(*each, marks=[pytest.mark.peer, *([] if each in _REAL_SLICE else [in_soak])])
-                for each in REAL
+                for each in (*REAL, _LOSSY)
             ),
         ],
     ),
@@ -72,14 +76,25 @@ def lake(kind: Kind, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return make_lake(kind, tmp_path, monkeypatch)
     if place == "s3":
         return make_lake(kind, tmp_path, monkeypatch, request.getfixturevalue("s3_process"), f"{kind}-{next(_numbers)}")
-    made, _ = request.getfixturevalue("real_lakes").make(kind, place, tmp_path, monkeypatch)
+    real = "rest" if place == "lossy" else place
+    made, _ = request.getfixturevalue("real_lakes").make(kind, real, tmp_path, monkeypatch)
     return cast("Lake", made)
 
 
-class _Victims:
-    """Runs of a load, which are killed after a random time; `counts` has the kills by moment."""
+@pytest.fixture
+def lossy(lake: Lake, place: str, request: Any) -> HttpProxy | None:
+    """What loses answers of the catalog."""
+    return request.getfixturevalue("real_lakes").rest if place == "lossy" else None
 
-    def __init__(self, lake: Lake, servers: str, topic: str, *how: str) -> None:
+
+class _Victims:
+    """Runs of a load, which are killed after a random time; `counts` has the kills by moment.
+
+    Those of a catalog that is `lossy` may fail instead.
+    """
+
+    def __init__(self, lake: Lake, servers: str, topic: str, lossy: HttpProxy | None, *how: str) -> None:
+        self._lossy = lossy
         self._chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
         #: How long a run goes on after the moment: it grows with each kill, so that all parts of it are met.
         self._longest: dict[str, float] = defaultdict(lambda: 1.0)
@@ -94,6 +109,9 @@ class _Victims:
 
     def kill(self, moment: str) -> bool:
         """Start a run (or a compaction) and kill it; return False if it had ended before."""
+        if self._lossy is not None:
+            good: list[Fate] = ["good"] * self._chance.randrange(4)
+            self._lossy.set_fates(*good, *self._chance.choices(_FATES, k=2))
         self._ask(moment)
         word, number = self._answer()
         if word == "at":
@@ -105,7 +123,10 @@ class _Victims:
                 os.kill(number, signal.SIGKILL)
             word, number = self._answer()
         assert word == "ended"
-        assert number == -signal.SIGKILL or (number == 0 and moment not in _BY_ITSELF), f"{moment}: {number}"
+        is_right = number == -signal.SIGKILL or (number == 0 and moment not in _BY_ITSELF)
+        assert is_right or (self._lossy is not None and number == 1), f"{moment}: {number}"
+        if self._lossy is not None:
+            self._lossy.set_fates()
         is_killed = number == -signal.SIGKILL
         (self.counts if is_killed else self.ended)[moment] += 1
         return is_killed
@@ -157,13 +178,15 @@ def _on_disk(lake: Lake) -> set[str]:
     return {path for path in open_folder(open_table(lake.address).location).paths_below("") if paths.token_of(path)}
 
 
-def test_killed_at_any_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path, lake: Lake, place: str) -> None:
+def test_killed_at_any_time(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, lake: Lake, place: str, lossy: HttpProxy | None
+) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, _PARTITIONS)
     sent = 0
     #: All files of attempts that the table has had.
     had: set[str] = set()
-    with _Victims(lake, servers, topic) as victims:
+    with _Victims(lake, servers, topic, lossy) as victims:
         for moment in victims.moments(kills() or len(_MOMENTS), _MOMENTS):
             if moment != "compaction":
                 produce(servers, topic, values(_EACH, start=sent, partitions=_PARTITIONS))
@@ -177,9 +200,9 @@ def test_killed_at_any_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path
             after = check_each_once(lake, topic, sent)
             had |= _files(lake)
             assert after >= before
-            if moment in ("before", "compaction"):
+            if moment in ("before", "compaction") and lossy is None:
                 assert after == before
-            if moment == "after":
+            if moment == "after" and lossy is None:
                 assert after > before
     for _ in range(2):  # the second one removes what attempts that went on have left
         run(servers, lake.address, topic, max_task_records=20)
@@ -191,7 +214,7 @@ def test_killed_at_any_time(cluster: EmbeddedCluster, topic: str, tmp_path: Path
         assert by_spark(lake, tmp_path) == expected(topic, dict.fromkeys(range(_PARTITIONS), sent // _PARTITIONS))
 
 
-def test_killed_while_it_merges(cluster: EmbeddedCluster, topic: str, lake: Lake) -> None:
+def test_killed_while_it_merges(cluster: EmbeddedCluster, topic: str, lake: Lake, lossy: HttpProxy | None) -> None:
     """The rows are always those of the source at the offsets of the table's last run."""
     servers = cluster.bootstrap_servers
     source = ChangeSource(servers, topic, _KEYS)
@@ -204,13 +227,13 @@ def test_killed_while_it_merges(cluster: EmbeddedCluster, topic: str, lake: Lake
         return offsets
 
     offsets = check()
-    with _Victims(lake, servers, topic, "merged") as victims:
+    with _Victims(lake, servers, topic, lossy, "merged") as victims:
         for moment in victims.moments(kills() or len(_OF_MERGES), _OF_MERGES):
             source.change(_CHANGES)
             victims.kill(moment)
             before, offsets = offsets, check()
             assert all(offsets.get(key, 0) >= offset for key, offset in before.items())
-            if moment in _BY_ITSELF:
+            if moment in _BY_ITSELF and lossy is None:
                 assert (offsets == before) == (moment == "before")
     for _ in range(2):
         run(servers, lake.address, topic, settings=KEYED)

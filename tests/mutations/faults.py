@@ -426,7 +426,7 @@ FAULTS = (
     Fault(
         "load-files-not-synced",  # the file of offsets may outlive a power failure that the records don't
         "spark_klog/files/folder.py",
-        "            for _ in pool.map(self._sync, waiting):\n                pass\n",
+        "            for _ in (pool.map if len(waiting) > 1 else map)(self._sync, waiting):\n                pass\n",
         "            pass\n",
         ("tests/load/test_store.py", "tests/load/test_kills.py", "tests/load/test_runs.py"),
     ),

@@ -197,6 +197,12 @@ def _loads(shapes: _Shapes, servers: str, folder: Path) -> None:
     shapes.of_command("klog load files", output)
     shapes.of_command("klog load compact", output)
     shapes.of_command("klog load replay", output, "--topic", "others", "-b", servers)
+    by_topic = str(folder / "{topic}")
+    shapes.of_command("klog load replay", by_topic, "--topic", "others", "-b", servers)
+    for path in (f"klog load {name}" for name in ("compact", "status", "verify")):
+        shapes.of_command(path, by_topic)
+        shapes.note(path, {"loads": [{"error": "x"}]})
+    shapes.note("klog load replay", {"loads": [{"error": "x"}]})
 
 
 def _groups(shapes: _Shapes, settings: dict[str, str], b: tuple[str, ...], folder: Path) -> None:

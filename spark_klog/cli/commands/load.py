@@ -4,28 +4,73 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from spark_klog.base.addresses import without_user
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
-from spark_klog.cli.output import print_table, say
+from spark_klog.cli.output import escaped, print_table, say, table_lines
 from spark_klog.client.cluster import Cluster
 from spark_klog.errors import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from spark_klog.base.names import TopicPartition
     from spark_klog.load.audit import Completeness, Status
+    from spark_klog.load.journal.model import Progress
+    from spark_klog.load.verify import Verified
 
 _RUNS_SHOWN = 20
+#: Exit codes of a command for several loads, from the worst one on.
+_CODES = (1, 4, 0, 3)
+
+
+class _Done(NamedTuple):
+    """What a command has done with a load: a line of JSON, the same as text, and the exit code."""
+
+    line: Mapping[str, Any]
+    text: str
+    code: int = 0
+
+
+def _report(output: str, as_json: bool, work: Callable[[str], _Done]) -> None:
+    """Print what `work` does with the load in an output, or with each one of an output by topic, one after the other.
+
+    The exit code is the worst one.
+    """
+    from spark_klog.load.by_topic import is_by_topic, of_each
+
+    by_topic, codes, lines = is_by_topic(output), set(), []
+    for place, done in of_each(output, work):
+        named = {"output": without_user(place)} if by_topic else {}
+        if isinstance(done, str):
+            done = _Done({"error": done}, "", _failed(place, done))
+        elif not as_json:
+            click.echo(f"{named['output']}: {done.text}" if by_topic else done.text)
+        codes.add(done.code)
+        lines.append({**named, **done.line})
+    if as_json:
+        click.echo(json.dumps({"loads": lines} if by_topic else lines[0]))
+    raise SystemExit(next(code for code in _CODES if code in codes))
+
+
+def _failed(place: str, error: str) -> int:
+    """Say on stderr which load has failed, and why; return the exit code."""
+    click.echo(f"klog: {without_user(place)}: {escaped(error, has_lines=True)}", err=True)
+    return 1
 
 
 @click.group()
 def load() -> None:
-    """Look at loads of topics into files, and compact them."""
+    """Look at loads of topics into files, and compact them.
+
+    An OUTPUT with {topic} in it, as jobs/batch_load.py takes it, is that of several loads: a command goes over all of
+    them, and its exit code is the worst one.
+    """
 
 
 @load.command(
@@ -56,15 +101,14 @@ def status_command(
     (-b, --cluster or --command-config) the last hours are compared with the log, as it is now. The exit code is 1 if
     something is missing in what a load has.
     """
-    from spark_klog.load.audit import compare, plot_hours, status, status_json, statuses, statuses_json
-    from spark_klog.load.by_topic import existing, is_by_topic
+    from spark_klog.load.audit import compare, plot_hours, status, status_json, statuses_json
+    from spark_klog.load.by_topic import is_by_topic, of_each
+    from spark_klog.load.driving import STEPS_AT_ONCE
 
     settings = cluster.settings()
     by_topic = is_by_topic(output)
-    places = existing(output)
-    if not places:
-        raise LoadError(f"{without_user(output)} has no loads: name the --output or --table of jobs/batch_load.py")
-    shown = statuses(places) if by_topic else [status(output)]
+    listed = list(of_each(output, status, STEPS_AT_ONCE))
+    shown = [state for _, state in listed]
     states = [state for state in shown if not isinstance(state, str)]
     if plot is not None:
         plot_hours({topic: each for state in states for topic, each in state.hours.items()}, plot)
@@ -73,7 +117,7 @@ def status_command(
         with Cluster.connect(settings) as connected:
             compared = compare(connected, [part for state in states for part in state.partitions], hours)
     if as_json:
-        line: dict[str, Any] = {"loads": statuses_json(places, shown)} if by_topic else status_json(states[0])
+        line: dict[str, Any] = {"loads": statuses_json(listed)} if by_topic else status_json(states[0])
         if compared is not None:
             lag = [{"topic": topic, "partition": number, "lag": lag} for (topic, number), lag in compared.lag.items()]
             gone = [f"{topic}-{number}" for topic, number in compared.gone]
@@ -81,7 +125,7 @@ def status_command(
         click.echo(json.dumps(line))
     elif by_topic:
         _print_list(states, compared, with_bars)
-        for place, error in zip(places, shown, strict=True):
+        for place, error in listed:
             if isinstance(error, str):
                 click.echo(f"{without_user(place)} can't be shown: {error}")
     else:
@@ -173,6 +217,7 @@ def _print_compared(compared: Completeness) -> None:
 Examples:
   klog load verify /data/clicks
   klog load verify delta:s3://lake/clicks -b broker:9092 --hash
+  klog load verify 'delta:/lake/{topic}'                     the loads of all topics, a line each
 """,
 )
 @click.argument("output")
@@ -184,31 +229,39 @@ def verify_command(output: str, with_hash: bool, cluster: ChosenCluster, as_json
     With a cluster (-b, --cluster or --command-config) also with the log, as it is now. The exit code is 1 if something
     is missing, double or different.
     """
+    from spark_klog.load.by_topic import is_by_topic
     from spark_klog.load.verify import verify
 
     settings = cluster.settings()
     client = dict(settings) if "bootstrap.servers" in settings else None
     if with_hash and client is None:
         raise click.UsageError("--hash needs a cluster: give -b HOST:PORT")
-    outcome = verify(output, client, with_hash=with_hash)
-    if as_json:
-        click.echo(json.dumps(asdict(outcome)))
-    else:
-        names = ("partition", "start", "until", "records", "in_files", "lag", "compared", "gone")
-        rows = [
-            (part.topic, *("-" if (number := getattr(part, name)) is None else f"{number:,}" for name in names))
-            for part in outcome.partitions
-        ]
-        print_table(("topic", *(name.replace("_", " ") for name in names)), rows)
-        for name in outcome.unknown:
-            click.echo(f"{name}: offsets of the old topic and the new one can't be told apart")
-        for finding in outcome.findings:
-            place = f"{finding.topic}-{finding.partition} " if finding.partition >= 0 else ""
-            click.echo(f"wrong: {place}{finding.what}")
-        if not outcome.findings:
-            click.echo("all records are there once")
-    if outcome.findings:
-        raise SystemExit(1)
+
+    def verified(place: str) -> _Done:
+        outcome = verify(place, client, with_hash=with_hash)
+        text = _verified_text(outcome, in_a_line=is_by_topic(output))
+        return _Done(asdict(outcome), text, 1 if outcome.findings else 0)
+
+    _report(output, as_json, verified)
+
+
+def _verified_text(outcome: Verified, *, in_a_line: bool) -> str:
+    """What verification has found: a table and lines, or the partitions in the first line."""
+    lines = [f"{name}: offsets of the old topic and the new one can't be told apart" for name in outcome.unknown]
+    for finding in outcome.findings:
+        place = f"{finding.topic}-{finding.partition} " if finding.partition >= 0 else ""
+        lines.append(f"wrong: {place}{finding.what}")
+    if not outcome.findings:
+        lines.append("all records are there once")
+    if in_a_line:
+        records = sum(part.in_files for part in outcome.partitions)
+        return "\n  ".join([f"{records:,} records of {len(outcome.partitions):,} partitions", *lines])
+    names = ("partition", "start", "until", "records", "in_files", "lag", "compared", "gone")
+    rows = [
+        (part.topic, *("-" if (number := getattr(part, name)) is None else f"{number:,}" for name in names))
+        for part in outcome.partitions
+    ]
+    return "\n".join([*table_lines(("topic", *(name.replace("_", " ") for name in names)), rows), *lines])
 
 
 @load.command(
@@ -237,17 +290,19 @@ def compact_command(output: str, target_bytes: int, as_json: bool) -> None:
     from spark_klog.load.compaction import compact
     from spark_klog.tables.opening import existing_table, is_table
 
-    if is_table(output):
-        count = existing_table(output).compact(target_bytes)
-        text = f"{count:,} files were merged into larger ones" if count else "there is nothing to compact"
-        say(as_json, {"files_before": count}, text)
-        return
-    done = compact(output, target_bytes)
-    text = "there is nothing to compact"
-    if done.runs:
-        text = f"{done.files_before:,} files of {done.bytes_before:,} bytes are now "
-        text += f"{done.files_after:,} files of {done.bytes_after:,} bytes"
-    say(as_json, vars(done), text)
+    def compacted(place: str) -> _Done:
+        if is_table(place):
+            count = existing_table(place).compact(target_bytes)
+            text = f"{count:,} files were merged into larger ones" if count else "there is nothing to compact"
+            return _Done({"files_before": count}, text)
+        done = compact(place, target_bytes)
+        text = "there is nothing to compact"
+        if done.runs:
+            text = f"{done.files_before:,} files of {done.bytes_before:,} bytes are now "
+            text += f"{done.files_after:,} files of {done.bytes_after:,} bytes"
+        return _Done(vars(done), text)
+
+    _report(output, as_json, compacted)
 
 
 @load.command(
@@ -264,12 +319,20 @@ Examples:
 def files_command(output: str, topic: str | None, as_json: bool) -> None:
     """List the committed files of the load in OUTPUT."""
     from spark_klog.load import files
+    from spark_klog.load.by_topic import of_each
+    from spark_klog.load.driving import STEPS_AT_ONCE
 
-    listed = files(output, topic)
-    if topic is not None and not listed:
+    code, is_empty = 0, True
+    for place, listed in of_each(output, partial(files, topic=topic), STEPS_AT_ONCE):
+        if isinstance(listed, str):
+            code = _failed(place, listed)
+            continue
+        for file in listed:
+            is_empty = False
+            say(as_json, vars(file), file.path)
+    if topic is not None and is_empty:
         click.echo(f"klog: the load has no files of topic {topic}", err=True)
-    for file in listed:
-        say(as_json, vars(file), file.path)
+    raise SystemExit(code)
 
 
 @load.command(
@@ -277,18 +340,39 @@ def files_command(output: str, topic: str | None, as_json: bool) -> None:
     epilog="""\b
 Examples:
   klog load offsets /data/clicks --run 3 > begin.json
+  klog load offsets 'delta:/lake/{topic}' > begin.json       of the loads of all topics
 """,
 )
 @click.argument("output")
 @click.option("--run", "run", metavar="RUN", help="Where this run has begun. Default: where the next one begins.")
 def offsets_command(output: str, run: str | None) -> None:
     """Print offsets of the load in OUTPUT as JSON, which batch_load.py takes by --from-offsets and --until."""
+    from spark_klog.load.by_topic import is_by_topic, of_each
+    from spark_klog.load.driving import STEPS_AT_ONCE
     from spark_klog.load.journal.history import open_load
     from spark_klog.load.places import offsets_of_run, offsets_text, parse_run
 
-    store, identity = open_load(output)
+    if run is not None and is_by_topic(output):
+        raise click.UsageError("--run is a run of one load: with {topic} each topic has runs of its own")
     number = None if run is None else parse_run("--run", run).run
-    click.echo(json.dumps(offsets_text(identity.cluster_id, number, offsets_of_run(store, number)), indent=1))
+
+    def known(place: str) -> tuple[str, dict[TopicPartition, Progress]]:
+        store, identity = open_load(place)
+        return identity.cluster_id, offsets_of_run(store, number)
+
+    code, clusters = 0, set()
+    offsets: dict[TopicPartition, Progress] = {}
+    for place, told in of_each(output, known, STEPS_AT_ONCE):
+        if isinstance(told, str):
+            code = _failed(place, told)
+            continue
+        cluster_id, of_load = told
+        clusters.add(cluster_id)
+        if len(clusters) > 1 or of_load.keys() & offsets.keys():
+            raise LoadError(f"{without_user(place)} and the loads before it are not of one cluster and other topics")
+        offsets |= of_load
+    click.echo(json.dumps(offsets_text(next(iter(clusters), ""), number, offsets), indent=1))
+    raise SystemExit(code)
 
 
 @load.command(
@@ -311,10 +395,12 @@ def replay_command(output: str, topic: str, source: str | None, cluster: ChosenC
     """
     from spark_klog.restore import replay
 
-    sent = replay(output, cluster.local_settings(), topic, source)
-    text = f"sent {sent.records:,} records to {topic}; {sent.batches:,} corrupt batches can't be sent"
-    say(as_json, {"records": sent.records, "batches": sent.batches, "topic": topic}, text)
-    if sent.batches:
-        raise SystemExit(4)
-    if not sent.records:
-        raise SystemExit(3)
+    client = cluster.local_settings()
+
+    def sent(place: str) -> _Done:
+        done = replay(place, client, topic, source)
+        text = f"sent {done.records:,} records to {topic}; {done.batches:,} corrupt batches can't be sent"
+        line = {"records": done.records, "batches": done.batches, "topic": topic}
+        return _Done(line, text, 4 if done.batches else 0 if done.records else 3)
+
+    _report(output, as_json, sent)

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
     from spark_klog.load.by_topic import Outcome
     from spark_klog.load.driving import Steps
+    from spark_klog.load.lineage import LoadEvents
     from spark_klog.load.rows import Evolution
     from spark_klog.schemas.column_format import ColumnFormat
 
@@ -557,14 +558,19 @@ def _load_files(options: JobOptions, client: dict[str, str]) -> int:
     follow = partial(progress_bar, options.as_json)
     every = options.every or EVERY
 
+    events: LoadEvents | None = None
+
     def around(of_load: LoadOptions, steps: Steps[Loaded]) -> Steps[Loaded]:
+        nonlocal events
         if not options.lineage:
             return steps
-        from spark_klog.load.lineage import with_lineage
-        from spark_klog.spark.lineage import lineage_settings
+        if events is None:
+            from spark_klog.load.lineage import LoadEvents
+            from spark_klog.spark.lineage import lineage_settings
 
-        # the session is begun before: its settings say where the events go and who the parent is
-        return with_lineage(of_load, steps, lineage_settings(runner.spark))
+            # the session is begun before: its settings say where the events go and who the parent is
+            events = LoadEvents(lineage_settings(runner.spark))
+        return events.around(of_load, steps)
 
     pattern, output = options.topics_pattern, options.destination
     topics, letters = options.topics or (), options.dead_letters or ""
@@ -575,6 +581,8 @@ def _load_files(options: JobOptions, client: dict[str, str]) -> int:
             return follow_topics(loads, runner, stop, every, most, options.metrics, output, options.as_json)
         outcomes = loads.round()
     finally:
+        if events is not None:
+            events.close()
         runner.stop()
     if not loads.is_by_topic and (error := outcomes[0].error):
         raise error
