@@ -192,9 +192,19 @@ class LocalFolder:
             sync_folder(Path(place).parent)
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file; False if it exists."""
+        """Create a file; False if it exists.
+
+        An empty one is a sign to processes, which a power failure ends, too: it is not synced.
+        """
         with self._naming(path, "written"):
-            temporary, place = self._temporary(path, content), Path(self._at(path))
+            place = Path(self._at(path))
+            if not content:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):
+                    place.touch(exist_ok=False)
+                    return True
+                return False
+            temporary = self._temporary(path, content)
             try:
                 os.link(temporary, place)
             except FileExistsError:

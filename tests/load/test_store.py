@@ -98,8 +98,15 @@ def test_files_are_on_disk_before_they_are_in_place(tmp_path: Path, monkeypatch:
 def test_another_error_of_links_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse_links(monkeypatch, errno.EIO)
     with pytest.raises(LoadError, match=r"plan.json can't be written: Input/output error"):
-        LocalFolder(tmp_path, LoadError).create("plan.json", b"")
+        LocalFolder(tmp_path, LoadError).create("plan.json", b"{}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_file_is_created_once_and_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("it is synced"))
+    folder = LocalFolder(tmp_path, LoadError)
+    assert [folder.create("attempts/marker", b"") for _ in range(2)] == [True, False]
+    assert folder.names("attempts") == ["marker"]
 
 
 def test_an_error_of_pyarrow_that_is_no_os_error() -> None:

@@ -37,31 +37,29 @@ class _Done(NamedTuple):
     code: int = 0
 
 
-def _report(output: str, as_json: bool, work: Callable[[str], _Done]) -> None:
-    """Print what `work` does with the load in an output, or with each one of an output by topic, one after the other.
-
-    The exit code is the worst one.
-    """
+def _report(output: str, as_json: bool, work: Callable[[str], _Done]) -> int:
+    """Print what `work` does with the load in an output, or with each one of an output by topic, one after the other;
+    return the worst exit code."""
     from spark_klog.load.by_topic import is_by_topic, of_each
 
     by_topic, codes, lines = is_by_topic(output), set(), []
     for place, done in of_each(output, work):
         named = {"output": without_user(place)} if by_topic else {}
         if isinstance(done, str):
-            done = _Done({"error": done}, "", _failed(place, done))
+            _complain(place, done)
+            done = _Done({"error": done}, "", 1)
         elif not as_json:
             click.echo(f"{named['output']}: {done.text}" if by_topic else done.text)
         codes.add(done.code)
         lines.append({**named, **done.line})
     if as_json:
         click.echo(json.dumps({"loads": lines} if by_topic else lines[0]))
-    raise SystemExit(next(code for code in _CODES if code in codes))
+    return next(code for code in _CODES if code in codes)
 
 
-def _failed(place: str, error: str) -> int:
-    """Say on stderr which load has failed, and why; return the exit code."""
+def _complain(place: str, error: str) -> None:
+    """Say on stderr which load has failed, and why."""
     click.echo(f"klog: {without_user(place)}: {escaped(error, has_lines=True)}", err=True)
-    return 1
 
 
 @click.group()
@@ -242,7 +240,8 @@ def verify_command(output: str, with_hash: bool, cluster: ChosenCluster, as_json
         text = _verified_text(outcome, in_a_line=is_by_topic(output))
         return _Done(asdict(outcome), text, 1 if outcome.findings else 0)
 
-    _report(output, as_json, verified)
+    if _report(output, as_json, verified):
+        raise SystemExit(1)
 
 
 def _verified_text(outcome: Verified, *, in_a_line: bool) -> str:
@@ -302,7 +301,8 @@ def compact_command(output: str, target_bytes: int, as_json: bool) -> None:
             text += f"{done.files_after:,} files of {done.bytes_after:,} bytes"
         return _Done(vars(done), text)
 
-    _report(output, as_json, compacted)
+    if _report(output, as_json, compacted):
+        raise SystemExit(1)
 
 
 @load.command(
@@ -322,17 +322,19 @@ def files_command(output: str, topic: str | None, as_json: bool) -> None:
     from spark_klog.load.by_topic import of_each
     from spark_klog.load.driving import STEPS_AT_ONCE
 
-    code, is_empty = 0, True
+    has_failed, is_empty = False, True
     for place, listed in of_each(output, partial(files, topic=topic), STEPS_AT_ONCE):
         if isinstance(listed, str):
-            code = _failed(place, listed)
+            has_failed = True
+            _complain(place, listed)
             continue
         for file in listed:
             is_empty = False
             say(as_json, vars(file), file.path)
     if topic is not None and is_empty:
         click.echo(f"klog: the load has no files of topic {topic}", err=True)
-    raise SystemExit(code)
+    if has_failed:
+        raise SystemExit(1)
 
 
 @load.command(
@@ -360,11 +362,12 @@ def offsets_command(output: str, run: str | None) -> None:
         store, identity = open_load(place)
         return identity.cluster_id, offsets_of_run(store, number)
 
-    code, clusters = 0, set()
+    has_failed, clusters = False, set()
     offsets: dict[TopicPartition, Progress] = {}
     for place, told in of_each(output, known, STEPS_AT_ONCE):
         if isinstance(told, str):
-            code = _failed(place, told)
+            has_failed = True
+            _complain(place, told)
             continue
         cluster_id, of_load = told
         clusters.add(cluster_id)
@@ -372,7 +375,8 @@ def offsets_command(output: str, run: str | None) -> None:
             raise LoadError(f"{without_user(place)} and the loads before it are not of one cluster and other topics")
         offsets |= of_load
     click.echo(json.dumps(offsets_text(next(iter(clusters), ""), number, offsets), indent=1))
-    raise SystemExit(code)
+    if has_failed:
+        raise SystemExit(1)
 
 
 @load.command(
@@ -403,4 +407,10 @@ def replay_command(output: str, topic: str, source: str | None, cluster: ChosenC
         line = {"records": done.records, "batches": done.batches, "topic": topic}
         return _Done(line, text, 4 if done.batches else 0 if done.records else 3)
 
-    _report(output, as_json, sent)
+    match _report(output, as_json, sent):
+        case 1:
+            raise SystemExit(1)
+        case 3:
+            raise SystemExit(3)
+        case 4:
+            raise SystemExit(4)
