@@ -5,6 +5,7 @@ Our broker gets requests of those versions, too.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import kafka as kafka_python
 import pytest
 from confluent_kafka import Consumer, Producer as ConfluentProducer, TopicPartition
 
+from spark_klog.client import Consumer as KlogConsumer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.net.connection import Connection
@@ -20,7 +22,7 @@ from spark_klog.client.offsets import GroupOffsets, list_offsets, offset_range
 from spark_klog.client.producer.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode, OffsetOutOfRange, ProtocolError, UnsupportedVersionError
-from spark_klog.protocol.apis import FETCH, PRODUCE
+from spark_klog.protocol.apis import FETCH, METADATA, PRODUCE
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from tests.support.brokers.batches import read_records
@@ -336,6 +338,26 @@ def test_old_produce_requests(
         wanted = [line._replace(timestamp=-1) for line in wanted]
     found = _confluent_read(kafka, created, len(wanted))
     assert found == wanted
+
+
+def test_a_group_gives_up_a_deleted_topic(
+    cluster: EmbeddedCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a broker that is asked for all topics, as one before Kafka 0.11 is, names no missing one."""
+    _speaks(monkeypatch, METADATA, 3)
+    settings = {"bootstrap.servers": cluster.bootstrap_servers, "group.id": topic, "metadata.max.age.ms": "100"}
+    with _connect(cluster) as connected, KlogConsumer(settings) as consumer:
+        gone = f"{topic}-gone"
+        for name in (topic, gone):
+            create_topic(connected, name)
+        consumer.subscribe([topic, gone])
+        for wanted in ([(topic, 0), (gone, 0)], [(topic, 0)]):
+            deadline = time.monotonic() + 60
+            while consumer.assignment() != wanted:
+                assert time.monotonic() < deadline
+                consumer.poll(0.1)
+            if len(wanted) > 1:
+                delete_topic(connected, gone)
 
 
 @pytest.mark.parametrize("fetch", range(4))

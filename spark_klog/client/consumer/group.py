@@ -180,7 +180,8 @@ class SubscribedTopics:
 
     def count(self, topics: Collection[str] | None) -> dict[str, int]:
         """Partition counts by topic, 0 for a missing one. None: all topics, by default without internal ones."""
-        counts = {}
+        # brokers before Kafka 0.11 are asked for all topics, and name no missing one
+        counts = dict.fromkeys(topics or (), 0)
         create = topics is not None and self._config.allow_auto_create_topics
         for name, topic in self._cluster.metadata(topics, create=create).items():
             code = topic["error_code"]
