@@ -487,7 +487,7 @@ class RebalanceFailed(KlogError):
 
 class ConcurrentUse(KlogError):
     """A call to a consumer that another thread uses, to a producer within one of its calls (a signal handler), or to a
-    producer of `spark_klog.aio` in another event loop than its own.
+    client of `spark_klog.aio` in another event loop than its own.
     """
 
 

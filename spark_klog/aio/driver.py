@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from spark_klog.client.forks import Maker
 from spark_klog.client.requests import Steps, Wait
-from spark_klog.errors import ConcurrentUse, ConfigError, KlogError
+from spark_klog.errors import ConcurrentUse, ConfigError, KlogError, RequestTimedOut
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -41,7 +41,7 @@ class LoopDriver:
         self._writers: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
-        self._is_stepping = False
+        self._is_stepping = self._is_in_turn = False
 
     @property
     def is_forked(self) -> bool:
@@ -99,6 +99,22 @@ class LoopDriver:
         while not done.done():
             yield Wait(None, math.inf)
         return done.result()
+
+    def in_turn(self, steps: Steps[_T], seconds: float, late: str) -> Steps[_T]:
+        """Make the steps when no others are in turn; `RequestTimedOut` with the text `late` if that takes too long."""
+        until = time.monotonic() + seconds
+        try:
+            while self._is_in_turn:
+                if time.monotonic() >= until:
+                    raise RequestTimedOut(late)
+                yield Wait(None, until)
+            self._is_in_turn = True
+            try:
+                return (yield from steps)
+            finally:
+                self._is_in_turn = False
+        finally:
+            steps.close()
 
     def close(self, error: KlogError) -> None:
         """End all requests with this error; the client closes their connections."""

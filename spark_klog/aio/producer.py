@@ -35,7 +35,6 @@ from spark_klog.errors import (
     InvalidTransactionState,
     KlogError,
     ProducerClosed,
-    RequestTimedOut,
     TransactionAborted,
 )
 from spark_klog.records.contract import Headers
@@ -105,8 +104,7 @@ class Producer(ProducerCore):
         self._admitted_bytes = 0
         #: When the next batch is looked for, a reading of `time.monotonic`.
         self._looks_at = math.inf
-        #: Whether a call uses the transactions, and what it makes of the open one.
-        self._is_in_turn = False
+        #: What a call makes of the open transaction.
         self._ending: State | None = None
         unclosed.add(self)
 
@@ -551,20 +549,17 @@ class Producer(ProducerCore):
 
     def _in_turn(self, steps: Steps[_T], ending: State | None = None) -> Steps[_T]:
         """Make the steps when no other call uses the transactions; no record is taken meanwhile if they end one."""
-        until = time.monotonic() + self._max_block
-        try:
-            while self._is_in_turn:
-                if time.monotonic() >= until:
-                    limit = self._cluster.config.named("max.block.ms")
-                    raise RequestTimedOut(f"other calls have used the transaction for {self._max_block:g} s ({limit})")
-                yield Wait(None, until)
-            self._is_in_turn, self._ending = True, ending
+
+        def marked() -> Steps[_T]:
+            self._ending = ending
             try:
                 return (yield from steps)
             finally:
-                self._is_in_turn, self._ending = False, None
-        finally:
-            steps.close()
+                self._ending = None
+
+        limit = self._cluster.config.named("max.block.ms")
+        late = f"other calls have used the transaction for {self._max_block:g} s ({limit})"
+        return self._driver.in_turn(marked(), self._max_block, late)
 
     async def close(self) -> None:
         """Flush and close the connections; abort an open transaction. A second call does nothing."""

@@ -14,7 +14,7 @@ from spark_klog.base.names import PLAINTEXT, TopicPartition
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import SOFTWARE, BrokerIdentity, Connection
-from spark_klog.client.requests import Steps, answered, opened, paused, run, run_each, unsent
+from spark_klog.client.requests import Steps, answered, at_once, each, opened, paused, run, unsent
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.errors import (
@@ -208,17 +208,28 @@ class Cluster:
         A broker that is silent, or that throttles this client, does not delay the others. Requests to the same broker
         follow each other without waiting.
         """
-        deadline = self.deadline()
-        return run_each({key: self.asking(node, api, message, deadline) for key, (node, message) in requests.items()})
+        return run(self.asking_all(api, requests))
 
-    def asking(self, node: int, api: Api, message: Message, deadline: float, last: int | None = None) -> Steps[Message]:
+    def asking_all(
+        self, api: Api, requests: Mapping[_Request, tuple[int, Message]]
+    ) -> Steps[dict[_Request, Message | KlogError]]:
+        deadline = self.deadline()
+        asked = {key: self.asking(node, api, message, deadline) for key, (node, message) in requests.items()}
+        return (yield from each(asked))
+
+    def asking(
+        self, node: int, api: Api, message: Message, deadline: float | None = None, last: int | None = None
+    ) -> Steps[Message]:
+        """The steps of `request`, by default within the deadline of one that begins now."""
+        deadline = self.deadline() if deadline is None else deadline
         with unsent():
             connection = self._begin((*self.address(node), None), deadline)
             yield from opened(connection, deadline)
         return (yield from answered(connection, api, message, deadline, last))
 
-    def asking_version(self, node: int, api: Api, deadline: float) -> Steps[int]:
+    def asking_version(self, node: int, api: Api, deadline: float | None = None) -> Steps[int]:
         """The steps of `version_of`."""
+        deadline = self.deadline() if deadline is None else deadline
         connection = self._begin((*self.address(node), None), deadline)
         yield from opened(connection, deadline)
         return connection.version_of(api)
@@ -240,7 +251,7 @@ class Cluster:
 
     def version_of(self, node: int, api: Api) -> int:
         """The API version that `request` uses with a broker; raises what `Connection` raises."""
-        return self._open(self.address(node)).version_of(api)
+        return run(self.asking_version(node, api))
 
     def bounds(
         self, timeout_ms: float | None = None, limit: str = "request.timeout.ms", outer: Bounds | None = None
@@ -357,7 +368,12 @@ class Cluster:
         self, topics: Collection[str], *, create: bool = False, missing_ok: bool = False
     ) -> dict[str, list[int]]:
         """Partition numbers by topic. A missing topic is a `ProtocolError`, or is left out with `missing_ok`."""
-        return numbers_of(self.metadata(topics, create=create), topics, missing_ok=missing_ok)
+        return run(self.asking_partitions(topics, create=create, missing_ok=missing_ok))
+
+    def asking_partitions(
+        self, topics: Collection[str], *, create: bool = False, missing_ok: bool = False
+    ) -> Steps[dict[str, list[int]]]:
+        return numbers_of((yield from self.asking_metadata(topics, create=create)), topics, missing_ok=missing_ok)
 
     def candidates(self) -> list[tuple[str, int]]:
         """Addresses for a request to any broker, in this order: connected ones, known ones, bootstrap.servers.
@@ -454,9 +470,14 @@ class Cluster:
         self, partitions: Iterable[TopicPartition]
     ) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, ProtocolError]]:
         """Partitions by leader, and the errors of partitions that are unknown or have no leader now."""
+        return run(self.asking_by_leader(partitions))
+
+    def asking_by_leader(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Steps[tuple[dict[int, list[TopicPartition]], dict[TopicPartition, ProtocolError]]]:
         wanted = list(partitions)
         unknown = {topic for topic, partition in wanted if self._leaders.get((topic, partition), -1) < 0}
-        metadata = self.metadata(unknown) if unknown else {}
+        metadata = (yield from self.asking_metadata(unknown)) if unknown else {}
         return by_node({key: self._leader_error(*key, metadata) or self._leaders[key] for key in wanted})
 
     def _leader_error(self, topic: str, partition: int, metadata: Mapping[str, Message]) -> ProtocolError | None:
@@ -490,12 +511,18 @@ class Cluster:
 
         `limit`: see `within`.
         """
+        return run(self.attempting(lambda: at_once(action), timeout_ms, limit))
+
+    def attempting(
+        self, action: Callable[[], Steps[_T]], timeout_ms: int | None = None, limit: str = "request.timeout.ms"
+    ) -> Steps[_T]:
+        """The steps of `attempt`. Until they have ended, the cluster's other requests have their deadline, too."""
         with self.within(timeout_ms or self.config.request_timeout_ms, limit):
             retry = Retry(self.config, *self._bounds)
             is_first = True
             while True:
                 try:
-                    return action()
+                    return (yield from action())
                 except (ConnectionFailed, RequestTimedOut) as error:
                     if self._has_no_patience():
                         raise
@@ -504,7 +531,7 @@ class Cluster:
                     if not error.retriable:
                         raise
                     failure = error
-                retry.pause(failure)
+                yield from paused(time.monotonic() + retry.seconds(failure))
                 # what lasts is told by `retry`, at intervals that double
                 _log.log(logging.INFO if is_first else logging.DEBUG, "trying again: %s", failure)
                 is_first = False
@@ -512,9 +539,13 @@ class Cluster:
 
     def controller(self) -> int:
         """The node id of the controller, after connecting to it."""
+        return run(self.asking_controller())
+
+    def asking_controller(self) -> Steps[int]:
         if self.controller_id not in self._brokers:
-            self.metadata([])
-        self._open(self.address(self.controller_id))
+            yield from self.asking_metadata([])
+        deadline = self.deadline()
+        yield from opened(self._begin((*self.address(self.controller_id), None), deadline), deadline)
         return self.controller_id
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from spark_klog.client.answers import answer_error, by_key
 from spark_klog.client.cluster import Bounds, Cluster
-from spark_klog.client.requests import Steps, paused, run
+from spark_klog.client.requests import Steps, at_once, paused, run
 from spark_klog.client.retry import Retry
 from spark_klog.errors import ConnectionFailed, KlogError, ProtocolError, RequestTimedOut, is_retriable
 from spark_klog.protocol.apis import FIND_COORDINATOR
@@ -77,15 +77,22 @@ class Coordinators:
 
     def node(self, key: str, kind: int = GROUP) -> int:
         """The node id of a coordinator; raises what `find_coordinator` raises."""
-        if (kind, key) not in self._nodes:
-            self._nodes[kind, key] = find_coordinator(self._cluster, key, kind)
-        return self._nodes[kind, key]
+        return run(self.asking_node(key, kind))
+
+    def asking_node(self, key: str, kind: int = GROUP) -> Steps[int]:
+        node = (yield from self.asking_nodes([key], kind))[key]
+        if isinstance(node, ProtocolError):
+            raise node
+        return node
 
     def nodes(self, keys: Iterable[str], kind: int = GROUP) -> dict[str, int | ProtocolError]:
         """The coordinators of several groups or transactional ids, as of `find_coordinators`."""
+        return run(self.asking_nodes(keys, kind))
+
+    def asking_nodes(self, keys: Iterable[str], kind: int = GROUP) -> Steps[dict[str, int | ProtocolError]]:
         wanted = list(dict.fromkeys(keys))
         missing = [key for key in wanted if (kind, key) not in self._nodes]
-        looked_up = find_coordinators(self._cluster, missing, kind)
+        looked_up = yield from _finding(self._cluster, missing, kind)
         self._nodes.update({(kind, key): node for key, node in looked_up.items() if isinstance(node, int)})
         return {key: looked_up[key] if key in looked_up else self._nodes[kind, key] for key in wanted}
 
@@ -152,8 +159,13 @@ class Coordinators:
     ) -> _Result:
         """As `Cluster.attempt`; looks all coordinators up again after each failure."""
 
-        def once() -> _Result:
-            with self.forgotten_on_error():
-                return action()
+        return run(self.attempting(lambda: at_once(action), timeout_ms, limit))
 
-        return self._cluster.attempt(once, timeout_ms, limit)
+    def attempting(
+        self, action: Callable[[], Steps[_Result]], timeout_ms: int | None = None, limit: str = "request.timeout.ms"
+    ) -> Steps[_Result]:
+        def once() -> Steps[_Result]:
+            with self.forgotten_on_error():
+                return (yield from action())
+
+        return self._cluster.attempting(once, timeout_ms, limit)

@@ -14,6 +14,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
 from spark_klog.client.cluster import Cluster, by_node
 from spark_klog.client.coordinator import Coordinators
+from spark_klog.client.requests import Steps, run
 from spark_klog.errors import (
     ConfigError,
     ConnectionFailed,
@@ -358,9 +359,14 @@ class GroupOffsets:
         self, offsets: Mapping[TopicPartition, Committed], topic_ids: Mapping[str, UUID] = _NO_IDS
     ) -> dict[TopicPartition, ProtocolError]:
         """Like `commit`, but without retries; returns the errors of partitions that were refused."""
-        node = self._coordinators.node(self.group)
+        return run(self.committing_once(offsets, topic_ids))
+
+    def committing_once(
+        self, offsets: Mapping[TopicPartition, Committed], topic_ids: Mapping[str, UUID] = _NO_IDS
+    ) -> Steps[dict[TopicPartition, ProtocolError]]:
+        node = yield from self._coordinators.asking_node(self.group)
         request = {"group_id": self.group, "topics": with_topic_ids(topics_to_commit(offsets), topic_ids)}
-        answer = self._cluster.request(node, OFFSET_COMMIT, request)
+        answer = yield from self._cluster.asking(node, OFFSET_COMMIT, request)
         return commit_errors(self._cluster, answer, request, offsets)
 
     def fetch(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, int]:
@@ -370,13 +376,18 @@ class GroupOffsets:
     def committed(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
         """Like `fetch`, with leader epochs (from OffsetFetch 5 on) and metadata strings."""
 
-        def ask() -> dict[TopicPartition, Committed]:
-            offsets, failed = self._ask(partitions)
+        return run(self.asking_committed(partitions))
+
+    def asking_committed(
+        self, partitions: Collection[TopicPartition] | None = None
+    ) -> Steps[dict[TopicPartition, Committed]]:
+        def ask() -> Steps[dict[TopicPartition, Committed]]:
+            offsets, failed = yield from self._asking(partitions)
             if failed:
                 raise worst(list(failed.values()))
             return offsets
 
-        return self._coordinators.attempt(ask)
+        return self._coordinators.attempting(ask)
 
     def committed_now(
         self, partitions: Collection[TopicPartition]
@@ -385,25 +396,27 @@ class GroupOffsets:
         offsets in an open transaction.
         """
         with self._coordinators.forgotten_on_error():
-            return self._ask(partitions)
+            return run(self._asking(partitions))
 
-    def _ask(
+    def _asking(
         self, partitions: Collection[TopicPartition] | None
-    ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
+    ) -> Steps[tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]]:
         topics = None if partitions is None else topic_numbers(partitions, numbers="partition_indexes")
-        node = self._coordinators.node(self.group)
-        version = self._cluster.version_of(node, OFFSET_FETCH)
+        node = yield from self._coordinators.asking_node(self.group)
+        version = yield from self._cluster.asking_version(node, OFFSET_FETCH)
         if partitions is None and version < _FIRST_OF_ALL:
             raise UnsupportedVersionError(f"broker {node} does not tell all offsets of a group")
         request: Message = {"group_id": self.group, "topics": topics}
         stable = {"require_stable": self._is_stable}
         if version < _FIRST_OF_GROUPS:
-            return self._committed(self._cluster.request(node, OFFSET_FETCH, request | stable), partitions)
+            older = yield from self._cluster.asking(node, OFFSET_FETCH, request | stable)
+            return self._committed(older, partitions)
         if topics is not None:
             request["topics"] = topics = with_topic_ids(topics, self._cluster.topic_ids)
         if (member := self._reader()) is not None:
             request |= {"member_id": member.member, "member_epoch": member.generation}
-        answer = self._cluster.request(node, OFFSET_FETCH, {"groups": [request], **stable})
+        asked = {"groups": [request], **stable}
+        answer = yield from self._cluster.asking(node, OFFSET_FETCH, asked)
         groups = by_key(OFFSET_FETCH, answer, ((entry["group_id"], entry) for entry in answer["groups"]), [self.group])
         group = groups[self.group]
         if group["error_code"] in _REFUSED_READER:

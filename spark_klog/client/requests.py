@@ -34,15 +34,20 @@ class Wait(NamedTuple):
     handle: Handle | None = None
     #: Connections of which an event does so, too.
     others: tuple[Connection, ...] = ()
+    #: Waits of requests that are made at once: what ends one of them ends this one.
+    parts: tuple[Wait, ...] = ()
 
     @property
-    def connections(self) -> tuple[Connection, ...]:
-        return self.others if self.connection is None else (self.connection, *self.others)
+    def connections(self) -> list[Connection]:
+        own = [] if self.connection is None else [self.connection]
+        return [*own, *self.others, *(connection for part in self.parts for connection in part.connections)]
 
     @property
     def is_over(self) -> bool:
         """Whether the answer has come with that to another request: no event would tell."""
-        return self.connection is not None and self.handle is not None and self.connection.has_arrived(self.handle)
+        if self.handle is not None and self.connection is not None and self.connection.has_arrived(self.handle):
+            return True
+        return any(part.is_over for part in self.parts)
 
 
 Steps = Generator[Wait, None, _Result]
@@ -101,7 +106,9 @@ def paused(until: float) -> Steps[None]:
 def run(steps: Steps[_Result]) -> _Result:
     try:
         while True:
-            _wait_for([next(steps)])
+            wait = next(steps)
+            if not wait.is_over:
+                wait_until_ready(wait.connections, wait.until - time.monotonic())
     except StopIteration as end:
         result: _Result = end.value
         return result
@@ -109,7 +116,7 @@ def run(steps: Steps[_Result]) -> _Result:
         steps.close()
 
 
-def run_each(requests: Mapping[_Key, Steps[_Result]]) -> dict[_Key, _Result | KlogError]:
+def each(requests: Mapping[_Key, Steps[_Result]]) -> Steps[dict[_Key, _Result | KlogError]]:
     """Make several requests at once; each has its result or its error. One that is slow does not delay the others."""
     results: dict[_Key, _Result | KlogError] = {}
     left = dict(requests)
@@ -127,17 +134,20 @@ def run_each(requests: Mapping[_Key, Steps[_Result]]) -> dict[_Key, _Result | Kl
                 del left[key]
             if not left:
                 return results
-            _wait_for(waits)
+            yield Wait(None, min(wait.until for wait in waits), parts=tuple(waits))
     finally:
         for steps in left.values():
             steps.close()
 
 
-def _wait_for(waits: list[Wait]) -> None:
-    if any(wait.is_over for wait in waits):
-        return
-    connections = [connection for wait in waits for connection in wait.connections]
-    wait_until_ready(connections, min(wait.until for wait in waits) - time.monotonic())
+def run_each(requests: Mapping[_Key, Steps[_Result]]) -> dict[_Key, _Result | KlogError]:
+    return run(each(requests))
+
+
+def at_once(action: Callable[[], _Result]) -> Steps[_Result]:
+    """What needs no waiting, or waits by itself, as the steps of a request."""
+    return action()
+    yield
 
 
 class PendingRequest(Generic[_Result]):
@@ -167,7 +177,7 @@ class PendingRequest(Generic[_Result]):
     @property
     def connections(self) -> list[Connection]:
         """The connection of which an event makes the next step possible, if any."""
-        return list(self._wait.connections)
+        return self._wait.connections
 
     @property
     def look_at(self) -> float:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ from spark_klog.errors import (
     RecordTooLargeToSend,
 )
 from tests.support.brokers.model_cluster import Fate, ModelCluster
+from tests.support.clients.on_loop import run
 
 #: Seconds in which anything ends that should not wait.
 _PATIENCE = 60.0
@@ -42,16 +43,6 @@ async def producing(brokers: ModelCluster, **more: str) -> AsyncIterator[Produce
     settings = {name.replace("_", "."): value for name, value in more.items()}
     async with Producer({"bootstrap.servers": brokers.servers, "retry.backoff.ms": "1", **settings}) as producer:
         yield producer
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run on a loop that ends without any other task; `AssertionError` if one is left."""
-
-    async def all_of_it() -> None:
-        await asyncio.wait_for(main, _PATIENCE)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(all_of_it())
 
 
 def test_places_and_order() -> None:

@@ -60,7 +60,7 @@ MODULES = (
 )
 #: Members of public classes that other rooms of the package call: they are not for users.
 _OF_ROOMS = {
-    "Admin": "exclusive same_coordinators",
+    "Admin": "exclusive make same_coordinators",
     "Consumer": "expect poll_chunk",
     "ErrorAnswer": "number",
     "Fault": "is_about waits_for_records",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from spark_klog.base.interrupts import CallLock
 from spark_klog.base.names import TopicPartition
@@ -17,7 +18,7 @@ from spark_klog.client.cluster import Cluster, by_node
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
 from spark_klog.client.offsets import UNKNOWN_SECONDS
-from spark_klog.client.requests import unsent
+from spark_klog.client.requests import Steps, at_once, run, unsent
 from spark_klog.client.settings import ClientConfig, check_settings, client_config, setting_texts
 from spark_klog.errors import (
     AdminClosed,
@@ -55,10 +56,14 @@ _WITH_EFFECT = frozenset(
 ).union(security_settings.NAMES)
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
 #: Final errors of a broker that has not answered for any item.
 _UNUSABLE = (AuthenticationError, DecodeError, UnsupportedVersionError)
 #: Which broker (a node id) to ask for which items, and the errors of items that have no broker now.
 Routes = tuple[Mapping[int, list[_K]], Mapping[_K, KlogError]]
+#: The steps that find routes of items.
+Places = Callable[[list[_K]], Steps[tuple[Mapping[int, list[_K]], Mapping[_K, KlogError]]]]
 #: The entries in the response to a request for items: a function of both.
 Entries = Callable[[Message, Collection[_K]], Iterable[tuple[_K, Message]]]
 
@@ -130,28 +135,70 @@ class _Turn(CallLock):  # type: ignore[misc]  # as `CallLock`
                 self._own.end_deadlines()
 
 
+class Call(Generic[_Arguments, _Answer]):
+    """A call as types see it: an admin client on an event loop returns what is to be awaited."""
+
+    @overload
+    def __get__(self, calls: OnLoop, kind: object) -> Callable[_Arguments, Coroutine[Any, Any, _Answer]]: ...
+
+    @overload
+    def __get__(self, calls: AdminCalls, kind: object) -> Callable[_Arguments, _Answer]: ...
+
+    def __get__(self, calls: AdminCalls, kind: object) -> Any:
+        raise NotImplementedError  # `call` makes functions
+
+
+def call(method: Callable[Concatenate[Any, _Arguments], Steps[_Answer]]) -> Call[_Arguments, _Answer]:
+    """A call of an admin client, by the steps of its requests, which the client's driver makes."""
+    returned = method.__annotations__["return"]
+    method.__annotations__["return"] = returned.removeprefix("Steps[").removesuffix("]")
+
+    @functools.wraps(method)
+    def made(self: AdminCalls, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> Any:
+        return self.make(method(self, *arguments, **named))
+
+    made.steps = method  # type: ignore[attr-defined]
+    return made  # type: ignore[return-value]
+
+
+def steps_of(made: Callable[_Arguments, _Answer]) -> Callable[_Arguments, Steps[_Answer]]:
+    """The steps of a call, for another one; of one that a subclass has overridden, the call itself."""
+    steps = getattr(made.__func__, "steps", None)  # type: ignore[attr-defined]
+    if steps is None:
+        return lambda *arguments, **named: at_once(lambda: made(*arguments, **named))
+    return functools.partial(steps, made.__self__)  # type: ignore[attr-defined]
+
+
 class AdminCalls:
     """The base of the families of calls."""
 
+    def make(self, steps: Steps[Any]) -> Any:
+        """The result of a call, by its steps."""
+        return run(steps)
+
     def __init__(self, settings: Mapping[str, Any] | Cluster) -> None:
         if isinstance(settings, Cluster):
-            #: For the package's own use by one thread; with several, `exclusive` lends it.
-            self.cluster = settings
-            self._timeout_ms, self._limit = settings.config.request_timeout_ms, "request.timeout.ms"
-        else:
-            check_settings("Admin", settings)
-            config, self._timeout_ms = admin_config(settings)
-            self.cluster, self._limit = Cluster(config), _API_TIMEOUT
-            try:
-                self.cluster.metadata([])
-            except BaseException:
-                self.cluster.close()
-                raise
+            self._begin(settings, settings.config.request_timeout_ms, "request.timeout.ms", is_own=False)
+            return
+        self._begin_own(settings)
+        try:
+            self.cluster.metadata([])
+        except BaseException:
+            self.cluster.close()
+            raise
+
+    def _begin_own(self, settings: Mapping[str, Any]) -> None:
+        check_settings("Admin", settings)
+        config, timeout_ms = admin_config(settings)
+        self._begin(Cluster(config), timeout_ms, _API_TIMEOUT, is_own=True)
+
+    def _begin(self, cluster: Cluster, timeout_ms: int, limit: str, *, is_own: bool) -> None:
+        #: For the package's own use by one thread; with several, `exclusive` lends it.
+        self.cluster, self._timeout_ms, self._limit = cluster, timeout_ms, limit
         self._maker = Maker("admin client", AdminClosed)
-        own = None if self.cluster is settings else self.cluster
-        self._turn = _Turn(own, self._maker, self._timeout_ms / 1000, self._limit)
+        self._turn = _Turn(cluster if is_own else None, self._maker, timeout_ms / 1000, limit)
         self._is_closed = False
-        self._found = Coordinators(self.cluster)
+        self._found = Coordinators(cluster)
         self._keeps_coordinators = False
 
     @contextmanager
@@ -188,18 +235,18 @@ class AdminCalls:
         """The time for a broker to make a change: it answers REQUEST_TIMED_OUT before this client gives up."""
         return max(1, self.cluster.config.request_timeout_ms * 9 // 10)
 
-    def _attempt(self, action: Callable[[], _V]) -> _V:
+    def _attempt(self, action: Callable[[], Steps[_V]]) -> Steps[_V]:
         """Run `action` until it succeeds, see `Cluster.attempt`, in this thread's turn and the timeout of the call."""
         with self._turn, self._call():
-            return self.cluster.attempt(action, self._timeout_ms, self._limit)
+            return (yield from self.cluster.attempting(action, self._timeout_ms, self._limit))
 
     def _each(
         self,
         keys: Iterable[_K],
-        ask: Callable[[list[_K]], Mapping[_K, _V | KlogError]],
+        ask: Callable[[list[_K]], Steps[Mapping[_K, _V | KlogError]]],
         *,
         waits_for_topics: bool = False,
-    ) -> Outcomes[_K, _V]:
+    ) -> Steps[Outcomes[_K, _V]]:
         """Ask for the items in this thread's turn, until none has a retriable error or the time is over.
 
         A topic that does not exist is a final error if a look-up after a second says so, or with `waits_for_topics` at
@@ -219,12 +266,12 @@ class AdminCalls:
                 is_late = is_missing and not waits_for_topics and asked_at > unknown_until
                 return is_retriable(result) and not is_late
 
-            def ask_rest() -> None:
+            def ask_rest() -> Steps[None]:
                 nonlocal rest
                 asked_at = time.monotonic()
                 with self._found.forgotten_on_error():
                     try:
-                        results.update(ask(rest))
+                        results.update((yield from ask(rest)))
                     except (ConnectionFailed, RequestTimedOut, ProtocolError) as refusal:
                         refused.update(dict.fromkeys(rest, refusal))
                         raise
@@ -235,7 +282,7 @@ class AdminCalls:
 
             try:
                 if wanted:
-                    self._attempt(ask_rest)
+                    yield from self._attempt(ask_rest)
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 # else it had no time: the answers before stand
                 if all(error is not result for result in results.values()):
@@ -256,17 +303,20 @@ class AdminCalls:
         doing: str,
         is_made: Callable[[_K, ErrorCode], bool] = lambda key, code: False,
         *,
-        places: Callable[[list[_K]], Routes[_K]] | None = None,
+        is_there: Callable[[_K], Steps[bool]] = lambda key: at_once(lambda: True),
+        check: Callable[[list[_K]], Steps[None]] = lambda keys: at_once(lambda: None),
+        places: Places[_K] | None = None,
         result: Callable[[Message], Any] = lambda entry: None,
-    ) -> Outcomes[_K, Any]:
+    ) -> Steps[Outcomes[_K, Any]]:
         """Ask the controller, or the brokers in `places`, as `_ask` and `_each` do; `result`: see `mapped`.
 
         If a response was lost or late, the broker may have made the change and refuses it in the next attempt:
-        `is_made` then decides whether that error shows that the change is there; its entry is {}.
+        `is_made` then decides whether that error shows that the change is there, and `is_there` looks; its entry is {}.
+        `check` comes before each request, and may ask brokers.
         """
         is_answer_lost: set[_K] = set()
 
-        def settled(key: _K, answer: Message | KlogError) -> Message | KlogError:
+        def settled(key: _K, answer: Message | KlogError) -> Steps[Message | KlogError]:
             if isinstance(answer, ConnectionFailed | RequestTimedOut):
                 if not answer.is_unsent:
                     is_answer_lost.add(key)
@@ -275,27 +325,31 @@ class AdminCalls:
                     is_answer_lost.add(key)
                 elif key in is_answer_lost:
                     try:
-                        return {} if is_made(key, answer.code) else answer
+                        return {} if is_made(key, answer.code) and (yield from is_there(key)) else answer
                     except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                         # the other items' outcomes in this response stand
                         what = _named(doing, key)
                         return RequestTimedOut(f"{what}: an earlier answer was lost, and the check failed: {error}")
             return answer
 
-        def ask(rest: list[_K]) -> dict[_K, Message | KlogError]:
+        def ask(rest: list[_K]) -> Steps[dict[_K, Message | KlogError]]:
             try:
-                answered = self._ask(places or self._at_controller, api, rest, request, entries, doing)
+                where = places or self._at_controller
+                answered = yield from self._ask(where, api, rest, request, entries, doing, check=check)
             except (ConnectionFailed, RequestTimedOut) as error:
                 if not error.is_unsent:
                     is_answer_lost.update(rest)
                 raise
-            return {key: settled(key, answer) for key, answer in answered.items()}
+            outcomes: dict[_K, Message | KlogError] = {}
+            for key, answer in answered.items():
+                outcomes[key] = yield from settled(key, answer)
+            return outcomes
 
-        return mapped(self._each(keys, ask), result)
+        return mapped((yield from self._each(keys, ask)), result)
 
     def _ask(
         self,
-        places: Callable[[list[_K]], Routes[_K]],
+        places: Places[_K],
         api: Api,
         keys: list[_K],
         request: Callable[[list[_K]], Message],
@@ -304,7 +358,8 @@ class AdminCalls:
         *,
         accepted: Collection[ErrorCode] = (),
         one_by_one: bool = False,
-    ) -> dict[_K, Message | KlogError]:
+        check: Callable[[list[_K]], Steps[None]] = lambda keys: at_once(lambda: None),
+    ) -> Steps[dict[_K, Message | KlogError]]:
         """Ask the brokers in `places` for their items; the entry of each item in a response, or its error.
 
         With `one_by_one` each item has a request of its own. Entries with an `accepted` code are not errors; each says
@@ -312,7 +367,8 @@ class AdminCalls:
         all items and has no usable answer, its error is raised.
         """
         with unsent():
-            its_keys, failures = places(keys)
+            its_keys, failures = yield from places(keys)
+            yield from check(keys)
             asked = [
                 (node, some)
                 for node, of_node in its_keys.items()
@@ -320,7 +376,7 @@ class AdminCalls:
             ]
             requests = {number: (node, request(some)) for number, (node, some) in enumerate(asked)}
         answers: dict[_K, Message | KlogError] = dict(failures)
-        for number, answer in self.cluster.request_all(api, requests).items():
+        for number, answer in (yield from self.cluster.asking_all(api, requests)).items():
             node, some = asked[number]
             try:
                 if isinstance(answer, KlogError):
@@ -339,19 +395,21 @@ class AdminCalls:
                 answers[key] = entry if is_accepted else entry_or_error(api, entry, _named(doing, key))
         return answers
 
-    def _at_controller(self, keys: list[_K]) -> Routes[_K]:
-        return {self.cluster.controller(): keys}, {}
+    def _at_controller(self, keys: list[_K]) -> Steps[Routes[_K]]:
+        return {(yield from self.cluster.asking_controller()): keys}, {}
 
-    def _at_coordinators(self, keys: Iterable[_K], kind: int = GROUP, name: Callable[[_K], str] = str) -> Routes[_K]:
+    def _at_coordinators(
+        self, keys: Iterable[_K], kind: int = GROUP, name: Callable[[_K], str] = str
+    ) -> Steps[Routes[_K]]:
         """The items by coordinator, and the errors of those that have none now; `name` gives the coordinated name."""
         named = {key: name(key) for key in keys}
-        nodes = self._found.nodes(named.values(), kind)
+        nodes = yield from self._found.asking_nodes(named.values(), kind)
         return by_node({key: nodes[its_name] for key, its_name in named.items()})
 
-    def _at_brokers(self, nodes: Mapping[_K, int]) -> Routes[_K]:
+    def _at_brokers(self, nodes: Mapping[_K, int]) -> Steps[Routes[_K]]:
         """The items by their brokers, and the errors of those whose broker is not part of the cluster."""
         if not set(self.cluster.nodes).issuperset(nodes.values()):
-            self.cluster.metadata([])
+            yield from self.cluster.asking_metadata([])
 
         def known_or_error(node: int) -> int | KlogError:
             advice = "the cluster has no broker with this id now"
@@ -360,14 +418,28 @@ class AdminCalls:
 
         return by_node({key: known_or_error(node) for key, node in nodes.items()})
 
-    def _ask_controller(self, api: Api, request: Callable[[], Message]) -> Message:
+    def _ask_controller(
+        self,
+        api: Api,
+        request: Message,
+        check: Callable[[], Steps[None]] = lambda: at_once(lambda: None),
+    ) -> Steps[Message]:
         """The controller's response, without an error."""
-        return self._attempt(lambda: checked(api, self.cluster.request(self.cluster.controller(), api, request())))
 
-    def _of_all_brokers(self, of_broker: Callable[[int], Iterable[_V]]) -> list[_V]:
-        def ask() -> list[_V]:
-            self.cluster.metadata([])
-            return [listed for node in self.cluster.nodes for listed in of_broker(node)]
+        def ask() -> Steps[Message]:
+            controller = yield from self.cluster.asking_controller()
+            yield from check()
+            return checked(api, (yield from self.cluster.asking(controller, api, request)))
+
+        return self._attempt(ask)
+
+    def _of_all_brokers(self, of_broker: Callable[[int], Steps[Iterable[_V]]]) -> Steps[list[_V]]:
+        def ask() -> Steps[list[_V]]:
+            yield from self.cluster.asking_metadata([])
+            listed: list[_V] = []
+            for node in self.cluster.nodes:
+                listed += yield from of_broker(node)
+            return listed
 
         return self._attempt(ask)
 
@@ -379,6 +451,10 @@ class AdminCalls:
         with self._turn:
             self._is_closed = True
             self.cluster.close()
+
+
+class OnLoop(AdminCalls):
+    """The base of admin clients on an event loop."""
 
 
 def _is_answered(result: object) -> bool:

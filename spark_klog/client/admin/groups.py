@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,16 +10,20 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.admin.calls import (
     AdminCalls,
     Outcomes,
+    Places,
     Routes,
     by_field,
     by_partition,
+    call,
     checked,
     known,
+    steps_of,
     whole,
 )
 from spark_klog.client.answers import answer_error
 from spark_klog.client.arguments import items_of, mapping_of, name_of, names_of, number_of, partition_of, partitions_of
 from spark_klog.client.offsets import Committed, GroupOffsets, topic_entries, topic_numbers
+from spark_klog.client.requests import Steps, at_once
 from spark_klog.errors import (
     ConfigError,
     DecodeError,
@@ -160,14 +164,19 @@ class LogDir:
 class GroupCalls(AdminCalls):
     """Calls about groups, records, logs and brokers."""
 
-    def list_groups(self) -> list[GroupListing]:
+    @call
+    def list_groups(self) -> Steps[list[GroupListing]]:
         """The groups of all brokers, sorted by name; `ProtocolError` if a broker refuses. ListGroups."""
 
-        def listed(node: int) -> list[GroupListing]:
-            answer = checked(LIST_GROUPS, self.cluster.request(node, LIST_GROUPS, {}), f"ListGroups of broker {node}")
+        def listed(node: int) -> Steps[list[GroupListing]]:
+            answer = checked(
+                LIST_GROUPS, (yield from self.cluster.asking(node, LIST_GROUPS, {})), f"ListGroups of broker {node}"
+            )
             entries = answer["groups"]
             stateless = [entry["group_id"] for entry in entries if not entry["group_state"]]  # versions before 4
-            described = self._describe(lambda names: ({node: names}, {}), stateless) if stateless else {}
+            described: Mapping[str, GroupDescription | KlogError] = {}
+            if stateless:
+                described = yield from self._describe(lambda names: at_once(lambda: ({node: names}, {})), stateless)
             states = {key: description.state for key, description in Outcomes(described).check().items()}
             return [
                 GroupListing(
@@ -180,9 +189,10 @@ class GroupCalls(AdminCalls):
                 for entry in entries
             ]
 
-        return sorted(self._of_all_brokers(listed), key=lambda listing: listing.group)
+        return sorted((yield from self._of_all_brokers(listed)), key=lambda listing: listing.group)
 
-    def describe_groups(self, groups: Iterable[str]) -> Outcomes[str, GroupDescription]:
+    @call
+    def describe_groups(self, groups: Iterable[str]) -> Steps[Outcomes[str, GroupDescription]]:
         """Describe groups; one that does not exist has the state `DEAD`.
 
         DescribeGroups and ConsumerGroupDescribe, at the coordinators.
@@ -190,14 +200,13 @@ class GroupCalls(AdminCalls):
         names = names_of("groups", groups)
         return self._each(names, lambda rest: self._describe(self._at_coordinators, rest))
 
-    def describe_group(self, group: str) -> GroupDescription:
+    @call
+    def describe_group(self, group: str) -> Steps[GroupDescription]:
         """Describe a group; its state is `DEAD` if it does not exist."""
-        return self.describe_groups([name_of("the name of a group", group)]).check()[group]
+        return (yield from steps_of(self.describe_groups)([name_of("the name of a group", group)])).check()[group]
 
-    def _describe(
-        self, places: Callable[[list[str]], Routes[str]], names: list[str]
-    ) -> dict[str, GroupDescription | KlogError]:
-        answered = self._ask(
+    def _describe(self, places: Places[str], names: list[str]) -> Steps[dict[str, GroupDescription | KlogError]]:
+        answered = yield from self._ask(
             places,
             DESCRIBE_GROUPS,
             names,
@@ -209,14 +218,14 @@ class GroupCalls(AdminCalls):
         )
         described = {name: _described(entry) for name, entry in answered.items()}
         absent = [name for name, info in described.items() if isinstance(info, GroupDescription) and info.state == DEAD]
-        return described | (self._of_consumer_protocol(places, absent) if absent else {})
+        return described | ((yield from self._of_consumer_protocol(places, absent)) if absent else {})
 
     def _of_consumer_protocol(
-        self, places: Callable[[list[str]], Routes[str]], names: list[str]
-    ) -> dict[str, GroupDescription | KlogError]:
+        self, places: Places[str], names: list[str]
+    ) -> Steps[dict[str, GroupDescription | KlogError]]:
         """Describe those of the groups that are of KIP-848: DescribeGroups does not know them."""
         try:
-            answered = self._ask(
+            answered = yield from self._ask(
                 places,
                 CONSUMER_GROUP_DESCRIBE,
                 names,
@@ -233,7 +242,8 @@ class GroupCalls(AdminCalls):
             if not _has_no_epochs(entry)
         }
 
-    def delete_groups(self, groups: Iterable[str]) -> Outcomes[str, None]:
+    @call
+    def delete_groups(self, groups: Iterable[str]) -> Steps[Outcomes[str, None]]:
         """Delete groups without members, with their offsets. DeleteGroups (Kafka 1.1), at the coordinators.
 
         A group with members has the error NON_EMPTY_GROUP, one that does not exist GROUP_ID_NOT_FOUND.
@@ -248,21 +258,24 @@ class GroupCalls(AdminCalls):
             places=self._at_coordinators,
         )
 
-    def delete_group(self, group: str) -> None:
+    @call
+    def delete_group(self, group: str) -> Steps[None]:
         """Delete a group; `ProtocolError` if it has members or does not exist."""
-        self.delete_groups([name_of("the name of a group", group)]).check()
+        (yield from steps_of(self.delete_groups)([name_of("the name of a group", group)])).check()
 
+    @call
     def list_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, Committed]:
+    ) -> Steps[dict[TopicPartition, Committed]]:
         """The committed offsets of the partitions that have one, or of all (None). OffsetFetch, at the coordinator."""
         name_of("the name of a group", group)
         wanted = None if partitions is None else partitions_of("partitions", partitions)
-        return self._attempt(lambda: GroupOffsets(self.cluster, group).committed(wanted))
+        return self._attempt(lambda: GroupOffsets(self.cluster, group).asking_committed(wanted))
 
+    @call
     def alter_group_offsets(
         self, group: str, offsets: Mapping[TopicPartition, int | Committed]
-    ) -> Outcomes[TopicPartition, None]:
+    ) -> Steps[Outcomes[TopicPartition, None]]:
         """Commit offsets for a group that has no members; other partitions keep theirs.
 
         OffsetCommit, at the coordinator. A group with members has the error UNKNOWN_MEMBER_ID.
@@ -274,14 +287,18 @@ class GroupCalls(AdminCalls):
             number_of(f"the offset of {key}", committed.offset)
             wanted[partition_of("offsets", key)] = committed
 
-        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, KlogError | None]:
+        def ask(rest: list[TopicPartition]) -> Steps[dict[TopicPartition, KlogError | None]]:
             # a new one each time looks the coordinator up again
-            refused = GroupOffsets(self.cluster, group).commit_once({key: wanted[key] for key in rest})
+            offsets = GroupOffsets(self.cluster, group)
+            refused = yield from offsets.committing_once({key: wanted[key] for key in rest})
             return {key: refused.get(key) for key in rest}
 
         return self._each(wanted, ask)
 
-    def delete_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> Outcomes[TopicPartition, None]:
+    @call
+    def delete_group_offsets(
+        self, group: str, partitions: Iterable[TopicPartition]
+    ) -> Steps[Outcomes[TopicPartition, None]]:
         """Delete a group's offsets of topics that none of its members reads. OffsetDelete (Kafka 2.4).
 
         It goes to the coordinator. A topic that a member reads has the error GROUP_SUBSCRIBED_TO_TOPIC.
@@ -289,8 +306,8 @@ class GroupCalls(AdminCalls):
         name_of("the name of a group", group)
         wanted = partitions_of("partitions", partitions)
 
-        def places(rest: list[TopicPartition]) -> Routes[TopicPartition]:
-            return {self._found.node(group): rest}, {}
+        def places(rest: list[TopicPartition]) -> Steps[Routes[TopicPartition]]:
+            return {(yield from self._found.asking_node(group)): rest}, {}
 
         def request(rest: list[TopicPartition]) -> Message:
             return {"group_id": group, "topics": topic_entries((key, {}) for key in rest)}
@@ -298,16 +315,18 @@ class GroupCalls(AdminCalls):
         doing = f"deleting for group {group} the offset of"
         return self._each_at(OFFSET_DELETE, wanted, request, by_partition(), doing, places=places)
 
-    def describe_cluster(self) -> ClusterDescription:
+    @call
+    def describe_cluster(self) -> Steps[ClusterDescription]:
         """The brokers, the controller and the id of the cluster. Metadata, any broker."""
-        answer = self._attempt(lambda: self.cluster.any_broker(METADATA, lambda _: {"topics": []}))
+        answer = yield from self._attempt(lambda: self.cluster.asking_any(METADATA, lambda _: {"topics": []}))
         brokers = [
             BrokerDescription(entry["node_id"], entry["host"], entry["port"], entry["rack"])
             for entry in sorted(answer["brokers"], key=lambda entry: int(entry["node_id"]))
         ]
         return ClusterDescription(answer["cluster_id"], known(answer["controller_id"]), tuple(brokers))
 
-    def list_offsets(self, times: Mapping[TopicPartition, OffsetTime]) -> Outcomes[TopicPartition, FoundOffset]:
+    @call
+    def list_offsets(self, times: Mapping[TopicPartition, OffsetTime]) -> Steps[Outcomes[TopicPartition, FoundOffset]]:
         """The offset of each partition at a time. ListOffsets, at the leaders.
 
         A time is "earliest", "latest", "max-timestamp" (the record with the largest timestamp, Kafka 3.0) or ms since
@@ -316,21 +335,25 @@ class GroupCalls(AdminCalls):
         """
         wanted = {partition_of("times", key): _time(key, value) for key, value in mapping_of("times", times).items()}
 
+        def check(_: list[TopicPartition]) -> Steps[None]:
+            return self._check_max_timestamp() if MAX_TIMESTAMP in wanted.values() else at_once(lambda: None)
+
         def request(keys: list[TopicPartition]) -> Message:
-            if MAX_TIMESTAMP in wanted.values():
-                self._check_max_timestamp()
             entries = topic_entries((key, {"timestamp": wanted[key]}) for key in keys)
             return {"isolation_level": self.cluster.config.isolation_level, "topics": entries}
 
-        leaders, doing = self.cluster.by_leader, "ListOffsets of"
-        return self._each_at(LIST_OFFSETS, wanted, request, by_partition(), doing, places=leaders, result=_found)
+        leaders, doing = self.cluster.asking_by_leader, "ListOffsets of"
+        return self._each_at(
+            LIST_OFFSETS, wanted, request, by_partition(), doing, check=check, places=leaders, result=_found
+        )
 
-    def _check_max_timestamp(self) -> None:
+    def _check_max_timestamp(self) -> Steps[None]:
         for node in self.cluster.nodes:
-            if self.cluster.version_of(node, LIST_OFFSETS) < _FIRST_WITH_MAX:
+            if (yield from self.cluster.asking_version(node, LIST_OFFSETS)) < _FIRST_WITH_MAX:
                 raise UnsupportedVersionError(f"ListOffsets by max-timestamp needs Kafka 3.0 or later at broker {node}")
 
-    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> Outcomes[TopicPartition, int]:
+    @call
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> Steps[Outcomes[TopicPartition, int]]:
         """Delete the records before an offset of each partition (-1: all); the result is the first offset left.
 
         DeleteRecords (Kafka 0.11), at the leaders. An offset that the log does not have is OFFSET_OUT_OF_RANGE, a
@@ -351,13 +374,14 @@ class GroupCalls(AdminCalls):
             request,
             by_partition(),
             "DeleteRecords of",
-            places=self.cluster.by_leader,
+            places=self.cluster.asking_by_leader,
             result=lambda entry: int(entry["low_watermark"]),
         )
 
+    @call
     def describe_log_dirs(
         self, brokers: Iterable[int] | None = None, partitions: Iterable[TopicPartition] | None = None
-    ) -> Outcomes[int, dict[str, LogDir]]:
+    ) -> Steps[Outcomes[int, dict[str, LogDir]]]:
         """The log directories of brokers (None: all) by path, with the logs of the partitions (None: all) in them.
 
         DescribeLogDirs (Kafka 1.0), at each broker.
@@ -369,16 +393,18 @@ class GroupCalls(AdminCalls):
 
         with self._turn, self._call():
             if nodes is None:
-                self._attempt(lambda: self.cluster.metadata([]))
+                yield from self._attempt(lambda: self.cluster.asking_metadata([]))
                 nodes = self.cluster.nodes
-            return self._each_at(
-                DESCRIBE_LOG_DIRS,
-                nodes,
-                lambda _: request,
-                whole,
-                "DescribeLogDirs of broker",
-                places=lambda rest: self._at_brokers({node: node for node in rest}),
-                result=_directories,
+            return (
+                yield from self._each_at(
+                    DESCRIBE_LOG_DIRS,
+                    nodes,
+                    lambda _: request,
+                    whole,
+                    "DescribeLogDirs of broker",
+                    places=lambda rest: self._at_brokers({node: node for node in rest}),
+                    result=_directories,
+                )
             )
 
 

@@ -18,8 +18,10 @@ from spark_klog.client.admin.calls import (
     Routes,
     by_field,
     by_partition,
+    call,
     entry_or_error,
     known,
+    steps_of,
 )
 from spark_klog.client.answers import answer_error
 from spark_klog.client.arguments import (
@@ -33,6 +35,7 @@ from spark_klog.client.arguments import (
     partitions_of,
 )
 from spark_klog.client.offsets import topic_entries, topic_numbers
+from spark_klog.client.requests import Steps
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
 from spark_klog.protocol.apis import (
     ALTER_PARTITION_REASSIGNMENTS,
@@ -227,9 +230,10 @@ class Reassignment:
 class TopicCalls(AdminCalls):
     """Calls about topics, settings of any resource, leaders and replicas."""
 
-    def list_topics(self, *, include_internal: bool = False) -> list[TopicListing]:
+    @call
+    def list_topics(self, *, include_internal: bool = False) -> Steps[list[TopicListing]]:
         """All topics, sorted by name. Metadata, any broker."""
-        topics = self._attempt(lambda: self.cluster.metadata(None))
+        topics = yield from self._attempt(lambda: self.cluster.asking_metadata(None))
         return [
             TopicListing(name, _id(topic), topic["is_internal"], len(topic["partitions"]))
             for name, topic in sorted(topics.items())
@@ -237,7 +241,8 @@ class TopicCalls(AdminCalls):
             and topic["error_code"] in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
         ]
 
-    def describe_topics(self, topics: Iterable[str]) -> Outcomes[str, TopicDescription]:
+    @call
+    def describe_topics(self, topics: Iterable[str]) -> Steps[Outcomes[str, TopicDescription]]:
         """Describe topics; a missing one has the error UNKNOWN_TOPIC_OR_PARTITION. Metadata, any broker.
 
         `ConfigError` for a name that no topic can have.
@@ -246,17 +251,21 @@ class TopicCalls(AdminCalls):
         for name in names:
             check_topic_name(name)
 
-        def ask(rest: list[str]) -> dict[str, TopicDescription | KlogError]:
-            topics = self.cluster.metadata(rest)
+        def ask(rest: list[str]) -> Steps[dict[str, TopicDescription | KlogError]]:
+            topics = yield from self.cluster.asking_metadata(rest)
             return {name: _described(name, topics.get(name)) for name in rest}
 
         return self._each(names, ask)
 
-    def describe_topic(self, name: str) -> TopicDescription:
+    @call
+    def describe_topic(self, name: str) -> Steps[TopicDescription]:
         """Describe a topic; `ProtocolError` UNKNOWN_TOPIC_OR_PARTITION if it does not exist."""
-        return self.describe_topics([name_of("the name of a topic", name)]).check()[name]
+        return (yield from steps_of(self.describe_topics)([name_of("the name of a topic", name)])).check()[name]
 
-    def create_topics(self, topics: Iterable[NewTopic], *, validate_only: bool = False) -> Outcomes[str, CreatedTopic]:
+    @call
+    def create_topics(
+        self, topics: Iterable[NewTopic], *, validate_only: bool = False
+    ) -> Steps[Outcomes[str, CreatedTopic]]:
         """Create topics and wait until their partitions have leaders. CreateTopics, at the controller.
 
         With `validate_only` the broker only checks whether it would create them.
@@ -269,8 +278,10 @@ class TopicCalls(AdminCalls):
                 raise ConfigError(f"topic {topic.name} is given twice")
             wanted[topic.name] = topic
 
+        def check(names: list[str]) -> Steps[None]:
+            return self._check_creatable([wanted[name] for name in names], validate_only)
+
         def request(names: list[str]) -> Message:
-            self._check_creatable([wanted[name] for name in names], validate_only)
             return {
                 "topics": [wanted[name]._message() for name in names],
                 "timeout_ms": self._broker_timeout_ms,
@@ -278,17 +289,22 @@ class TopicCalls(AdminCalls):
             }
 
         def is_made(name: str, code: ErrorCode) -> bool:
-            if validate_only or code != ErrorCode.TOPIC_ALREADY_EXISTS:
-                return False
-            return _count(wanted[name]) in (None, len(self.cluster.partitions([name])[name]))
+            return not validate_only and code == ErrorCode.TOPIC_ALREADY_EXISTS
+
+        def is_there(name: str) -> Steps[bool]:
+            return _count(wanted[name]) in (None, len((yield from self.cluster.asking_partitions([name]))[name]))
 
         with self._turn, self._call():
             entries = by_field("topics", "name")
-            made = self._each_at(CREATE_TOPICS, wanted, request, entries, "creating topic", is_made, result=dict)
+            doing, result = "creating topic", dict[str, Any]
+            made = yield from self._each_at(
+                CREATE_TOPICS, wanted, request, entries, doing, is_made, is_there=is_there, check=check, result=result
+            )
             if not validate_only:
-                self._await_leaders(made, {name: _count(wanted[name]) or 1 for name in made.successes})
+                yield from self._await_leaders(made, {name: _count(wanted[name]) or 1 for name in made.successes})
         return Outcomes({name: _created(name, entry) for name, entry in made.items()})
 
+    @call
     def create_topic(
         self,
         name: str,
@@ -297,16 +313,16 @@ class TopicCalls(AdminCalls):
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
         validate_only: bool = False,
-    ) -> CreatedTopic:
+    ) -> Steps[CreatedTopic]:
         """Create a topic and wait until its partitions have leaders; `ProtocolError` if the broker refuses.
 
         None means the broker's default, see `NewTopic`.
         """
         topic = NewTopic(name, partitions, replication_factor, configs or {})
-        return self.create_topics([topic], validate_only=validate_only).check()[name]
+        return (yield from steps_of(self.create_topics)([topic], validate_only=validate_only)).check()[name]
 
-    def _check_creatable(self, topics: Collection[NewTopic], validate_only: bool) -> None:
-        version = self.cluster.version_of(self.cluster.controller_id, CREATE_TOPICS)
+    def _check_creatable(self, topics: Collection[NewTopic], validate_only: bool) -> Steps[None]:
+        version = yield from self.cluster.asking_version(self.cluster.controller_id, CREATE_TOPICS)
         if validate_only and version < _FIRST_VALIDATING:
             raise UnsupportedVersionError("CreateTopics with validate_only needs Kafka 0.10.2 or later")
         unset = [topic.name for topic in topics if topic._needs_defaults]
@@ -316,7 +332,8 @@ class TopicCalls(AdminCalls):
                 f"replication_factor of {', '.join(unset)}"
             )
 
-    def delete_topics(self, topics: Iterable[str]) -> Outcomes[str, None]:
+    @call
+    def delete_topics(self, topics: Iterable[str]) -> Steps[Outcomes[str, None]]:
         """Delete topics with all their records. DeleteTopics, at the controller.
 
         Other brokers may list the topics for a moment more.
@@ -331,20 +348,27 @@ class TopicCalls(AdminCalls):
             }
 
         def is_made(name: str, code: ErrorCode) -> bool:
-            is_gone = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            return is_gone and not self.cluster.partitions([name], missing_ok=True)
+            return code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+        def is_gone(name: str) -> Steps[bool]:
+            return not (yield from self.cluster.asking_partitions([name], missing_ok=True))
 
         with self._turn, self._call():
             entries = by_field("responses", "name")
-            made = self._each_at(DELETE_TOPICS, names, request, entries, "deleting topic", is_made)
+            doing = "deleting topic"
+            made = yield from self._each_at(DELETE_TOPICS, names, request, entries, doing, is_made, is_there=is_gone)
             self.cluster.forget_leaders()
         return made
 
-    def delete_topic(self, name: str) -> None:
+    @call
+    def delete_topic(self, name: str) -> Steps[None]:
         """Delete a topic; `ProtocolError` if it does not exist or the broker refuses."""
-        self.delete_topics([name_of("the name of a topic", name)]).check()
+        (yield from steps_of(self.delete_topics)([name_of("the name of a topic", name)])).check()
 
-    def create_partitions(self, counts: Mapping[str, int], *, validate_only: bool = False) -> Outcomes[str, None]:
+    @call
+    def create_partitions(
+        self, counts: Mapping[str, int], *, validate_only: bool = False
+    ) -> Steps[Outcomes[str, None]]:
         """Raise topics' numbers of partitions to `counts` and wait for leaders. CreatePartitions, at the controller.
 
         Needs Kafka 1.0. With `validate_only` the broker only checks whether it would add them.
@@ -361,30 +385,35 @@ class TopicCalls(AdminCalls):
             }
 
         def is_made(name: str, code: ErrorCode) -> bool:
-            if validate_only or code != ErrorCode.INVALID_PARTITIONS:
-                return False
-            return len(self.cluster.partitions([name])[name]) == int(wanted[name])
+            return not validate_only and code == ErrorCode.INVALID_PARTITIONS
+
+        def is_there(name: str) -> Steps[bool]:
+            return len((yield from self.cluster.asking_partitions([name]))[name]) == int(wanted[name])
 
         with self._turn, self._call():
             entries = by_field("results", "name")
-            made = self._each_at(CREATE_PARTITIONS, wanted, request, entries, "partitions of topic", is_made)
+            doing = "partitions of topic"
+            made = yield from self._each_at(
+                CREATE_PARTITIONS, wanted, request, entries, doing, is_made, is_there=is_there
+            )
             if not validate_only:
-                self._await_leaders(made, {name: wanted[name] for name in made.successes})
+                yield from self._await_leaders(made, {name: wanted[name] for name in made.successes})
         return made
 
-    def _await_leaders(self, made: Outcomes[str, Any], counts: Mapping[str, int]) -> None:
+    def _await_leaders(self, made: Outcomes[str, Any], counts: Mapping[str, int]) -> Steps[None]:
         """Wait until the topics have so many partitions with leaders; note the errors of those that have not."""
 
-        def ask(rest: list[str]) -> dict[str, KlogError | None]:
-            topics = self.cluster.metadata(rest)
+        def ask(rest: list[str]) -> Steps[dict[str, KlogError | None]]:
+            topics = yield from self.cluster.asking_metadata(rest)
             return {name: _leader_error(name, topics.get(name), counts[name]) for name in rest}
 
-        for name, error in self._each(counts, ask, waits_for_topics=True).failures.items():
+        for name, error in (yield from self._each(counts, ask, waits_for_topics=True)).failures.items():
             made[name] = error
 
+    @call
     def describe_configs(
         self, resources: Iterable[ConfigResource | tuple[ResourceKind, str]]
-    ) -> Outcomes[ConfigResource, dict[str, ConfigEntry]]:
+    ) -> Steps[Outcomes[ConfigResource, dict[str, ConfigEntry]]]:
         """The settings of each resource, by name. DescribeConfigs (Kafka 0.11), at the broker that it is about."""
         wanted = [_resource(value) for value in items_of("resources", resources)]
 
@@ -405,12 +434,13 @@ class TopicCalls(AdminCalls):
             result=lambda answer: {entry["name"]: _config_entry(entry) for entry in answer["configs"]},
         )
 
+    @call
     def alter_configs(
         self,
         changes: Mapping[ConfigResource | tuple[ResourceKind, str], Mapping[str, ConfigChange]],
         *,
         validate_only: bool = False,
-    ) -> Outcomes[ConfigResource, None]:
+    ) -> Steps[Outcomes[ConfigResource, None]]:
         """Change settings, all of a resource or none: text sets one, None resets it to its default.
 
             admin.alter_configs({("topic", "clicks"): {"retention.ms": "1000", "segment.ms": None}}).check()
@@ -441,18 +471,19 @@ class TopicCalls(AdminCalls):
         entries, places = _of_resources("responses"), self._at_own_brokers
         return self._each_at(INCREMENTAL_ALTER_CONFIGS, wanted, request, entries, "settings of", places=places)
 
-    def _at_own_brokers(self, keys: list[ConfigResource]) -> Routes[ConfigResource]:
+    def _at_own_brokers(self, keys: list[ConfigResource]) -> Steps[Routes[ConfigResource]]:
         """The broker that each resource is about, or else the controller."""
-        return self._at_brokers(
-            {
-                key: int(key.name) if key.kind in _OF_ONE_BROKER and key.name else self.cluster.controller()
-                for key in keys
-            }
+        controller = yield from self.cluster.asking_controller()
+        return (
+            yield from self._at_brokers(
+                {key: int(key.name) if key.kind in _OF_ONE_BROKER and key.name else controller for key in keys}
+            )
         )
 
+    @call
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
-    ) -> Outcomes[TopicPartition, bool]:
+    ) -> Steps[Outcomes[TopicPartition, bool]]:
         """Make the first replica of each partition its leader; the result says whether the leader has changed.
 
         With `unclean` (Kafka 2.4), a partition without a leader gets any replica that lives, and may lose records.
@@ -461,9 +492,12 @@ class TopicCalls(AdminCalls):
         """
         keys = None if partitions is None else partitions_of("partitions", partitions)
 
-        def request(wanted: list[TopicPartition] | None) -> Message:
-            if unclean and self.cluster.version_of(self.cluster.controller(), ELECT_LEADERS) < _FIRST_WITH_TYPE:
+        def check(*_: object) -> Steps[None]:
+            version = yield from self.cluster.asking_version(self.cluster.controller_id, ELECT_LEADERS)
+            if unclean and version < _FIRST_WITH_TYPE:
                 raise UnsupportedVersionError("ElectLeaders with unclean=True needs Kafka 2.4 or later")
+
+        def request(wanted: list[TopicPartition] | None) -> Message:
             return {
                 "election_type": _UNCLEAN if unclean else _PREFERRED,
                 "topic_partitions": None if wanted is None else topic_numbers(wanted, "topic"),
@@ -473,20 +507,25 @@ class TopicCalls(AdminCalls):
         entries = by_partition("replica_election_results", "topic", "partition_result", "partition_id")
         doing = "election of a leader of"
         if keys is None:
-            answer = self._ask_controller(ELECT_LEADERS, lambda: request(None))
+            answer = yield from self._ask_controller(ELECT_LEADERS, request(None), check)
             elected = {
                 key: entry_or_error(ELECT_LEADERS, entry, f"{doing} {key[0]}-{key[1]}")
                 for key, entry in entries(answer, ())
             }
         else:
-            elected = self._each_at(
-                ELECT_LEADERS, keys, request, entries, doing, lambda _, code: code == _NOT_NEEDED, result=dict
+
+            def is_made(_: TopicPartition, code: ErrorCode) -> bool:
+                return code == _NOT_NEEDED
+
+            elected = yield from self._each_at(
+                ELECT_LEADERS, keys, request, entries, doing, is_made, check=check, result=dict
             )
         return Outcomes({key: _is_elected(outcome) for key, outcome in elected.items()})
 
+    @call
     def alter_partition_reassignments(
         self, replicas: Mapping[TopicPartition, Sequence[int] | None]
-    ) -> Outcomes[TopicPartition, None]:
+    ) -> Steps[Outcomes[TopicPartition, None]]:
         """Begin to move partitions to these brokers, the preferred leader first; None cancels a move.
 
         The move itself takes as long as the brokers copy: see `list_partition_reassignments`.
@@ -514,15 +553,16 @@ class TopicCalls(AdminCalls):
         doing = "reassignment of"
         return self._each_at(ALTER_PARTITION_REASSIGNMENTS, wanted, request, entries, doing, was_cancelled)
 
+    @call
     def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, Reassignment]:
+    ) -> Steps[dict[TopicPartition, Reassignment]]:
         """Those of the partitions (None: of all) that are being moved. ListPartitionReassignments (Kafka 2.4)."""
         keys = None if partitions is None else partitions_of("partitions", partitions)
         topics = None if keys is None else topic_numbers(keys, numbers="partition_indexes")
 
-        answer = self._ask_controller(
-            LIST_PARTITION_REASSIGNMENTS, lambda: {"timeout_ms": self._broker_timeout_ms, "topics": topics}
+        answer = yield from self._ask_controller(
+            LIST_PARTITION_REASSIGNMENTS, {"timeout_ms": self._broker_timeout_ms, "topics": topics}
         )
         return {
             (topic["name"], entry["partition_index"]): Reassignment(

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 from spark_klog.base.names import SCRAM_HASHES
-from spark_klog.client.admin.calls import AdminCalls, Entries, Outcomes, by_field, checked
+from spark_klog.client.admin.calls import AdminCalls, Entries, Outcomes, by_field, call, checked
 from spark_klog.client.answers import check_code
 from spark_klog.client.arguments import items_of, mapping_of, name_of, names_of, number_of
+from spark_klog.client.requests import Steps
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode
 from spark_klog.protocol.apis import (
     ALTER_CLIENT_QUOTAS,
@@ -160,7 +161,8 @@ class QuotaEntity:
 class UserCalls(AdminCalls):
     """Calls about users, rules and quotas."""
 
-    def describe_scram_credentials(self, users: Iterable[str] | None = None) -> Outcomes[str, dict[str, int]]:
+    @call
+    def describe_scram_credentials(self, users: Iterable[str] | None = None) -> Steps[Outcomes[str, dict[str, int]]]:
         """The SCRAM mechanisms of users (None: all), each with its iterations.
 
         A user without credentials has the error RESOURCE_NOT_FOUND. DescribeUserScramCredentials (Kafka 2.7).
@@ -172,13 +174,18 @@ class UserCalls(AdminCalls):
 
         with self._turn, self._call():
             if names is None:
-                answer = self._ask_controller(DESCRIBE_USER_SCRAM_CREDENTIALS, lambda: {"users": None})
+                answer = yield from self._ask_controller(DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": None})
                 names = [entry["user"] for entry in answer["results"]]
             entries = by_field("results", "user")
             doing = "SCRAM credentials of"
-            return self._each_at(DESCRIBE_USER_SCRAM_CREDENTIALS, names, request, entries, doing, result=_iterations)
+            return (
+                yield from self._each_at(
+                    DESCRIBE_USER_SCRAM_CREDENTIALS, names, request, entries, doing, result=_iterations
+                )
+            )
 
-    def alter_scram_credentials(self, changes: Iterable[ScramCredential | ScramDeletion]) -> Outcomes[str, None]:
+    @call
+    def alter_scram_credentials(self, changes: Iterable[ScramCredential | ScramDeletion]) -> Steps[Outcomes[str, None]]:
         """Set and delete SCRAM credentials; the outcome is by user. AlterUserScramCredentials (Kafka 2.7)."""
         by_user: dict[str, list[ScramCredential | ScramDeletion]] = {}
         for change in items_of("changes", changes):
@@ -208,16 +215,18 @@ class UserCalls(AdminCalls):
             lambda _, code: code == ErrorCode.RESOURCE_NOT_FOUND,
         )
 
-    def describe_acls(self, which: AclFilter | None = None) -> list[Acl]:
+    @call
+    def describe_acls(self, which: AclFilter | None = None) -> Steps[list[Acl]]:
         """The rules that a filter matches; `ProtocolError` SECURITY_DISABLED without an authorizer.
 
         DescribeAcls (Kafka 0.11; from 2.0 in this client).
         """
         request = _rule(AclFilter() if which is None else which, AclFilter)
-        answer = self._ask_controller(DESCRIBE_ACLS, lambda: request)
+        answer = yield from self._ask_controller(DESCRIBE_ACLS, request)
         return [_acl({**resource, **entry}) for resource in answer["resources"] for entry in resource["acls"]]
 
-    def create_acls(self, acls: Iterable[Acl]) -> Outcomes[Acl, None]:
+    @call
+    def create_acls(self, acls: Iterable[Acl]) -> Steps[Outcomes[Acl, None]]:
         """Add rules. CreateAcls (Kafka 0.11; from 2.0 in this client), at the controller."""
         rules = {rule: _rule(rule, Acl) for rule in items_of("acls", acls)}
 
@@ -226,7 +235,8 @@ class UserCalls(AdminCalls):
 
         return self._each_at(CREATE_ACLS, rules, request, _in_order(CREATE_ACLS, "results"), "creating")
 
-    def delete_acls(self, filters: Iterable[AclFilter]) -> Outcomes[AclFilter, list[Acl]]:
+    @call
+    def delete_acls(self, filters: Iterable[AclFilter]) -> Steps[Outcomes[AclFilter, list[Acl]]]:
         """Delete the rules that match; the result is those that were deleted.
 
         DeleteAcls (Kafka 0.11; from 2.0 in this client), at the controller.
@@ -244,9 +254,10 @@ class UserCalls(AdminCalls):
         entries = _in_order(DELETE_ACLS, "filter_results")
         return self._each_at(DELETE_ACLS, rules, request, entries, "deleting", result=deleted)
 
+    @call
     def describe_client_quotas(
         self, match: QuotaEntity | None = None, *, strict: bool = False
-    ) -> dict[QuotaEntity, dict[str, float]]:
+    ) -> Steps[dict[QuotaEntity, dict[str, float]]]:
         """The quotas of each entity by their names: producer_byte_rate, consumer_byte_rate (bytes a second), ...
 
         `match` filters by its parts; with `strict` entities that have further parts are left out. None: all entities.
@@ -256,19 +267,20 @@ class UserCalls(AdminCalls):
             raise TypeError(f"match must be a QuotaEntity, not {type(match).__name__}")
         request = {"components": [] if match is None else list(match._filter()), "strict": strict}
 
-        def ask() -> Message:
-            answer = self.cluster.any_broker(DESCRIBE_CLIENT_QUOTAS, lambda _: request)
+        def ask() -> Steps[Message]:
+            answer = yield from self.cluster.asking_any(DESCRIBE_CLIENT_QUOTAS, lambda _: request)
             return checked(DESCRIBE_CLIENT_QUOTAS, answer, "client quotas")
 
-        answer = self._attempt(ask)
+        answer = yield from self._attempt(ask)
         return {
             _quota_entity(entry["entity"]): {value["key"]: value["value"] for value in entry["values"]}
             for entry in answer["entries"] or ()
         }
 
+    @call
     def alter_client_quotas(
         self, changes: Mapping[QuotaEntity, Mapping[str, float | None]], *, validate_only: bool = False
-    ) -> Outcomes[QuotaEntity, None]:
+    ) -> Steps[Outcomes[QuotaEntity, None]]:
         """Set quotas, or remove those that are None, all of an entity or none; others stay.
 
             admin.alter_client_quotas({QuotaEntity(user="alice"): {"producer_byte_rate": 1e6}}).check()

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 from spark_klog.client import Admin
 from spark_klog.errors import ErrorCode, ProtocolError
 from tests.support.clients.consumers import SERVERS, Server, running
+from tests.support.clients.on_loop import LoopAdmin
 from tests.support.servers.shared_kafka import SharedKafkas
 
 
@@ -20,10 +21,12 @@ def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafka
         yield there
 
 
-@pytest.fixture
-def admin(server: Server) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": server.servers}) as there:
-        yield there
+@pytest.fixture(params=["thread", pytest.param("loop", marks=pytest.mark.test_all("client"))])
+def admin(server: Server, request: pytest.FixtureRequest) -> Iterator[Admin]:
+    """The admin client of each driver: a thread that waits, and asyncio's loop."""
+    kind = Admin if request.param == "thread" else LoopAdmin
+    with kind({"bootstrap.servers": server.servers}) as there:
+        yield there  # type: ignore[misc]  # the same calls
 
 
 def error_code(result: object) -> ErrorCode:

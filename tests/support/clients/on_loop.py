@@ -1,4 +1,4 @@
-"""The producer of `spark_klog.aio` behind the synchronous one's calls, so that the same tests run over both drivers."""
+"""The clients of `spark_klog.aio` behind the calls of the synchronous ones, so that the same tests run over both."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from concurrent.futures import Future, TimeoutError as Late
 from types import TracebackType
 from typing import Any, TypeVar
 
-from spark_klog.aio import Producer
+from spark_klog.aio import Admin, Producer
 from spark_klog.client import RecordMetadata
 from spark_klog.errors import BufferExhausted, DeliveryPending
 
 _T = TypeVar("_T")
 #: Seconds of a call that should have ended long ago by a timeout of its own.
 _LONGEST = 120.0
+
+
+def run(main: Coroutine[Any, Any, None], seconds: float = 60.0) -> None:
+    """Run on a loop of its own, for so many seconds at most; `AssertionError` if another task is left."""
+
+    async def all_of_it() -> None:
+        await asyncio.wait_for(main, seconds)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(all_of_it())
 
 
 class Loop:
@@ -48,6 +58,33 @@ class Loop:
     async def _left(self) -> list[object]:
         watched = [key for key in self.loop._selector.get_map().values() if key.fileobj != self.loop._ssock.fileno()]  # type: ignore[attr-defined]
         return [*(asyncio.all_tasks() - {asyncio.current_task()}), *watched[1:]]
+
+
+class LoopAdmin:
+    """The admin client of `spark_klog.aio`, whose calls are made in the loop's thread."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._loop = Loop()
+        try:
+            self._admin = Admin(settings)
+            self._loop.run(self._admin.__aenter__())
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._admin, name)
+        return (lambda *arguments, **named: self._loop.run(call(*arguments, **named))) if callable(call) else call
+
+    def close(self) -> None:
+        self._loop.run(self._admin.close())
+        self._loop.close()
+
+    def __enter__(self) -> LoopAdmin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class LoopDelivery:
