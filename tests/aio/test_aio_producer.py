@@ -87,7 +87,7 @@ def test_long_compressions_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_topic_that_is_not_known() -> None:
     async def main() -> None:
         with ModelCluster(1, {"t": 1}) as brokers:
-            async with producing(brokers, request_timeout_ms="500") as producer:
+            async with producing(brokers, request_timeout_ms="3000") as producer:
                 many = [producer.send_nowait("t", b"%d" % n) for n in range(50)]  # before its metadata have come
                 bad = producer.send_nowait("no topic", b"")
                 with pytest.raises(ProtocolError, match="no topic"):
@@ -268,7 +268,7 @@ def _cancelled(seed: int) -> None:
         confirmed.append(value)
 
     async def main(brokers: ModelCluster) -> None:
-        more = {"batch_size": "50", "buffer_memory": "400", "linger_ms": "0", "request_timeout_ms": "500"}
+        more = {"batch_size": "50", "buffer_memory": "400", "linger_ms": "0", "request_timeout_ms": "1500"}
         async with producing(brokers, **more) as producer:
             tasks = []
             for number in range(120):

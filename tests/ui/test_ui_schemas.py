@@ -298,6 +298,7 @@ def test_few_bytes_that_become_many_values(registry: str) -> None:
     assert third == {}
 
 
+@pytest.mark.test_all("long")
 def test_values_and_lines_to_copy(
     chromium: webdriver.Chrome, page: Page, cluster: EmbeddedCluster, registry: str, topic: str
 ) -> None:

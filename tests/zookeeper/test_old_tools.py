@@ -63,6 +63,7 @@ def _is_too_large(servers: str, partition: int) -> bool:
     return errors == ["MSG_SIZE_TOO_LARGE"]
 
 
+@pytest.mark.test_all("version")  # test_brokers.py has the nodes
 def test_they_see_topics_of_ours(chroot: str, make_broker: MakeBroker) -> None:
     first, second = make_broker(0), make_broker(1)
     wait_until(lambda: known_brokers(first.bootstrap_servers) == 2)
