@@ -126,7 +126,11 @@ def parts() -> dict[str, Part]:
         ),
         _soak("upserts-model", models, "SPARK_KLOG_UPSERTS=2000"),
         _pytest(
-            "iceberg-model", models, "tests/tables/test_iceberg_sequences.py", "tests/tables/test_unclear_commits.py"
+            "iceberg-model",
+            models,
+            "tests/tables/test_iceberg_sequences.py",
+            "tests/tables/test_unclear_commits.py",
+            SPARK_KLOG_SOAK="1",
         ),
         _pytest("messages", suites, "tests/protocol/test_oracle.py", "tests/broker/handlers/test_wire_oracle.py"),
         _pytest(
