@@ -35,7 +35,7 @@ def test_calls_take_turns() -> None:
 
 def test_a_turn_that_does_not_come() -> None:
     async def main(brokers: ScriptedCluster) -> None:
-        times = {"request.timeout.ms": "300", "default.api.timeout.ms": "300"}
+        times = {"request.timeout.ms": "3000", "default.api.timeout.ms": "3000"}
         async with Admin({"bootstrap.servers": brokers.bootstrap_servers, **times}) as admin:
             brokers.always("Metadata", late(60))
             outcomes = await asyncio.gather(*(admin.list_topics() for _ in range(3)), return_exceptions=True)
