@@ -87,7 +87,9 @@ class LetterTable:
         self._table, self._load = open_table(address), f"{load}{LETTERS}"
 
     def check(self) -> None:
-        """`LoadError` if the table belongs to something else: a first letter may come months later."""
+        """`LoadError` if the table belongs to something else, or can't be written: a first letter may come months
+        later."""
+        self._table.check("append")
         owner = self._table.load_id()
         if owner not in (None, self._load):
             raise LoadError(

@@ -34,6 +34,7 @@ from spark_klog.files.keys import KeyedUri
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.change_order import INCARNATION
 from spark_klog.tables.columns import differences
+from spark_klog.tables.delta_features import check_features
 from spark_klog.tables.delta_merge import merge, quoted
 from spark_klog.tables.delta_statistics import statistics_json
 from spark_klog.tables.delta_stores import keyed_options, storage_options
@@ -46,6 +47,7 @@ from spark_klog.tables.table import (
     Run,
     Stage,
     TableFile,
+    Use,
     is_committed,
     key_mismatch,
     key_property,
@@ -75,11 +77,6 @@ _CLOCK_MS = 1000
 _RESTORE = "RESTORE"
 #: Operations that make the table anew, in the same log.
 _REPLACES = re.compile(r"CREATE |(.* )?REPLACE TABLE|CLONE$")
-#: What a commit without rows of ours to check can't keep.
-_CHECKED = re.compile(r"delta\.constraints\..+")
-_MAPPING = "delta.columnMapping.mode"
-_EXPRESSIONS = {"delta.generationExpression": "is generated", "delta.invariants": "has an invariant"}
-_IDENTITY = "delta.identity."
 _WIDER = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -128,6 +125,10 @@ class DeltaLakeTable:
     def schema(self) -> pa.Schema | None:
         table = self._open()
         return None if table is None else pa.schema(table.schema().to_arrow())
+
+    def check(self, use: Use) -> None:
+        if (table := self._open()) is not None:
+            check_features(self.address, table, use)
 
     def load_id(self) -> str | None:
         table = self._open()
@@ -199,6 +200,7 @@ class DeltaLakeTable:
 
         def attempt() -> pa.Schema:
             table = self._open() or self._create(columns, layout, load)
+            check_features(self.address, table, "merge" if key else "append")
             mine, missing, wrong = _compared(table, columns)
             if (wrong or table.metadata().partition_columns != partitions) and self._is_unused(table, load):
                 table = self._create(columns, layout, load, "overwrite")
@@ -278,6 +280,7 @@ class DeltaLakeTable:
             table = self._existing()
             if self._has(table, run):
                 return
+            check_features(self.address, table, "append")
             table = self._with_columns(table, self._added)
             metadata = table.metadata()
             names = metadata.partition_columns
@@ -297,6 +300,7 @@ class DeltaLakeTable:
             last = self._last_run(table, run.load)
             own = set(last.columns) if last else set()
             if not is_committed(self.address, last, run):
+                check_features(self.address, table, "append" if changes is None else "merge")
                 if changes is not None:
                     self._check_key(table, changes.key)
                 table = self._with_columns(table, self._added, () if changes is None else changes.key)
@@ -370,7 +374,9 @@ class DeltaLakeTable:
     def compact(self, target_bytes: int) -> int:
         def attempt() -> int:
             self._known = None
-            return int(self._existing().optimize.compact(target_size=target_bytes)["numFilesRemoved"])
+            table = self._existing()
+            check_features(self.address, table, "compact")
+            return int(table.optimize.compact(target_size=target_bytes)["numFilesRemoved"])
 
         return self._again("compacted", attempt)
 
@@ -423,7 +429,7 @@ class DeltaLakeTable:
 
     def _check(self, table: DeltaTable, layout: Layout, load: str, *, is_any: bool) -> None:
         """`LoadError` if the table belongs to another load or has another layout, unless it may be `is_any` as a merge
-        writes any, or something that files written elsewhere can't comply with."""
+        writes any."""
         metadata = table.metadata()
         owner = metadata.configuration.get(LOAD_PROPERTY, load)
         if owner != load:
@@ -440,16 +446,6 @@ class DeltaLakeTable:
         for name, kind in _PARTITIONS[layout]:
             if types[name] != kind:
                 raise LoadError(f"{self.address} has the partition column {name} as {types[name]}, not {kind}")
-        for name, value in metadata.configuration.items():
-            if _CHECKED.fullmatch(name):
-                raise LoadError(f"{self.address} has the constraint {name}, which a load does not check: drop it")
-            if name == _MAPPING and value != "none":
-                raise LoadError(f"{self.address} maps its columns' names ({name}={value}), which a load does not do")
-        for field in table.schema().fields:
-            for key in field.metadata:
-                if key in _EXPRESSIONS or key.startswith(_IDENTITY):
-                    what = _EXPRESSIONS.get(key, "is an identity")
-                    raise LoadError(f"{self.address}: the column {field.name} {what}, which a load does not compute")
 
     def _check_key(self, table: DeltaTable, key: Sequence[str]) -> None:
         names = {one.name: one.name for one in table.schema().fields}

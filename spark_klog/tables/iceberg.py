@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from pyiceberg.exceptions import (
     RESTError,
     TableAlreadyExistsError,
     UnauthorizedError,
+    ValidationError,
 )
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
@@ -43,7 +45,7 @@ from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.iceberg_compaction import Batch, Compaction
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
 from spark_klog.tables.iceberg_partitions import check_spec
-from spark_klog.tables.iceberg_rows import deleted_rows
+from spark_klog.tables.iceberg_rows import REWRITE, NotProjected, Rows
 from spark_klog.tables.iceberg_runs import last_run, run_properties, run_texts
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.iceberg_stores import opened, renewing, store_uri, table_place
@@ -59,6 +61,7 @@ from spark_klog.tables.table import (
     Run,
     Stage,
     TableFile,
+    Use,
     is_committed,
     key_mismatch,
     key_property,
@@ -85,6 +88,8 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
 _REMOTE = ("sqlalchemy", "sqlite3", "botocore", "requests", "urllib3", "thrift", "google", "azure")
 #: The module of SQL catalogs, which needs sqlalchemy.
 _SQL = "pyiceberg.catalog.sql"
+#: Characters of a long error.
+_MOST_SHOWN = 300
 _FINAL = (ForbiddenError, UnauthorizedError, AuthorizationExpiredError)
 
 
@@ -234,8 +239,7 @@ class IcebergTable:
                 table = self._present()
         metadata = table.metadata
         self._check_owner(metadata, load)
-        if metadata.format_version not in _WRITTEN:
-            raise LoadError(f"{self.address} has format version {metadata.format_version}: pyiceberg writes 1 and 2")
+        self._check_version(metadata)
         # another stream may be about to write to what this one does not have
         is_unused, drops = self._is_unused(metadata, load), load != STREAMS
         unwritten = _unwritten(metadata, () if is_unused else metadata.partition_specs)
@@ -248,6 +252,7 @@ class IcebergTable:
             )
         renamed = {path[0]: name for path, name in needed.renamed if len(path) == 1}
         self._check_key(metadata, key, renamed)
+        self._check_names(metadata, [path[0] for path, _ in needed.added if len(path) == 1])
         if others := [path[0] for path, kind in needed.widened if path[0] in key and isinstance(kind, DoubleType)]:
             raise LoadError(
                 f"{self.address} has the key's column {others[0]} as float, and the load as double, in which 0.1 is "
@@ -307,6 +312,17 @@ class IcebergTable:
         if key and has_rows and (mismatch := key_mismatch(self.address, metadata.properties, key, ids)):
             raise LoadError(f"{self.address} {mismatch}")
 
+    def _check_names(self, metadata: TableMetadata, added: Iterable[str]) -> None:
+        """`LoadError` if a column that is to be added is one that runs have written and others have renamed since."""
+        names = {number: name for name, number in _ids(metadata).items()}
+        for name in sorted(_own(self.address, metadata).intersection(added)):
+            ids = [field.field_id for each in metadata.schemas for field in each.fields if field.name == name]
+            if ids and (now := names.get(max(ids), name)) != name:
+                raise LoadError(
+                    f"{self.address}: the column {name}, which has values of the load, was renamed to {now}: rename it "
+                    "back, or load into another table"
+                )
+
     def _check_columns(self, metadata: TableMetadata, files: ChangeFiles) -> None:
         """`LoadError` if the table has no place for all values of the changes, as others have changed its columns."""
         lacks = changes(metadata.schema(), files.row, ())
@@ -360,6 +376,18 @@ class IcebergTable:
             of = "" if field is None else f" of {metadata.schema().find_column_name(field.source_id)}"
             is_now = "not partitioned" if field is None else f"partitioned by the {has}{of}"
             raise LoadError(f"{self.address} is {is_now}; {advice}")
+
+    def check(self, use: Use) -> None:
+        """As of `Table.check`; of any use it is the same."""
+        if (table := self._table()) is not None:
+            self._check_version(table.metadata)
+
+    def _check_version(self, metadata: TableMetadata) -> None:
+        if metadata.format_version not in _WRITTEN:
+            raise LoadError(
+                f"{self.address} has format version {metadata.format_version}: pyiceberg writes 1 and 2, and a table "
+                "does not go back to an earlier version: load into another table"
+            )
 
     def _check_owner(self, metadata: TableMetadata, load: str) -> None:
         owner = metadata.properties.get(LOAD_PROPERTY, load)
@@ -428,6 +456,7 @@ class IcebergTable:
         """The table before the run, and its last run; None if it has the run, after an attempt of unknown outcome."""
         table = self._present()
         self._check_owner(table.metadata, run.load)
+        self._check_version(table.metadata)
         last = last_run(self.address, table, run.load)
         return None if is_committed(self.address, last, run) else (table, last)
 
@@ -469,29 +498,34 @@ class IcebergTable:
             yield TableFile(path, file.file_size_in_bytes, file.record_count, offsets_of(file, columns))
 
     def deleted_rows(self) -> dict[str, NDArray[np.int64]]:
-        """As of `Table.deleted_rows`; `LoadError` if rows are deleted by values, which pyiceberg does not read."""
         table = self._table()
         if table is None:
             return {}
-        base = table.metadata.location.rstrip("/") + "/"
-        tasks = self._calling(lambda: [one for one in table.scan().plan_files() if one.delete_files], "read")
+        base, known = table.metadata.location.rstrip("/") + "/", Rows(table)
+        disturbed = [live for live in self._calling(known.files, "read") if live.is_disturbed]
         return {
-            one.file.file_path.removeprefix(base): self._calling(
-                partial(deleted_rows, table.io, one.file, one.delete_files), "read"
-            )
-            for one in tasks
+            live.file.file_path.removeprefix(base): self._calling(partial(known.deleted, live), "read")
+            for live in disturbed
         }
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         table = self._table()
         if table is not None:
-            scan = table.scan(selected_fields=tuple(columns))
-            batches = self._calling(lambda: iter(scan.to_arrow_batch_reader()), "read")
+            known = Rows(table)
+            files = self._calling(known.files, "read")
+            if any(live.values for live in files):
+                schema = to_arrow(table.schema())
+                wanted = pa.schema([schema.field(name) for name in columns])
+                batches = chain.from_iterable(known.batches(live, wanted, known.deleted(live)) for live in files)
+            else:  # it reads files of any format
+                scan = table.scan(selected_fields=tuple(columns))
+                batches = self._calling(lambda: iter(scan.to_arrow_batch_reader()), "read")
             while (batch := self._calling(lambda: next(batches, None), "read")) is not None:
                 yield batch.select(list(columns))
 
     def compact(self, target_bytes: int) -> int:
         """As of `Table.compact`. Files with rows that others have deleted, and files of other layouts, stay."""
+        self.check("compact")
         compaction = Compaction(self.address, self._present(), target_bytes)
         return sum(
             self._trying(partial(self._replace, compaction, batch), "compacted") for batch in compaction.batches()
@@ -499,6 +533,7 @@ class IcebergTable:
 
     def _replace(self, compaction: Compaction, batch: Batch) -> int:
         table = self._present()
+        self._check_version(table.metadata)
         load = table.properties.get(LOAD_PROPERTY)
         last = None if load is None else last_run(self.address, table, load)
         return compaction.commit(batch, table, {} if last is None else run_texts(last), self._commit)
@@ -543,6 +578,13 @@ class IcebergTable:
             return call()
         except LoadError:
             raise
+        except NotProjected as error:
+            raise LoadError(f"{self.address} can't be {action}: {error}: {REWRITE}") from None
+        except ValidationError as error:
+            raise LoadError(
+                f"{self.address} has something that pyiceberg can't read, such as a type of a later format version "
+                f"({_text(error)[:_MOST_SHOWN]}): load into another table"
+            ) from None
         except Exception as error:  # of any catalog's package
             raise LoadError(f"{self.address} can't be {action}: {_text(error)}") from error
 
@@ -591,11 +633,11 @@ class IcebergTable:
         return True
 
 
-def _own(address: str, metadata: TableMetadata) -> Collection[str]:
+def _own(address: str, metadata: TableMetadata) -> set[str]:
     """The columns that are a load's: none before the first load, all of one that did not say which."""
     if COLUMNS_PROPERTY in metadata.properties:
         return own_columns(address, metadata.properties)
-    return [one.name for one in metadata.schema().fields] if LOAD_PROPERTY in metadata.properties else ()
+    return {one.name for one in metadata.schema().fields} if LOAD_PROPERTY in metadata.properties else set()
 
 
 def _unwritten(metadata: TableMetadata, specs: Iterable[PartitionSpec]) -> Collection[int]:

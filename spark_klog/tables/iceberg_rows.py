@@ -5,42 +5,143 @@ pyiceberg's own scan reads a null list as an empty one: rows that only move from
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import _read_deletes
-from pyiceberg.manifest import DataFile, FileFormat
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.name_mapping import MappedField
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.utils.concurrent import ExecutorFactory
 
-from spark_klog.tables.table import FIELD_ID, field_id
+from spark_klog.tables.iceberg_schema import to_arrow
+from spark_klog.tables.table import FIELD_ID, field_id, without_rows
 
 _BATCH_ROWS = 65_536
+#: What delete files by values have, in memory between two data files.
+_KEPT_BYTES = 256 * 1024 * 1024
 #: Of columns to which a table's mapping of names gives no id.
 _UNKNOWN = -1
+
+
+#: What mends it.
+REWRITE = "rewrite the table's files with Spark (CALL system.rewrite_data_files), then run again"
 
 
 class NotProjected(Exception):
     """A file whose columns differ from the table's in more than is projected here."""
 
 
-def deleted_rows(io: FileIO, file: DataFile, deletes: Iterable[DataFile]) -> NDArray[np.int64]:
-    """The numbers of a file's rows that delete files by position name, in their order."""
-    numbers = [np.zeros(0, np.int64)]
-    for delete in deletes:
-        if delete.file_format == FileFormat.PARQUET:
-            with io.new_input(delete.file_path).open() as stream:
-                rows = pq.read_table(stream, columns=["pos"], filters=pc.field("file_path") == file.file_path)
-            numbers.append(rows["pos"].to_numpy())
-        elif file.file_path in (rows_of := _read_deletes(io, delete)):
-            numbers.append(rows_of[file.file_path].to_numpy())
-    return np.unique(np.concatenate(numbers))
+@dataclass(frozen=True)
+class LiveFile:
+    """A data file, with the delete files that may name rows of it: by their positions, and by values of columns."""
+
+    file: DataFile
+    positions: Collection[DataFile]
+    values: Sequence[DataFile]
+
+    @property
+    def is_disturbed(self) -> bool:
+        return bool(self.positions or self.values)
+
+
+class Rows:
+    """The rows of a table's data files that are not deleted. pyiceberg plans no table with deletes by values, as Flink
+    writes them (equality deletes).
+
+    What delete files name is kept from one data file to the next, up to a bound.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._fields = {field.field_id: field for each in table.metadata.schemas for field in each.fields}
+        self._fields |= {field.field_id: field for field in table.schema().fields}
+        #: By the path of a delete file and the ids of its columns: their values.
+        self._values: dict[tuple[str, tuple[int, ...]], pa.Table] = {}
+        self._room = _KEPT_BYTES
+
+    def files(self) -> list[LiveFile]:
+        """Delete files by values apply to older files: of their partition, or to all if they have none (Iceberg's
+        Table Spec, "Scan Planning")."""
+        io, snapshot = self._table.io, self._table.current_snapshot()
+        index, data, by_values = DeleteFileIndex(), [], defaultdict(list)
+        manifests = [] if snapshot is None else snapshot.manifests(io)
+        read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
+        for entry in chain.from_iterable(read):
+            file = entry.data_file
+            if file.content == DataFileContent.DATA:
+                data.append(entry)
+            elif file.content == DataFileContent.POSITION_DELETES:
+                index.add_delete_file(entry, file.partition)
+            else:
+                is_global = self._table.specs()[file.spec_id].is_unpartitioned()
+                by_values[None if is_global else (file.spec_id, file.partition)].append(entry)
+        made = []
+        for entry in data:
+            file, number = entry.data_file, entry.sequence_number or 0
+            others = [*by_values.get(None, ()), *by_values.get((file.spec_id, file.partition), ())]
+            values = [other.data_file for other in others if (other.sequence_number or 0) > number]
+            made.append(LiveFile(file, index.for_data_file(number, file, file.partition), values))
+        return made
+
+    def deleted(self, live: LiveFile) -> NDArray[np.int64]:
+        """The numbers of a file's rows that its delete files name, in their order; `NotProjected`."""
+        io, path = self._table.io, live.file.file_path
+        numbers = [np.zeros(0, np.int64)]
+        for delete in live.positions:
+            if delete.file_format == FileFormat.PARQUET:
+                with io.new_input(delete.file_path).open() as stream:
+                    rows = pq.read_table(stream, columns=["pos"], filters=pc.field("file_path") == path)
+                numbers.append(rows["pos"].to_numpy())
+            elif path in (rows_of := _read_deletes(io, delete)):
+                numbers.append(rows_of[path].to_numpy())
+        by_ids = defaultdict(list)
+        for delete in live.values:
+            by_ids[tuple(sorted(delete.equality_ids or ()))].append(delete)
+        for ids, deletes in by_ids.items():
+            gone = pa.concat_tables([self._of_columns(delete, ids) for delete in deletes])
+            numbers.append(np.flatnonzero(_are_among(self._of_columns(live.file, ids, keep=False), gone)))
+        return np.unique(np.concatenate(numbers))
+
+    def batches(self, live: LiveFile, schema: pa.Schema, deleted: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        """The rows as of `file_rows`, without the `deleted` ones."""
+        start = 0
+        for batch in file_rows(self._table, live.file, schema):
+            yield without_rows(batch, start, deleted)
+            start += len(batch)
+
+    def _of_columns(self, file: DataFile, ids: tuple[int, ...], *, keep: bool = True) -> pa.Table:
+        """The columns of a file by which rows are deleted, which the table may have no longer."""
+        if (known := self._values.get((file.file_path, ids))) is not None:
+            return known
+        if not ids or not self._fields.keys() >= set(ids):
+            raise NotProjected(f"{file.file_path} deletes rows by fields within others")
+        schema = to_arrow(Schema(*(self._fields[number] for number in ids)))
+        columns = pa.Table.from_batches(file_rows(self._table, file, schema), schema)
+        if keep and columns.nbytes <= self._room:
+            self._values[file.file_path, ids] = columns
+            self._room -= columns.nbytes
+        return columns
+
+
+def _are_among(rows: pa.Table, gone: pa.Table) -> NDArray[np.bool_]:
+    """Whether each row has the values of one that is gone; a null is a value."""
+    codes = np.zeros(len(gone) + len(rows), np.int64)
+    for left, right in zip(gone.columns, rows.columns, strict=True):
+        values = pa.chunked_array([*left.chunks, *right.chunks], left.type).combine_chunks()
+        of_column = values.dictionary_encode("encode").indices.to_numpy(zero_copy_only=False)
+        codes = np.unique(codes * len(codes) + of_column, return_inverse=True)[1].astype(np.int64)
+    return np.isin(codes[len(gone) :], codes[: len(gone)])
 
 
 def file_rows(table: Table, file: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

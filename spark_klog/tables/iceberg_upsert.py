@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
 from spark_klog.errors import LoadError
@@ -23,9 +23,9 @@ from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.change_order import DELETED, Outcome, outlived, place_of
 from spark_klog.tables.iceberg_files import DataFileWriter, Footers
 from spark_klog.tables.iceberg_partitions import Pruning, by_partition
-from spark_klog.tables.iceberg_rows import NotProjected, deleted_rows, file_rows
+from spark_klog.tables.iceberg_rows import REWRITE, NotProjected, Rows
 from spark_klog.tables.iceberg_schema import to_arrow
-from spark_klog.tables.table import own_columns, without_rows
+from spark_klog.tables.table import own_columns
 
 _FILE_BYTES = 256 * 1024 * 1024
 #: Files that are written at a time, each of a partition of its own.
@@ -44,7 +44,8 @@ class Upsert:
         own = own_columns(address, table.properties).union(changes.row.names)
         #: The columns of users, whose values stay when a row changes.
         self._others = [name for name in self._schema.names if name not in own]
-        self._tasks: list[FileScanTask] = list(table.scan().plan_files())
+        self._table_rows = Rows(table)
+        self._tasks = self._table_rows.files()
         #: By the number of a task: which of the file's rows stay.
         self._kept: dict[int, NDArray[np.bool_]] = {}
         #: By the number of a task: which of the file's rows others have deleted.
@@ -133,18 +134,13 @@ class Upsert:
 
     def _read(self, number: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         """The rows of a file that are not deleted, always in the same order, with the types of the table."""
-        task, start = self._tasks[number], 0
-        if task.delete_files and number not in self._deleted:
-            self._deleted[number] = deleted_rows(self._table.io, task.file, task.delete_files)
+        live, columns = self._tasks[number], pa.schema([self._schema.field(name) for name in names])
         try:
-            for batch in file_rows(self._table, task.file, pa.schema([self._schema.field(name) for name in names])):
-                yield without_rows(batch, start, self._deleted.get(number))
-                start += len(batch)
+            if number not in self._deleted:
+                self._deleted[number] = self._table_rows.deleted(live)
+            yield from self._table_rows.batches(live, columns, self._deleted[number])
         except NotProjected as error:
-            raise LoadError(
-                f"{error}, which an upsert can't move into another file: rewrite the table's files with Spark "
-                "(CALL system.rewrite_data_files), then run again"
-            ) from None
+            raise LoadError(f"{error}, which an upsert can't move into another file: {REWRITE}") from None
 
 
 class _Output:

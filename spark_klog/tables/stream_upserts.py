@@ -136,6 +136,7 @@ class _Upsert:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         require("An upsert", "pyarrow", "pyspark")
         table = open_table(self.address)
+        table.check("merge")
         query = f"{self.stream or self._query_id(frame, batch_id)} {self.name}".rstrip()
         wanted, change_format = self._format(frame)
         store = open_folder(table.location, LoadError)

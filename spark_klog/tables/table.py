@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Layout = Literal["none", "day", "hour"]
 #: When a table is made ready: before a run has a plan, before its tasks write files, or before its commit.
 Stage = Literal["plan", "tasks", "commit"]
+#: What is done to a table: it gets the files of a load, changes are merged into it, or its own files are rewritten.
+Use = Literal["append", "merge", "compact"]
 #: {topic: {partition: offset}}, the first offset that the run does not have.
 Offsets = Mapping[str, Mapping[str, int]]
 
@@ -315,6 +317,10 @@ class Table(Protocol):
 
     def schema(self) -> pa.Schema | None:
         """The columns; None if there is no table."""
+
+    def check(self, use: Use) -> None:
+        """`LoadError` if others have made of the table what this can't be done to; it says what they may do. Nothing if
+        there is no table. The other methods check it, too: this is for who is about to write what they commit."""
 
     def load_id(self) -> str | None:
         """The id of the load that the table belongs to (its property `klog.load`); None if there is none."""

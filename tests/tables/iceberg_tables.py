@@ -11,6 +11,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import (
     DataFile as IcebergFile,
     DataFileContent,
@@ -87,10 +88,16 @@ def run_of(number: int, until: int, token: str = "token") -> Run:
 
 
 def delete_by_file(
-    table: Table, file: IcebergFile, position: int, content: DataFileContent, added: Sequence[IcebergFile] = ()
+    table: Table,
+    file: IcebergFile,
+    position: Any,
+    content: DataFileContent,
+    added: Sequence[IcebergFile] = (),
+    column: str = "offset",
 ) -> None:
-    """Delete a row by a delete file, as Spark does with merge on read; pyiceberg writes none. Add files by the same
-    commit."""
+    """Delete a row of a file by a delete file, as Spark does with merge on read, or, as Flink does, those of its
+    partition in which a column has this value; pyiceberg writes none. Add files by the same commit."""
+    field = table.schema().find_field(column if content == DataFileContent.EQUALITY_DELETES else 1)
     location = f"{table.location()}/data/delete-{uuid4().hex}.parquet"
     if content == DataFileContent.POSITION_DELETES:
         fields = [
@@ -99,8 +106,9 @@ def delete_by_file(
         ]
         values = [{"file_path": file.file_path, "pos": position}]
     else:
-        fields = [pa.field("offset", pa.int64(), False, {"PARQUET:field_id": "5"})]
-        values = [{"offset": position}]
+        kind = schema_to_pyarrow(field.field_type)
+        fields = [pa.field(column, kind, True, {"PARQUET:field_id": str(field.field_id)})]
+        values = [{column: position}]
     with table.io.new_output(location).create() as stream:
         pq.write_table(pa.Table.from_pylist(values, pa.schema(fields)), stream)
     deletes = IcebergFile.from_args(
@@ -110,7 +118,7 @@ def delete_by_file(
         partition=file.partition,
         record_count=1,
         file_size_in_bytes=len(table.io.new_input(location)),
-        equality_ids=[5] if content == DataFileContent.EQUALITY_DELETES else None,
+        equality_ids=[field.field_id] if content == DataFileContent.EQUALITY_DELETES else None,
     )
     deletes.spec_id = file.spec_id
 

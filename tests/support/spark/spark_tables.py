@@ -121,6 +121,10 @@ class SparkTables:
         """A statement whose rows nobody needs."""
         self._ask("statement", sql=text)
 
+    def delete_by_value(self, table: str, column: str, value: str) -> None:
+        """Delete rows of an Iceberg table by an equality delete: those in which a column of strings has the value."""
+        self._ask("delete_by_value", name=table, column=column, value=value)
+
     def stream(
         self,
         options: Mapping[str, str],

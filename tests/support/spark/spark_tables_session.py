@@ -35,6 +35,28 @@ def statement(spark: SparkSession, sql: str) -> dict[str, Any]:
     return {}
 
 
+def delete_by_value(spark: SparkSession, name: str, column: str, value: str) -> dict[str, Any]:
+    """Delete the rows of an unpartitioned snapshot of an Iceberg table in which a column of strings has a value, by an
+    equality delete of Iceberg's library, as Flink's sink writes them; Spark writes none."""
+    jvm: Any = spark._jvm
+    iceberg, data = jvm.org.apache.iceberg, jvm.org.apache.iceberg.data
+    table = iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, name)
+    of_column = table.schema().select([column])
+    ids = spark._sc._gateway.new_array(jvm.int, 1)
+    ids[0] = table.schema().findField(column).fieldId()
+    spec = iceberg.PartitionSpec.unpartitioned()
+    factory = data.GenericAppenderFactory(table.schema(), spec, ids, of_column, None)
+    file_format = iceberg.FileFormat.PARQUET
+    files = iceberg.io.OutputFileFactory.builderFor(table, 1, 1).format(file_format).build()
+    writer = factory.newEqDeleteWriter(files.newOutputFile(), file_format, None)
+    record = data.GenericRecord.create(of_column)
+    record.setField(column, value)
+    writer.write(record)
+    writer.close()
+    table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()
+    return {}
+
+
 def stream(
     spark: SparkSession,
     source: str,
@@ -73,7 +95,9 @@ def _appender(path: str, application: str | None) -> Callable[[DataFrame, int], 
     return append
 
 
-_WORK: dict[str, Callable[..., dict[str, Any]]] = {work.__name__: work for work in (table, statement, stream)}
+_WORK: dict[str, Callable[..., dict[str, Any]]] = {
+    work.__name__: work for work in (table, statement, delete_by_value, stream)
+}
 
 
 def main() -> None:
