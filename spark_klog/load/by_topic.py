@@ -145,6 +145,7 @@ class Loads:
     ) -> None:
         self._asked, self._runner, self._follow, self._publish = asked, runner, follow, publish
         self._every, self._around, self._is_stopping = every, around, is_stopping
+        self._limit = TimeLimit(asked.max_seconds)
         self._pattern = None if pattern is None else topic_pattern(f"--topics-pattern {pattern}", pattern)
         self._topics = dict.fromkeys(topics)
         self._known: dict[str, _Known] = {}
@@ -156,7 +157,7 @@ class Loads:
 
         `ConfigError` if no topic matches, or if offsets are given for others; errors as of `Cluster.connect`.
         """
-        began = time.monotonic()
+        began, self._limit = time.monotonic(), TimeLimit(self._asked.max_seconds)
         with Cluster.connect(self._asked.client) as cluster:
             looks: Mapping[str, Look] = {}
             if self.is_by_topic or self._pattern is not None:
@@ -265,7 +266,7 @@ class Loads:
         return replace(self._asked, topics=[topic], output=output, start=start, until=until, dead_letters=letters)
 
     def _drive(self, cluster: Cluster, begun: Mapping[str, LoadOptions], looks: Mapping[str, Look]) -> list[Outcome]:
-        shared, limit = Shared(cluster), TimeLimit(self._asked.max_seconds)
+        shared, limit = Shared(cluster), self._limit
         steps = [
             self._around(options, load_steps(options, shared, limit, self._publish, looks.get(topic)))
             for topic, options in begun.items()

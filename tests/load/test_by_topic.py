@@ -407,6 +407,12 @@ def test_topics_without_leaders_wait_together(tmp_path: Path, monkeypatch: pytes
         assert (tmp_path / "t0/_klog/latest.json").exists()
         return real(asked, times)
 
+    def driven(steps: Any, runner: Any, limit: TimeLimit, *others: Any) -> Any:
+        limits.append(limit)
+        return drive(steps, runner, limit, *others)
+
+    limits: list[TimeLimit] = []
+    monkeypatch.setattr(by_topic, "drive", driven)
     monkeypatch.setattr(by_topic, "list_offsets", wait)
     names = [f"t{number}" for number in range(6)]
     with EmbeddedCluster(2) as cluster:
@@ -426,6 +432,7 @@ def test_topics_without_leaders_wait_together(tmp_path: Path, monkeypatch: pytes
             assert {outcome.topic for outcome in outcomes if outcome.error} == dead
             assert {outcome.failures for outcome in outcomes if outcome.error} == {failures}
         assert waited == [dead]
+        assert limits[0] is limits[1] is not limits[-1]  # --max-time is that of a round
         assert status(str(tmp_path / "t0")).findings == []
 
 
