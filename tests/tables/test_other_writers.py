@@ -1,6 +1,6 @@
 """What others make of the tables of loads: done right, or refused by name with what to do, before anything is written.
 
-The table of it is in docs/recipes/tables.md.
+The table of it is in docs/recipes/tables.md; Spark's part is in `test_other_writers_spark.py`.
 """
 
 from __future__ import annotations
