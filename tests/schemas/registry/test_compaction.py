@@ -155,10 +155,10 @@ def test_replays_of_a_compacted_topic(actions: list[tuple[Any, ...]], clean: int
 
 
 def test_a_schema_of_many_subjects_is_read_quickly() -> None:
-    state, started = State(), time.monotonic()
+    state, started = State(), time.thread_time()  # other work on the machine does not count
     for n in range(16_000):
         record = _schema(f"topic-{n}-key", 1, 1, '"string"')
         assert record.value is not None
         state.apply(record.key.encode(), dumps(record.value), timestamp=0)
-    assert time.monotonic() - started < 12  # 25 s if each is compared with all that have the id
+    assert time.thread_time() - started < 12  # 25 s if each is compared with all that have the id
     assert len(state.of_id(".", 1)) == 16_000
