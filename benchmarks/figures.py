@@ -107,12 +107,13 @@ class Bench:
 class Work:
     """A benchmark: `run` yields a result for each line of the report; if it raises an error, that is reported, too.
 
-    `notes` explain in the report what was done.
+    `notes` explain in the report what was done. One that is not `is_of_all`, as it takes long, has to be named.
     """
 
     name: str
     run: Callable[[Bench], Iterator[Result]]
     notes: tuple[str, ...]
+    is_of_all: bool = True
 
 
 _LISTS_OF_NUMBERS = re.compile(r"\[\n([-+.\de,\s]+)\]")

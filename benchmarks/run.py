@@ -25,6 +25,7 @@ from benchmarks.clients import COMMANDS, CONNECTOR, CONSUMER, PRODUCER, TLS
 from benchmarks.connections import CONNECTIONS
 from benchmarks.dataframes import DATAFRAMES
 from benchmarks.figures import Bench, Result, Side, Work, failures, render
+from benchmarks.followed import FOLLOWED, FOLLOWED_LIVE
 from benchmarks.inference import LOAD_JSON
 from benchmarks.installs import INSTALLS
 from benchmarks.kernels import BREAKDOWN, CODECS, DECODE, ENCODE
@@ -56,6 +57,8 @@ WORK: tuple[Work, ...] = (
     LOAD,
     TABLES,
     LOAD_TOPICS,
+    FOLLOWED,
+    FOLLOWED_LIVE,
     LOAD_JSON,
     WORKER_MEMORY,
     BREAKDOWN,
@@ -104,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     has_failed = False
     with tempfile.TemporaryDirectory(prefix="spark-klog-bench-", ignore_cleanup_errors=True) as folder:
         for work in WORK:
-            if arguments.only and work.name not in arguments.only:
+            if work.name not in arguments.only if arguments.only else not work.is_of_all:
                 continue
             bench = Bench(arguments.records, arguments.repeat, Path(folder), _command(arguments, [work.name]))
             results = _run(work, bench)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from math import inf
 from typing import IO, Any, TypeVar
 from unicodedata import combining, east_asian_width
 
@@ -46,6 +47,9 @@ INTERRUPTED = 130
 _GAP = "  "
 #: Milliseconds.
 _PERIODS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
+#: Seconds of the units in which users give durations.
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 #: Of sizes.
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 _ERASE_LINE = "\r\x1b[K"
@@ -54,6 +58,15 @@ _BAR_CELLS = 24
 _USUAL_SIZE = os.terminal_size((80, 24))
 #: Seconds between two drawings of a bar.
 _DRAWN_EVERY = 0.1
+
+
+def duration(text: str) -> float:
+    """The seconds of 30s, 5m, 1h, 7d, or of a number."""
+    match = _DURATION.fullmatch(text)
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not 0 < seconds < inf:
+        raise click.BadParameter(f"{text!r} is not a positive duration: give one like 30s, 5m, 1h or 7d")
+    return seconds
 
 
 class WrongArguments(ConfigError):
@@ -172,6 +185,11 @@ class Bar(StatusLine):
         if self.is_shown and now - self._drawn_at >= _DRAWN_EVERY:
             self._drawn_at = now
             self.show(self._text(done, now - self._began))
+
+    def update_of(self, done: int, total: int) -> None:
+        """As `update`, of a total that is now known."""
+        self.total = total
+        self.update(done)
 
     def _text(self, done: int, seconds: float) -> str:
         if not self.total:

@@ -7,6 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,7 +93,7 @@ class ArrowFolder:
 
     def entries(self, path: str) -> list[Entry]:
         return [
-            Entry(info.base_name, info.size or 0, info.type == FileType.Directory, _stamp(info))
+            _entry(info)
             for info in self._fs.get_file_info(FileSelector(self._at(path)))
             if info.type != FileType.NotFound  # deleted during the listing
         ]
@@ -113,9 +114,12 @@ class ArrowFolder:
         return sorted(self.sizes_below(path))
 
     def sizes_below(self, path: str) -> dict[str, int]:
+        return {below: entry.size for below, entry in self.entries_below(path).items()}
+
+    def entries_below(self, path: str) -> dict[str, Entry]:
         with self._naming(path, "listed"):
             infos = self._fs.get_file_info(FileSelector(self._at(path), allow_not_found=True, recursive=True))
-            return {info.path[len(self._base) + 1 :]: int(info.size) for info in infos if info.is_file}
+            return {info.path[len(self._base) + 1 :]: _entry(info) for info in infos if info.is_file}
 
     def read(self, path: str) -> bytes | None:
         with self._naming(path, "read"):
@@ -265,6 +269,11 @@ class ArrowFolder:
 
 def _nothing() -> None:
     """The guard of a folder that has none."""
+
+
+def _entry(info: Any) -> Entry:
+    time = inf if info.mtime_ns is None else info.mtime_ns / 1e9
+    return Entry(info.base_name, info.size or 0, info.type == FileType.Directory, _stamp(info), time)
 
 
 def _stamp(info: Any) -> tuple[int, int] | None:

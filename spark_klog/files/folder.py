@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -28,12 +29,16 @@ _NOTHING_THERE = (FileNotFoundError, NotADirectoryError)
 
 
 class Entry(NamedTuple):
-    """An entry of a folder; `size` in bytes is 0 for a folder, `stamp` changes with a file."""
+    """An entry of a folder; `size` in bytes is 0 for a folder, `stamp` changes with a file.
+
+    `time` is when a file was last changed, in seconds since the epoch, or infinite if nobody knows.
+    """
 
     name: str
     size: int
     is_folder: bool
     stamp: Hashable = None
+    time: float = inf
 
 
 class OpenFile(Protocol):
@@ -132,7 +137,7 @@ class LocalFolder:
                 with suppress(FileNotFoundError):  # removed meanwhile
                     stat = entry.stat()
                     stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
-                    listed.append(Entry(entry.name, stat.st_size, False, stamp))
+                    listed.append(Entry(entry.name, stat.st_size, False, stamp, stat.st_mtime))
         return listed
 
     def open(self, path: str) -> LocalFile:
@@ -150,7 +155,11 @@ class LocalFolder:
 
     def sizes_below(self, path: str) -> dict[str, int]:
         """The bytes of all files in a folder and in the folders in it, by path."""
-        sizes, waiting = {}, [path]
+        return {below: entry.size for below, entry in self.entries_below(path).items()}
+
+    def entries_below(self, path: str) -> dict[str, Entry]:
+        """All files in a folder and in the folders in it, by path."""
+        files, waiting = {}, [path]
         with self._naming(path, "listed"):
             while waiting:
                 folder = waiting.pop()
@@ -160,8 +169,8 @@ class LocalFolder:
                         if entry.is_folder:
                             waiting.append(inner)
                         else:
-                            sizes[inner] = entry.size
-        return sizes
+                            files[inner] = entry
+        return files
 
     def read(self, path: str) -> bytes | None:
         """A file's content; None if there is no such file."""

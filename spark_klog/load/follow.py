@@ -12,11 +12,14 @@
 | klog_load_last_run_timestamp_seconds | gauge | | when the last run, or round of runs, began, since the epoch |
 | klog_load_last_run_seconds | gauge | | how long it took |
 | klog_load_last_committed_run | gauge | | the number of the last committed run of this process |
+| klog_load_upkeeps_total | counter | result | upkeeps of outputs (--compact-every): done, or failed |
+| klog_load_last_upkeep_timestamp_seconds | gauge | | when the last upkeep began, since the epoch |
+| klog_load_last_upkeep_seconds | gauge | | how long it took |
 | klog_load_series_left_out | gauge | | partitions beyond 10,000: their lag is not shown |
 
 Counters start at 0 with the process. Until the first run that loads everything the freshness counts from the start.
-If each topic is a load of its own, runs, failures, freshness and committed runs have the label topic, too; a load that
-is not opened because its topic has nothing new counts no run.
+If each topic is a load of its own, runs, upkeeps, failures, freshness and committed runs have the label topic, too; a
+load that is not opened because its topic has nothing new counts no run.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from typing import Literal
 from spark_klog.base.clock import doubled
 from spark_klog.errors import AuthenticationError, ConfigError, DataLossError, LoadError, UnsupportedVersionError
 from spark_klog.load.by_topic import LONGEST_PAUSE, Outcome
+from spark_klog.load.upkeep import Upkept
 from spark_klog.metrics import COUNTER, GAUGE, Family, Labels, lines
 
 #: Errors that no later run can get over.
@@ -137,6 +141,16 @@ class LoadMetrics:
         self._committed: dict[Labels, int] = {} if by_topic else {(): 0}
         self._outcomes: dict[Labels, Outcome] = {}
         self._last: RunReport | None = None
+        self._upkeeps: Counter[tuple[Labels, str]] = Counter()
+        self._upkept: Upkept | None = None
+
+    def add_upkeep(self, done: Upkept) -> None:
+        """Count an upkeep between two rounds."""
+        with self._lock:
+            self._upkept = done
+            for kempt in done.outputs:
+                labels: Labels = (kempt.topic,) if self._labels else ()
+                self._upkeeps[labels, "done" if kempt.error is None else "failed"] += 1
 
     def add(self, report: RunReport) -> None:
         """Count a round."""
@@ -219,4 +233,11 @@ class LoadMetrics:
         if last is not None:
             families.append(one("klog_load_last_run_timestamp_seconds", "Start of the last run", last.began))
             families.append(one("klog_load_last_run_seconds", "Duration of the last run", round(last.seconds, 3)))
+        if (upkept := self._upkept) is not None:
+            kept = sorted({labels for labels, _ in self._upkeeps})
+            counts = [((*labels, how), self._upkeeps[labels, how]) for labels in kept for how in ("done", "failed")]
+            names = (*self._labels, "result")
+            families.append(Family("klog_load_upkeeps_total", COUNTER, "Upkeeps of outputs", names, counts))
+            families.append(one("klog_load_last_upkeep_timestamp_seconds", "Start of the last upkeep", upkept.began))
+            families.append(one("klog_load_last_upkeep_seconds", "Its duration", round(upkept.seconds, 3)))
         return families

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, timedelta
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
@@ -29,11 +29,14 @@ from numpy.typing import NDArray
 from spark_klog.base.addresses import local_path, without_user
 from spark_klog.base.clock import doubled
 from spark_klog.errors import ConfigError, LoadError
-from spark_klog.files.folder import reason
+from spark_klog.files import open_folder
+from spark_klog.files.arrow import ArrowFolder
+from spark_klog.files.folder import LocalFolder, reason
 from spark_klog.files.keys import KeyedUri
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.change_order import INCARNATION
 from spark_klog.tables.columns import differences
+from spark_klog.tables.delta_expiry import expired, shorten
 from spark_klog.tables.delta_features import check_features
 from spark_klog.tables.delta_merge import merge, quoted
 from spark_klog.tables.delta_statistics import statistics_json
@@ -56,6 +59,7 @@ from spark_klog.tables.table import (
     own_columns_property,
 )
 from spark_klog.tables.unity import SCHEME, unity_location
+from spark_klog.tables.upkeep import Expired, Kept, files_below
 
 PREFIX = "delta:"
 #: Partition columns by layout, with their types.
@@ -379,6 +383,26 @@ class DeltaLakeTable:
             return int(table.optimize.compact(target_size=target_bytes)["numFilesRemoved"])
 
         return self._again("compacted", attempt)
+
+    def expire(self, kept: Kept, is_needed: Callable[[str], bool], *, is_dry: bool) -> Expired:
+        """As of `Table.expire`. `LoadError` if the log does not know removed files for so long."""
+
+        def attempt() -> Expired:
+            files = files_below(self._folder)  # first: what is committed since is in the table
+            table = self._existing()
+            made = expired(table, self._folder, self.address, kept, files, is_needed)
+            if kept.seconds is not None and not is_dry:
+                shorten(table, self.address, kept.seconds)
+            return made
+
+        return self._again("expired", attempt)
+
+    def remove(self, path: str) -> None:
+        self._folder.remove(path)
+
+    @cached_property
+    def _folder(self) -> LocalFolder | ArrowFolder:
+        return open_folder(self.location, LoadError)
 
     # ----- the table's log
 

@@ -41,8 +41,10 @@ from pyiceberg.types import DateType, DoubleType, TimestampType, TimestamptzType
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import doubled
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.files import open_folder
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.iceberg_compaction import Batch, Compaction
+from spark_klog.tables.iceberg_expiry import Expiry
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
 from spark_klog.tables.iceberg_partitions import check_spec
 from spark_klog.tables.iceberg_rows import REWRITE, NotProjected, Rows
@@ -69,6 +71,7 @@ from spark_klog.tables.table import (
     own_columns,
     own_columns_property,
 )
+from spark_klog.tables.upkeep import Expired, Kept, files_below
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -150,6 +153,8 @@ class IcebergTable:
         self._seconds = _COMMIT_SECONDS
         #: Those of the next commit, by `prepare`.
         self._columns: Sequence[str] = ()
+        #: By `expire`, of which files are removed.
+        self._expired: Table | None = None
 
     @property
     def _catalog(self) -> Catalog:
@@ -537,6 +542,32 @@ class IcebergTable:
         load = table.properties.get(LOAD_PROPERTY)
         last = None if load is None else last_run(self.address, table, load)
         return compaction.commit(batch, table, {} if last is None else run_texts(last), self._commit)
+
+    def expire(self, kept: Kept, is_needed: Callable[[str], bool], *, is_dry: bool) -> Expired:
+        """As of `Table.expire`. Paths to remove are those of the metadata."""
+        expiry = Expiry(self.address, kept, is_dry=is_dry)
+
+        def commit() -> None:
+            table = self._present()
+            self._check_version(table.metadata)
+            expiry.commit(table, self._commit)
+
+        self._trying(commit, "expired")
+        store = open_folder(self.location, LoadError)
+        files = self._calling(lambda: files_below(store), "listed")  # first: what is committed since is in the table
+
+        def expired() -> Expired:  # again if another call removes snapshots meanwhile
+            self._expired = self._present()
+            return expiry.expired(self._expired, files, is_needed)
+
+        return self._trying(expired, "read")
+
+    def remove(self, path: str) -> None:
+        def remove() -> None:
+            with suppress(FileNotFoundError):
+                (self._expired or self._present()).io.delete(path)
+
+        self._calling(remove, f"relieved of {without_user(path)}")
 
     def _table(self) -> Table | None:
         def load() -> Table | None:

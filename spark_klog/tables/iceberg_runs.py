@@ -61,6 +61,12 @@ def run_properties(run: Run, snapshot_id: int, sequence: int, starts: Offsets | 
     return texts if starts is None else {**texts, _STARTS: json.dumps(starts)}
 
 
+def is_run_of(snapshot: Snapshot, load: str) -> bool:
+    """Whether a snapshot tells of a run of the load: its own, or one before a compaction."""
+    texts = snapshot.summary
+    return texts is not None and texts.get(LOAD_PROPERTY) == load and bool(texts.get(_RUN))
+
+
 def last_run(address: str, table: Table, load: str) -> Run | None:
     """The last run of a load whose rows the table has, by the history of its current snapshot; None before the first.
 

@@ -112,8 +112,9 @@ def named_files(table: Table, before: TableMetadata) -> set[str]:
     """
     io, paths = table.io, set[str]()
     known = {snapshot.snapshot_id for snapshot in before.snapshots}
-    head = before.current_snapshot()
-    read = set() if head is None else {manifest.manifest_path for manifest in head.manifests(io)}
+    head, read = before.current_snapshot(), set[str]()
+    with suppress(FileNotFoundError):  # another call has expired it
+        read.update(() if head is None else (manifest.manifest_path for manifest in head.manifests(io)))
     for snapshot in table.metadata.snapshots:
         if snapshot.snapshot_id not in known:
             paths.add(snapshot.manifest_list)

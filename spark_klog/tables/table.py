@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from spark_klog.base.durable import check_version
 from spark_klog.errors import LoadError
 from spark_klog.tables.change_order import PLACE
+from spark_klog.tables.upkeep import Expired, Kept
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
@@ -379,3 +380,13 @@ class Table(Protocol):
 
         A run that commits meanwhile is not disturbed.
         """
+
+    def expire(self, kept: Kept, is_needed: Callable[[str], bool], *, is_dry: bool) -> Expired:
+        """Forget old states, and return them and the files to `remove` then; if it `is_dry`, tell of them only.
+
+        What the load needs to find its last run in the table stays, as do files that no commit has had if they are
+        young, or if `is_needed` says so of their paths below the location.
+        """
+
+    def remove(self, path: str) -> None:
+        """Remove a file of `Expired`; nothing if it does not exist."""

@@ -3,11 +3,12 @@
     python -m tests.load.table_run SERVERS TOPIC ADDRESS [merged]
 
 Each request is a line with a MOMENT. A fork of this process, which has the modules already, loads what is new (or, at
-the moment "compaction", compacts the table), and prints "at PID" when the moment has come:
+the moments "compaction" and "expiry", compacts the table, and expires what it can), and prints "at PID" when the
+moment has come:
 
-    any, compaction     before it begins
-    commit              before the first call of `Table.append`, or of `Table.upsert`
-    before, after       it kills itself before or after that call, and prints nothing
+    any, compaction, expiry    before it begins
+    commit                     before the first call of `Table.append`, or of `Table.upsert`
+    before, after              it kills itself before or after that call, and prints nothing
 
 When the fork has ended, this process prints "ended CODE". Changes of rows are merged if it is told so.
 """
@@ -21,8 +22,10 @@ from importlib import import_module
 from typing import Any
 
 from spark_klog.load.settings import WriteSettings
+from spark_klog.load.upkeep import expire
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import Table
+from spark_klog.tables.upkeep import Kept
 from tests.load.change_source import KEYED
 from tests.load.support import run
 
@@ -56,10 +59,12 @@ def _act(servers: str, topic: str, address: str, moment: str, is_merged: bool) -
     table: Table = open_table(address)
     method = "upsert" if is_merged else "append"
     setattr(type(table), method, _at(moment, getattr(type(table), method)))
-    if moment in ("any", "compaction"):
+    if moment in ("any", "compaction", "expiry"):
         _tell(f"at {os.getpid()}")
-    if moment == "compaction":
+    if moment in ("compaction", "expiry"):
         table.compact(_SMALL)
+        if moment == "expiry":
+            expire(address, Kept(0.001))
     else:
         run(servers, address, topic, max_task_records=20, settings=KEYED if is_merged else WriteSettings())
 

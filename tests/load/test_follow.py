@@ -23,13 +23,15 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from spark_klog.cli.jobs import batch_load, following
+from spark_klog.cli.jobs import batch_load
+from spark_klog.cli.output import duration
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ConnectionFailed, DataLossError, LoadError, SaslError
 from spark_klog.load import follow
 from spark_klog.load.by_topic import Outcome
 from spark_klog.load.journal.model import PartitionAudit
 from spark_klog.load.run import Loaded
+from spark_klog.load.upkeep import Kempt, Upkept
 from tests.load.job_program import Runner
 from tests.load.support import by_duckdb, expected, run
 from tests.spark.support import create_topic, delete_records, produce, values
@@ -146,6 +148,8 @@ def test_metrics_of_runs(clock: _Clock) -> None:
         outcome = Outcome("", "out", answer, error, failures)
         metrics.add(follow.RunReport(clock.now, 1.5, [outcome], error, failures))
         clock.now += 10
+    done = [Kempt("out", "", 3), Kempt("out", "", error=LoadError("gone"))]
+    metrics.add_upkeep(Upkept(clock.now, 2.5, done))
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families("".join(metrics.page()))
@@ -165,6 +169,10 @@ def test_metrics_of_runs(clock: _Clock) -> None:
         ("klog_load_last_committed_run",): 8,
         ("klog_load_last_run_timestamp_seconds",): 1030,
         ("klog_load_last_run_seconds",): 1.5,
+        ("klog_load_upkeeps_total", "done"): 1,
+        ("klog_load_upkeeps_total", "failed"): 1,
+        ("klog_load_last_upkeep_timestamp_seconds",): 1040,
+        ("klog_load_last_upkeep_seconds",): 2.5,
     }
     documented = {line.split("|")[1].strip() for line in (follow.__doc__ or "").splitlines() if "| klog_" in line}
     assert documented == {name for name, *_ in found}
@@ -273,6 +281,9 @@ def test_a_failed_run_goes_on(
     [
         (["--every", "30s"], "--every is for --follow"),
         (["--metrics", "9404"], "--metrics is for --follow"),
+        (["--compact-every", "1h"], "--compact-every is for --follow"),
+        (["--follow", "--expire", "1d"], "--expire is for --compact-every and --table: a folder has no old states"),
+        (["--follow", "--compact-every", "1h", "--format", "json"], "is for --format parquet and --table, not json"),
         (["--follow", "--every", "0s"], "'0s' is not a positive duration: give one like 30s, 5m, 1h or 7d"),
         (["--follow", "--from-run", "3"], "exclude --follow: load once from there, then follow"),
         (["--follow", "--format", "delta", "--checkpoint", "c"], "a query of Spark has a trigger of its own"),
@@ -284,7 +295,7 @@ def test_wrong_arguments(options: list[str], words: str) -> None:
 
 
 def test_durations() -> None:
-    assert [following.duration(text) for text in ("30s", "1.5m", "1h", "2")] == [30, 90, 3600, 2]
+    assert [duration(text) for text in ("30s", "1.5m", "1h", "2")] == [30, 90, 3600, 2]
 
 
 @pytest.mark.test_all("long")

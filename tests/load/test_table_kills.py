@@ -44,7 +44,8 @@ _numbers = count(1)
 _FATES: tuple[Fate, ...] = ("refused", "lost", "cut")
 #: Keys of rows, and changes of a run.
 _KEYS, _CHANGES = 400, 300
-_MOMENTS = ("any", "before", "commit", "after", "compaction")
+_OF_UPKEEP = ("compaction", "expiry")
+_MOMENTS = ("any", "before", "commit", "after", *_OF_UPKEEP)
 _OF_MERGES = ("any", "before", "commit", "after")
 #: At which the process kills itself.
 _BY_ITSELF = ("before", "after")
@@ -109,7 +110,7 @@ class _Victims:
         )
 
     def kill(self, moment: str) -> bool:
-        """Start a run (or a compaction) and kill it; return False if it had ended before."""
+        """Start a run (or an upkeep) and kill it; return False if it had ended before."""
         if self._lossy is not None:
             good: list[Fate] = ["good"] * self._chance.randrange(4)
             self._lossy.set_fates(*good, *self._chance.choices(_FATES, k=2))
@@ -189,11 +190,11 @@ def test_killed_at_any_time(
     had: set[str] = set()
     with _Victims(lake, servers, topic, lossy) as victims:
         for moment in victims.moments(kills() or len(_MOMENTS), _MOMENTS):
-            if moment != "compaction":
+            if moment not in _OF_UPKEEP:
                 produce(servers, topic, values(_EACH, start=sent, partitions=_PARTITIONS))
                 sent += _EACH
             before = check_each_once(lake, topic, sent)
-            if moment == "compaction":  # small files of runs that were not killed
+            if moment in _OF_UPKEEP:  # small files of runs that were not killed
                 run(servers, lake.address, topic, max_task_records=20)
                 before = sent
                 had |= _files(lake)
@@ -201,7 +202,7 @@ def test_killed_at_any_time(
             after = check_each_once(lake, topic, sent)
             had |= _files(lake)
             assert after >= before
-            if moment in ("before", "compaction") and lossy is None:
+            if moment in ("before", *_OF_UPKEEP) and lossy is None:
                 assert after == before
             if moment == "after" and lossy is None:
                 assert after > before

@@ -34,6 +34,7 @@ from spark_klog.load.journal.summary import Finding
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import task
+from spark_klog.load.upkeep import Kempt, Upkept
 from spark_klog.load.verify import Verified
 from spark_klog.mirror.mirror import Totals
 from spark_klog.registry import differences
@@ -196,6 +197,11 @@ def _loads(shapes: _Shapes, servers: str, folder: Path) -> None:
     shapes.of_command("klog load verify", output, "-b", servers)
     shapes.of_command("klog load files", output)
     shapes.of_command("klog load compact", output)
+    upkept = Upkept(0.0, 1.0, [Kempt(output, "clicks", error=ValueError("x"))])
+    shapes.note("batch_load.py", following._upkeep_line(upkept))
+    run(servers, table := f"delta:{folder / 'lake' / 'table'}", "clicks", **asked)
+    shapes.of_command("klog load expire", table)
+    shapes.note("klog load expire", {"paths": ["clicks/0.parquet"]})
     shapes.of_command("klog load replay", output, "--topic", "others", "-b", servers)
     by_topic = str(folder / "{topic}")
     shapes.of_command("klog load replay", by_topic, "--topic", "others", "-b", servers)

@@ -12,7 +12,7 @@ import click
 
 from spark_klog.base.addresses import without_user
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
-from spark_klog.cli.output import escaped, print_table, say, table_lines
+from spark_klog.cli.output import Bar, duration, escaped, print_table, say, table_lines
 from spark_klog.client.cluster import Cluster
 from spark_klog.errors import LoadError
 
@@ -302,6 +302,45 @@ def compact_command(output: str, target_bytes: int, as_json: bool) -> None:
         return _Done(vars(done), text)
 
     if _report(output, as_json, compacted):
+        raise SystemExit(1)
+
+
+@load.command(
+    "expire",
+    epilog="""\b
+Examples:
+  klog load expire iceberg:lake.web.clicks --dry-run
+  klog load expire delta:s3://lake/clicks --older-than 2d --json
+  klog load expire 'delta:/lake/{topic}'                     the tables of all topics
+""",
+)
+@click.argument("output", metavar="TABLE")
+@click.option(
+    "--older-than",
+    type=duration,
+    metavar="DURATION",
+    help="Keep what readers need of this time (12h, 7d). Default: as the table's properties say; Delta 7d, Iceberg 5d.",
+)
+@click.option("--keep", type=click.IntRange(1), metavar="N", help="Keep at least the last N snapshots or versions.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="List the files, and remove nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON, and no progress.")
+def expire_command(output: str, older_than: float | None, keep: int | None, is_dry: bool, as_json: bool) -> None:
+    """Remove old snapshots or versions of a TABLE, the files that only they have, and files that no commit has.
+
+    What the load needs to find its last run stays, as do files of a run in progress, and for a day all files that no
+    commit has. Runs and readers may be at work: give --older-than longer than the longest of them takes.
+    """
+    from spark_klog.load.upkeep import expire, expired_json, expired_text
+    from spark_klog.tables.upkeep import Kept
+
+    def expired(place: str) -> _Done:
+        with Bar("files", None, is_quiet=as_json) as bar:
+            done = expire(place, Kept(older_than, keep), is_dry=is_dry, tell=bar.update_of)
+        listed = list(done.files) if is_dry else []
+        line = {"dry_run": is_dry, **expired_json(done), **({"paths": listed} if is_dry else {})}
+        return _Done(line, "\n  ".join([expired_text(done, is_dry=is_dry), *map(escaped, listed)]))
+
+    if _report(output, as_json, expired):
         raise SystemExit(1)
 
 

@@ -39,7 +39,7 @@ from spark_klog.base.addresses import without_user
 from spark_klog.base.names import ROW_FORMATS, TopicPartition, topic_pattern
 from spark_klog.base.settings import any_of
 from spark_klog.cli.clusters import ChosenCluster
-from spark_klog.cli.jobs.following import EVERY, MAX_FAILURES, Stop, duration, follow_topics, loads_json
+from spark_klog.cli.jobs.following import EVERY, EXPIRE, MAX_FAILURES, Stop, follow_topics, loads_json
 from spark_klog.cli.jobs.running import (
     CONTEXT,
     DONE,
@@ -56,7 +56,7 @@ from spark_klog.cli.jobs.running import (
     progress_bar,
     spark_session,
 )
-from spark_klog.cli.output import print_table, reading_arguments, say
+from spark_klog.cli.output import duration, print_table, reading_arguments, say
 from spark_klog.cli.schema_registry import ChosenRegistry, check_text, registry_options
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError
@@ -83,13 +83,15 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
     from spark_klog.load.planning import Limits
     from spark_klog.load.run import Loaded, LoadOptions, MaxBad
-    from spark_klog.load.settings import CODECS, LAYOUTS, SORTED, TABLE_COLUMNS, WriteSettings
+    from spark_klog.load.settings import CODECS, LAYOUTS, PARQUET, SORTED, TABLE_COLUMNS, WriteSettings
     from spark_klog.load.tasks.task import SparkRunner, cause_of
+    from spark_klog.load.upkeep import Upkeep
     from spark_klog.load.values import UTC, read_schema
     from spark_klog.schemas.json_schema.ddl import INFER, parse_schema, schema_text
     from spark_klog.spark.options import PROTECTED
     from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, UNAVAILABLES, Envelope, Unavailable, debezium_type
     from spark_klog.tables.opening import is_table, open_table
+    from spark_klog.tables.upkeep import Kept
 
 _log = logging.getLogger(__name__)
 _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
@@ -352,6 +354,14 @@ class JobOptions:
     max_failures: int | None = option(
         type=_AT_LEAST_1, metavar="N", help="With --follow: failed runs in a row; default 10."
     )
+    compact_every: float | None = option(
+        type=duration,
+        metavar="DURATION",
+        help="With --follow: merge small files this often (1h); of a table, also remove what is older than --expire.",
+    )
+    expire: float | None = option(
+        type=duration, metavar="DURATION", help="With --compact-every: what readers of a table need; default 1d."
+    )
     metrics: str | None = option(metavar="HOST:PORT", help="With --follow: serve metrics for Prometheus at /metrics.")
 
     def check(self) -> None:
@@ -404,7 +414,8 @@ class JobOptions:
 
     def _check_follow(self) -> None:
         if not self.follow:
-            if given := [name for name in ("--every", "--max-failures", "--metrics") if name in self.given]:
+            names = ("--every", "--max-failures", "--compact-every", "--expire", "--metrics")
+            if given := [name for name in names if name in self.given]:
                 raise click.UsageError(f"{given[0]} is for --follow")
         elif self.from_run or self.from_time or self.from_offsets or self.until:
             raise click.UsageError(
@@ -414,6 +425,10 @@ class JobOptions:
             raise click.UsageError(
                 f"--follow is for {', '.join(sorted(CODECS))}: a query of Spark has a trigger of its own"
             )
+        elif self.expire is not None and not (self.table and self.compact_every):
+            raise click.UsageError("--expire is for --compact-every and --table: a folder has no old states")
+        elif self.compact_every is not None and not self.table and self.format != PARQUET:
+            raise click.UsageError(f"--compact-every is for --format parquet and --table, not {self.format}")
 
     def _check_spark(self) -> None:
         if not self.checkpoint:
@@ -577,8 +592,10 @@ def _load_files(options: JobOptions, client: dict[str, str]) -> int:
     loads = Loads(asked, topics, pattern, output, runner, follow, publish, every, around, stop.is_asked, letters)
     try:
         if options.follow:
-            most = options.max_failures or MAX_FAILURES
-            return follow_topics(loads, runner, stop, every, most, options.metrics, output, options.as_json)
+            most, upkeep = options.max_failures or MAX_FAILURES, None
+            if options.compact_every is not None:
+                upkeep = Upkeep(options.compact_every, Kept(options.expire or EXPIRE))
+            return follow_topics(loads, runner, stop, every, most, options.metrics, output, options.as_json, upkeep)
         outcomes = loads.round()
     finally:
         if events is not None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from datetime import datetime, timezone
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,20 +23,10 @@ if TYPE_CHECKING:
     from spark_klog.load.follow import RunReport
     from spark_klog.load.run import Loaded
     from spark_klog.load.tasks.task import SparkRunner
+    from spark_klog.load.upkeep import Upkeep, Upkept
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
-EVERY, MAX_FAILURES = 30.0, 10
+EVERY, MAX_FAILURES, EXPIRE = 30.0, 10, 24 * 3600.0
 _NOTE = b"ending after the run that is under way; a second signal ends it at once\n"
-
-
-def duration(text: str) -> float:
-    """The seconds of 30s, 5m, 1h, 7d, or of a number."""
-    match = _DURATION.fullmatch(text)
-    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not 0 < seconds < inf:
-        raise click.BadParameter(f"{text!r} is not a positive duration: give one like 30s, 5m, 1h or 7d")
-    return seconds
 
 
 class Stop:
@@ -79,8 +67,12 @@ def follow_topics(
     metrics_address: str | None,
     output: str,
     as_json: bool,
+    upkeep: Upkeep | None = None,
 ) -> int:
-    """Run until a signal comes, and return the exit code; what ends it otherwise is raised, as `follow` says."""
+    """Run until a signal comes, with `upkeep` between rounds, and return the exit code.
+
+    What ends it otherwise is raised, as `follow` says.
+    """
     from spark_klog.load.follow import LoadMetrics, follow
 
     metrics = LoadMetrics(by_topic=loads.is_by_topic)
@@ -96,6 +88,9 @@ def follow_topics(
             click.echo(json.dumps(line) if as_json else _text(report, by_topic=loads.is_by_topic))
             has_bad = has_bad or any(outcome.loaded is not None and outcome.loaded.bad for outcome in report.outcomes)
             code = FAILED if report.result == "failed" else DONE_WITH_BAD if has_bad else DONE
+            if upkeep is not None and (kept := upkeep.after(report.outcomes, stop.is_asked)):
+                metrics.add_upkeep(kept)
+                click.echo(json.dumps(_upkeep_line(kept)) if as_json else _upkeep_text(kept))
     return code
 
 
@@ -135,6 +130,16 @@ def loads_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {"loads": loads, "nothing_new": len(outcomes) - len(loads)}
 
 
+def _upkeep_line(done: Upkept) -> dict[str, Any]:
+    outputs = [kempt.to_json() for kempt in done.outputs]
+    return {"time": _time(done), "seconds": round(done.seconds, 3), "upkeep": outputs}
+
+
+def _upkeep_text(done: Upkept) -> str:
+    lines = [f"  {without_user(kempt.output)}  {kempt.text()}" for kempt in done.outputs]
+    return "\n".join([f"{_time(done)}  upkeep, {done.seconds:.1f}s", *lines])
+
+
 def _text(report: RunReport, *, by_topic: bool) -> str:
     begin, end = f"{_time(report)}  ", f", {report.seconds:.1f}s"
     if report.error is not None and not (by_topic and report.outcomes):
@@ -164,7 +169,7 @@ def _loaded_text(loaded: Loaded, lag: int) -> str:
     return what
 
 
-def _time(report: RunReport) -> str:
+def _time(report: RunReport | Upkept) -> str:
     return datetime.fromtimestamp(report.began, timezone.utc).isoformat(timespec="seconds")
 
 

@@ -79,7 +79,7 @@ class StoredPartition(ListedPartition):
     def _list(self) -> None:
         names: dict[str, dict[str, int]] = {}
         swaps: dict[str, dict[str, int]] = {}
-        for name, size, is_folder, _ in self._entries():
+        for name, size, is_folder, *_ in self._entries():
             stem, dot, suffix = name.removesuffix(SWAP).rpartition(".")
             if not is_folder and stem.isdecimal():
                 (swaps if name.endswith(SWAP) else names).setdefault(stem, {})[dot + suffix] = size
