@@ -280,6 +280,11 @@ def _check(
                 log += log[start + log[start].event.is_tombstone :]
         if chance.random() < 0.3:  # the topic's retention has taken the first ones
             base.read = [chance.randrange(len(log) // 2 + 1) for log in base.logs]
+            # not a deletion without its tombstone, whose order nobody would know
+            base.read = [
+                at + (at < len(log) and log[at].event.is_tombstone and base.has_order)
+                for at, log in zip(base.read, base.logs, strict=True)
+            ]
         for counts, step in runs:
             ends = [min(at + count, len(log)) for at, count, log in zip(base.read, counts, base.logs, strict=True)]
             base.run(ends, slice_bytes, answer_is_lost=step == "again")
