@@ -42,7 +42,6 @@ LONGEST_PAUSE = 300.0
 _MARK = "{topic"
 _FIELD = re.compile(r"\{topic(?:\[(-?[0-9]{1,3})\])?\}")
 _NOT_PLAIN = re.compile(r"[^0-9A-Za-z_]")
-_HIDDEN = "__"
 
 
 def is_by_topic(output: str) -> bool:
@@ -177,15 +176,12 @@ class Loads:
         return outcomes
 
     def _meet(self, metadata: Mapping[str, Message]) -> None:
-        """Take up the topics that the pattern matches; it leaves out internal ones, and if it does not begin so, those
-        whose names begin with __."""
+        """Take up the topics that the pattern matches; it leaves out internal ones, as the source and consumers do."""
         pattern = self._pattern
         if pattern is None:
             return
-        shows_hidden = pattern.pattern.startswith(_HIDDEN)
         for name in sorted(metadata):
-            is_hidden = metadata[name]["is_internal"] or (name.startswith(_HIDDEN) and not shows_hidden)
-            if not is_hidden and pattern.fullmatch(name):
+            if not metadata[name]["is_internal"] and pattern.fullmatch(name):
                 self._topics[name] = None
         if not self._topics:
             servers = self._asked.client["bootstrap.servers"]

@@ -28,7 +28,7 @@ from spark_klog.schemas.json_schema.columns import DDL
 from spark_klog.schemas.json_schema.ddl import parse_schema, schema_text
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
-from spark_klog.schemas.json_schema.inference import MOST_NAMES, Seen, grown_schema, unplaced
+from spark_klog.schemas.json_schema.inference import MOST_NAMES, Seen, grown_schema, rounded, unplaced
 from spark_klog.schemas.json_schema.row_values import load_json
 from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.tables.change_order import DELETED, LACKING, ORDER, PLACE
@@ -49,7 +49,7 @@ def inferred_schema(settings: WriteSettings, seen: Seen) -> str:
         raise LoadError(f"the schema of the values can't be inferred: {error}") from None
     if not kind.num_fields:
         if is_enveloped and _of_rows(seen).type == pa.string():
-            raise LoadError("the envelope's rows are text, as MongoDB's are, which are not understood")
+            raise LoadError("the envelope's rows are text, and no JSON objects of Debezium's connector for MongoDB")
         raise LoadError(
             "the schema of the values can't be inferred: none of them is a JSON object with a field that is not null "
             "or empty. Load them later, when there are others, or give their schema as DDL"
@@ -137,14 +137,20 @@ class InferringDecoder:
         return decoded
 
     def _without_unplaced(self, decoded: Decoded, rows: list[tuple[int, bytes | None]]) -> Decoded:
-        """The rows, of which those are bad, too, that have a field without a place, as it would be lost."""
+        """The rows, of which those are bad, too, that have a field without a place, or an integer that a column of
+        doubles rounds, as it would be lost."""
         bad = dict(decoded.bad)
-        for row, value in rows:
-            if value is not None and row not in bad and (path := self._unplaced(load_json(value))):
+        for row, text in rows:
+            if text is None or row in bad:
+                continue
+            value = load_json(text)
+            if path := self._unplaced(value):
                 bad[row] = (
                     f"field {path} gets no column: its name is empty, that of another column or of another field in "
                     f"other case, or there are more than {MOST_NAMES:,} fields"
                 )
+            elif path := rounded(value, self.type).lstrip("."):
+                bad[row] = f"field {path} is an integer that its column rounds, whose values were fractions before"
         return Decoded(decoded.values, [BadRow(row, bad[row]) for row in sorted(bad)])
 
     def _unplaced(self, value: Any) -> str:

@@ -503,6 +503,7 @@ def column_formats(
         return ()
     from spark_klog.schemas.codec import names_file
     from spark_klog.schemas.column_format import ColumnFormat
+    from spark_klog.schemas.json_schema.ddl import INFER
 
     formats = []
     column: Column
@@ -519,6 +520,13 @@ def column_formats(
             continue
         schema_id = option(own, named.schema_id)
         subject, text = given.get(named.subject), given.get(named.schema)
+        if text is not None and text.lower() == INFER:
+            if kind != "json":
+                raise ConfigError(
+                    f"option {named.schema}={text} is for {named.format}=json: give {kind} the text of its schema, or "
+                    "leave it out if schemaRegistryUrl has it"
+                )
+            text = INFER
         if registry is not None and subject is None and topic is not None and kind != "json":
             subject = f"{topic}-{column}"
         if text is not None and names_file(text):

@@ -86,6 +86,8 @@ def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureF
         (["--value-format", "avro", "--value-schema", "/no/file.avsc"], "--value-schema /no/file.avsc does not exist"),
         (["--value-format", "avro"], "--value-format avro needs --schema-registry, or --value-schema"),
         (["--value-format", "avro", "--value-schema-id", "1"], "needs --schema-registry"),
+        (["--value-format", "json", "--schema", "Variant"], "VARIANT is not written: no package at hand makes its"),
+        (["--value-format", "avro", "--schema", "INFER"], "--value-schema INFER is for --value-format json: give avro"),
         (["--value-format", "avro", "--value-schema", '{"type": "recrd"}'], "Error: --value-schema: "),
         (["--key-format", "protobuf", "--key-schema", "message {"], "Error: --key-schema: "),
         (

@@ -120,14 +120,13 @@ def test_each_topic_is_a_load(
     cluster: EmbeddedCluster, topics: list[str], topic: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = cluster.bootstrap_servers
-    create_topic(servers, f"__{topic}")
     output = str(tmp_path / "{topic}")
     if kind == "delta":
         output = f"delta:{output}"
     elif kind == "iceberg":
         lake = make_lake("iceberg", tmp_path, monkeypatch)
         output = f"iceberg:{CATALOG}.db.{{topic[-1]}}"
-    loads = _loads(servers, output, pattern=rf"(__)?{topic}.*")
+    loads = _loads(servers, output, pattern=rf"(?!__){topic}.*|__consumer_offsets")
     assert _runs(loads.round()) == {topics[0]: [1], topics[1]: [1], topics[2]: []}
     assert _jobs(loads) == [2]
     assert _runs(loads.round()) == {name: [] for name in topics}

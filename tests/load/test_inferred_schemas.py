@@ -15,6 +15,7 @@ from spark_klog.files.folder import LocalFolder
 from spark_klog.load.audit import status
 from spark_klog.load.journal.history import read_plan
 from spark_klog.load.journal.store import open_store
+from spark_klog.load.places import AtOffsets
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.schemas.json_schema import inference
@@ -124,6 +125,28 @@ def test_fields_come_and_types_stay(servers: str, topic: str, tmp_path: Path, en
     assert "field _offset gets no column" in reasons[4]
     assert "field ID gets no column" in reasons[5]
     assert status(address).findings == []
+
+
+def test_integers_that_a_double_rounds(servers: str, topic: str, tmp_path: Path) -> None:
+    """In the first run the column is text; in a column of doubles, which stays, they are dead letters."""
+    large = (1 << 53) + 1
+    _send(servers, topic, {"n": [1.5], "id": 0}, {"n": [large], "id": 1})
+    run(servers, tmp_path / "text", topic, settings=_INFERRED)
+    assert _schema(tmp_path / "text", 1) == "id bigint, n array<json>"
+    _send(servers, topic, {"id": 2, "x": 1.5, "y": {"z": [1.5]}})
+    output = tmp_path / "numbers"
+    run(servers, output, topic, settings=_INFERRED, start=AtOffsets("", {(topic, 0): 2}))
+    _send(servers, topic, {"id": 3, "x": large}, {"id": 4, "y": {"z": [2, large]}}, {"id": 5, "x": large - 1})
+    _send(servers, topic, {"id": 6, "x": 1 << 64}, {"id": 7, "x": (1 << 64) + 1}, {"id": 8, "x": 1e300})
+    loaded = run(servers, output, topic, settings=_INFERRED, max_bad=MaxBad(3))
+    assert loaded.bad == 3
+    assert [row["id"] for row in _values(output)] == [2, 5, 6, 8]
+    letters = [json.loads(line)["reason"] for path in output.rglob("values+*.jsonl") for line in path.open()]
+    assert sorted(reason.partition(" rounds")[0] for reason in letters) == [
+        "field x is an integer that its column",
+        "field x is an integer that its column",
+        "field y.z[] is an integer that its column",
+    ]
 
 
 def test_a_schema_takes_over_and_gives_back(servers: str, topic: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from spark_klog.client.places import OffsetSpec
 from spark_klog.errors import ConfigError
+from spark_klog.schemas.json_schema.ddl import INFER
 from spark_klog.spark.options import (
     BadRecordsOptions,
     SourceOptions,
@@ -322,11 +323,18 @@ def test_the_registry_of_a_named_cluster(tmp_path: Path, monkeypatch: pytest.Mon
         ({"valueFormat": "avro", "valueSchema": "/a b/c.avsc"}, "valueSchema=/a b/c.avsc looks like a file's name"),
         ({"keyFormat": "protobuf", "keySchema": "order.proto"}, "keySchema=order.proto looks like a file's name"),
         ({"valueFormat": "avro", "valueSchema": "s3://b/c"}, "must be the text of the schema: read the file"),
+        ({"valueFormat": "avro", "valueSchema": "Infer"}, "valueSchema=Infer is for valueFormat=json: give avro the"),
+        ({"keyFormat": "json-schema", "keySchema": "infer"}, "keySchema=infer is for keyFormat=json: give json-schema"),
     ],
 )
 def test_wrong_formats_and_schemas(options: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         source_formats(BASE | options)
+
+
+def test_infer_in_any_case() -> None:
+    (form,) = source_formats(BASE | {"valueFormat": "json", "valueSchema": " Infer"})
+    assert form.text == INFER
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,7 @@ class RowFormatOptions:
             return ()
         registry = self.registry.settings(cluster, client)
         from spark_klog.schemas.column_format import Column, ColumnFormat
+        from spark_klog.schemas.json_schema.ddl import INFER
 
         formats = []
         column: Column
@@ -254,6 +255,11 @@ class RowFormatOptions:
                 )
             if registry is None and (schema_id is not None or subject is not None):
                 raise ConfigError(f"--{column}-schema-id and --{column}-subject need --schema-registry")
+            if text is not None and text.strip().lower() == INFER:
+                raise ConfigError(
+                    f"--{column}-schema {text} is for --value-format json: give {kind} the text of its schema, or "
+                    "leave it out if --schema-registry has it"
+                )
             text = None if text is None else _text_of(f"--{column}-schema", text)
             message = self.of(column, "message")
             formats.append(check_text(ColumnFormat(column, kind, registry, text, schema_id, subject, message=message)))
@@ -481,7 +487,7 @@ class JobOptions:
         order = self._order()
         written["order_by"] = ",".join(order)
         written["dictionary"] = tuple(name for name in self.dictionary.split(",") if name)
-        if self.row_formats.value_format == "json" and self.row_formats.value_schema == INFER:
+        if self.row_formats.value_format == "json" and str(self.row_formats.value_schema).strip().lower() == INFER:
             written["infers"] = True
         elif self.row_formats.value_format == "json":
             kind = read_schema(str(self.row_formats.value_schema))

@@ -16,6 +16,7 @@ from spark_klog.schemas.json_schema.columns import JSON_TEXT
 
 #: What stands for the text of a schema that is to be inferred.
 INFER: Final = "infer"
+_VARIANT: Final = "variant"
 _TYPES: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -53,6 +54,11 @@ def parse_schema(text: str) -> pa.DataType:
 
     `ConfigError`.
     """
+    if text.strip().lower() == _VARIANT:
+        raise ConfigError(
+            "VARIANT is not written: no package at hand makes its bytes of JSON. infer finds the columns, and a field "
+            "of the type json keeps its text, of which Spark's parse_json makes a VARIANT"
+        )
     parser = _Parser(text)
     fields = parser.all_fields()
     parser.expect_end()

@@ -122,8 +122,7 @@ class Seen:
             self.kinds |= _WIDE
             self.digits = max(self.digits, len(str(abs(value))))
         else:
-            is_rounded = not -_EXACT <= value <= _EXACT and int(float(value)) != value
-            self.kinds |= _INTEGER | (_ROUNDED if is_rounded else 0)
+            self.kinds |= _INTEGER | (_ROUNDED if _is_rounded(value) else 0)
 
     def _field(self, name: str, level: int) -> Seen | None:
         """What is known of a field; None if its object is a map."""
@@ -257,6 +256,27 @@ def _grown_struct(old: pa.DataType, seen: Seen, reserved: Collection[str]) -> pa
             types[name] = kind
             names.add(name.lower())
     return pa.struct(types)
+
+
+def _is_rounded(value: int) -> bool:
+    """Whether no double is this integer."""
+    try:
+        return not -_EXACT <= value <= _EXACT and int(float(value)) != value
+    except OverflowError:
+        return True
+
+
+def rounded(value: Any, kind: pa.DataType) -> str:
+    """The path of an integer in a JSON value that a type would round, as it has a double there; "" without one."""
+    if type(value) is int:
+        return "." if pa.types.is_float64(kind) and _is_rounded(value) else ""
+    inner: list[tuple[str, Any, pa.DataType]] = []
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        inner = [(f".{field.name}", value.get(field.name), field.type) for field in kind]
+    elif isinstance(value, list) and pa.types.is_list(kind):
+        inner = [("[]", each, kind.value_type) for each in value]
+    paths = (f"{name}{path.rstrip('.')}" for name, each, below in inner if (path := rounded(each, below)))
+    return next(paths, "")
 
 
 def unplaced(value: Any, kind: pa.DataType) -> str:
