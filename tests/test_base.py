@@ -1,10 +1,11 @@
-"""What all rooms use: dictionaries with a bound, pauses that double, locks of processes."""
+"""What all rooms use: dictionaries with a bound, pauses that double, locks of processes, shared memory."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 from spark_klog.base.cache import Cache, Newest
 from spark_klog.base.clock import doubled
 from spark_klog.base.durable import locked
+from spark_klog.base.memory import MemoryRoom, memory_bytes
+from tests.support.waiting import wait_until
 
 
 def test_the_newest_are_kept() -> None:
@@ -63,3 +66,48 @@ def test_a_lock_excludes_other_processes(tmp_path: Path) -> None:
         other.stdin.close()
         with locked(os.open(tmp_path, os.O_RDONLY), 10.0):
             pass
+
+
+def test_no_more_memory_than_there_is() -> None:
+    """Threads wait for each other, and each of them has its turn, be it too large for the room."""
+    room, lock, held, most = MemoryRoom(10), threading.Lock(), [0], [0]
+
+    def work(size: int) -> int:
+        with room.of(size):
+            with lock:
+                held[0] += min(size, 10)
+                most[0] = max(most[0], held[0])
+            with lock:
+                held[0] -= min(size, 10)
+        return size
+
+    sizes = [1, 9, 10, 25, 3, 4, 5] * 20
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(work, sizes)) == sizes
+    assert 0 < most[0] <= 10
+
+
+def test_whoever_came_first_has_memory_first() -> None:
+    """Small ones do not pass a large one that waits; an error gives the room back."""
+    room, ends = MemoryRoom(10), [threading.Event() for _ in range(3)]
+    order: list[int] = []
+
+    def work(number: int, size: int) -> None:
+        with room.of(size):
+            order.append(number)
+            ends[number].wait(60)
+
+    threads = [threading.Thread(target=work, args=(number, size)) for number, size in enumerate((6, 10, 1))]
+    for count, thread in enumerate(threads, 1):
+        thread.start()
+        wait_until(lambda count=count: len(room._waiting) + len(order) == count, seconds=60)  # type: ignore[misc]
+    assert order == [0]
+    for end in ends:
+        end.set()
+    for thread in threads:
+        thread.join(60)
+    assert order[:2] == [0, 1]
+    with pytest.raises(ValueError, match="x"), room.of(10):
+        raise ValueError("x")
+    with room.of(10):
+        assert memory_bytes() > 1 << 28

@@ -65,6 +65,7 @@ from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost, OffsetRange
 from spark_klog.tables.changes import RECORD_KEY
+from spark_klog.tables.mongodb import plain_events
 from spark_klog.tables.opening import is_table, open_table
 
 if TYPE_CHECKING:
@@ -405,7 +406,8 @@ class _Run:
         ids = {key[0]: UUID(place.topic_id) for key, place in extent.start.items() if place.topic_id}
         spans = [OffsetRange(*key, place.offset, extent.end[key]) for key, place in extent.start.items()]
         with self._asking:  # one cluster of the process reads all samples
-            seen = sample_json(self._source, [span for span in spans if span.start < span.end], ids)
+            plain = plain_events if settings.envelope == "debezium" else None
+            seen = sample_json(self._source, [span for span in spans if span.start < span.end], ids, plain=plain)
         return replace(settings, schema=inferred_schema(settings, seen))
 
     def _plan(

@@ -168,6 +168,12 @@ class ChangeFiles:
         schemas = [footer.schema.to_arrow_schema().remove_metadata() for footer in self._footers]
         return pa.unify_schemas([pa.schema(list(written)[:-1]) for written in schemas], promote_options="permissive")
 
+    @cached_property
+    def size(self) -> int:
+        """The bytes of all changes, about as they are in memory."""
+        groups = ((footer, number) for footer in self._footers for number in range(footer.num_row_groups))
+        return sum(footer.row_group(number).total_byte_size for footer, number in groups)
+
     @property
     def row(self) -> pa.Schema:
         """The columns of the rows: those that the table has."""
@@ -195,12 +201,7 @@ class ChangeFiles:
         Those are deletions that are older than a truncation. Those are left out that are older than a deletion of an
         earlier run.
         """
-        size = sum(
-            footer.row_group(number).total_byte_size
-            for footer in self._footers
-            for number in range(footer.num_row_groups)
-        )
-        count = min(_SLOTS, -(-size // self.slice_bytes) or 1)
+        count = min(_SLOTS, -(-self.size // self.slice_bytes) or 1)
         bounds = np.linspace(0, _SLOTS, count + 1).astype(int).tolist()
         for first, end in pairwise(bounds):
             parts = [part for number in range(len(self.paths)) for part in self._read(number, first, end)]
@@ -235,9 +236,18 @@ class ChangeFiles:
                         "the record of partition {}, offset {} lacks values of its row, and another writer has deleted "
                         "the row meanwhile: run again".format(*missing[0])
                     )
-                deleted = pa.array(mask(changes[DELETED]) | lost)
-                changes = changes.set_column(changes.schema.get_field_index(DELETED), DELETED, deleted)
+                changes = changes.filter(pa.array(~lost | mask(changes[DELETED])))
             yield changes.select([*self.row.names, DELETED])
+
+    def without_letters(self, changes: pa.Table) -> pa.Table:
+        """Changes of a slice without dead letters; one after the deletion of its row stays, which deletes it, too."""
+        if not self.letters or LACKING not in changes.schema.names:
+            return changes
+        rows = np.flatnonzero(changes[LACKING].is_valid().to_numpy() & ~mask(changes[DELETED]))
+        places = changes.select([PARTITION, OFFSET]).take(pa.array(rows))
+        known = zip(rows.tolist(), *(numbers(column).tolist() for column in places.columns), strict=True)
+        letters = [row for row, *place in known if tuple(place) in self.letters]
+        return changes.filter(pa.array(~np.isin(np.arange(len(changes)), letters)))
 
     def without_row(self, kinds: pa.Schema, rows: Rows) -> Iterator[dict[str, Any]]:
         """Of each change that lacks values, and that has no row with them: its _partition, _offset and _lacking."""

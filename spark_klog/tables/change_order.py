@@ -11,12 +11,16 @@ A truncation is a deletion without a key, of all rows and changes that are older
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from spark_klog.tables.mongodb import IMPOSSIBLE, Part, changed_column, json_text
 
 INCARNATION, PARTITION, OFFSET, TIMESTAMP = "_incarnation", "_partition", "_offset", "_timestamp"
 #: The columns that a table has beside those of its rows.
@@ -33,9 +37,18 @@ ORDER = "_order"
 #: Whether a change is the deletion of its row; the table itself does not have this column.
 DELETED = "_deleted"
 #: Of changes only: which columns have no value, as the source does not have it, and what is kept of the record if no
-#: row has one. Null of all others.
+#: row has one; of an update with changed fields only (`mongodb.UPDATE`) the parts of columns that it changes, by column
+#: as JSON. Null of all others.
 LACKING = "_lacking"
-LACKING_TYPE = pa.struct([pa.field("columns", pa.list_(pa.string())), pa.field("letter", pa.string())])
+LACKING_TYPE = pa.struct(
+    [
+        pa.field("columns", pa.list_(pa.string())),
+        pa.field("letter", pa.string()),
+        pa.field("parts", pa.string()),
+    ]
+)
+#: The parts of an update that has changed whole columns.
+NO_PARTS = "{}"
 #: Rows of a table, with some of its columns.
 Rows = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
 #: Between the texts of several fields: it comes before all that texts have.
@@ -123,7 +136,7 @@ def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
         return changes
     names = [*key, PARTITION]
     changes = _in_order(truncated(changes, truncations_of(changes, key)), names, (OFFSET, INCARNATION))
-    changes = _with_values_before(changes, names)
+    changes = _with_values_before(changes, names, of_last=True)
     return changes.take(pa.array(last_rows(changes, names)))
 
 
@@ -199,10 +212,11 @@ def _groups(table: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
     return made
 
 
-def _with_values_before(changes: pa.Table, group: Sequence[str]) -> pa.Table:
+def _with_values_before(changes: pa.Table, group: Sequence[str], *, of_last: bool = False) -> pa.Table:
     """The changes, which are in order, with those values that they lack and a change before them in the group has.
 
-    One that comes after the deletion of its row, and still lacks values, is a deletion itself.
+    One that comes after the deletion of its row, and still lacks values, is a deletion itself. Parts that have changed
+    are put together, if only `of_last` changes of groups are needed, of these alone.
     """
     if LACKING not in changes.schema.names or changes[LACKING].null_count == len(changes):
         return changes
@@ -213,13 +227,29 @@ def _with_values_before(changes: pa.Table, group: Sequence[str]) -> pa.Table:
     is_first = np.append(True, groups[1:] != groups[:-1])
     is_after = np.append(False, deleted[:-1]) & ~is_first
     start = np.maximum.accumulate(np.where(is_first | is_after, at, 0))
-    lacks = lacking(changes)
+    lacks, parts = lacking(changes), _parts(changes)
+    is_wanted = np.append(is_first[1:], True) if of_last else np.ones(len(by), np.bool_)
     for name, lacks_it in lacks.items():
         giver = np.maximum.accumulate(np.where(lacks_it, -1, at))
         has_giver = lacks_it & (giver >= start) & ~deleted
         changes = _with(changes, name, changes[name].take(pa.array(np.where(has_giver, giver, at))))
         lacks[name] = lacks_it & ~has_giver
-    changes = with_lacking(changes, lacks)
+        so_far: list[Part] = []
+        given: dict[int, list[Part]] = {}
+        for row in np.flatnonzero(lacks_it).tolist() if any(name in each for each in parts.values()) else ():
+            if row == start[row] or not lacks_it[row - 1]:
+                so_far = []
+            so_far += parts.get(row, {}).pop(name, ())
+            if so_far and is_wanted[row]:
+                if has_giver[row]:
+                    given[row] = list(so_far)
+                else:
+                    parts.setdefault(row, {})[name] = list(so_far)
+        changes, bad = _with_parts(changes, name, given)
+        for row in bad:
+            lacks[name][row] = True
+            parts.setdefault(row, {})[name] = [IMPOSSIBLE]
+    changes = with_lacking(changes, lacks, parts)
     is_gone = np.logical_or.reduce(list(lacks.values())) & is_after[start]
     changes = _with(changes, DELETED, pa.array(deleted | is_gone))
     back = np.empty(len(by), np.int64)
@@ -240,22 +270,53 @@ def lacking(changes: pa.Table) -> dict[str, NDArray[np.bool_]]:
     return made
 
 
-def with_lacking(changes: pa.Table, lacks: Mapping[str, NDArray[np.bool_]]) -> pa.Table:
-    """The changes, of which only these lack values."""
-    letters = pc.struct_field(changes[LACKING].combine_chunks(), 1)
-    return _with(changes, LACKING, lacking_column(lacks, len(changes), letters))
+def _parts(changes: pa.Table) -> dict[int, dict[str, list[Part]]]:
+    """By the numbers of changes the parts of columns that they change."""
+    texts = pc.struct_field(changes[LACKING].combine_chunks(), 2)
+    rows = np.flatnonzero(mask(pc.not_equal(texts, NO_PARTS)))
+    known = zip(rows.tolist(), texts.take(pa.array(rows)).to_pylist(), strict=True)
+    return {row: json.loads(text, parse_float=Decimal) for row, text in known}
+
+
+def _with_parts(changes: pa.Table, name: str, given: Mapping[int, list[Part]]) -> tuple[pa.Table, list[int]]:
+    """The changes, in whose values of a column these parts are changed, and the numbers of those that have no such."""
+    if not given:
+        return changes, []
+    rows = np.array(sorted(given), np.int64)
+    column = changes[name].combine_chunks()
+    made, is_bad = changed_column(column.take(pa.array(rows)), name, [given[row] for row in rows.tolist()])
+    places = np.arange(len(changes))
+    places[rows] = len(changes) + np.arange(len(rows))
+    return _with(changes, name, pa.chunked_array([column, made]).take(pa.array(places))), rows[is_bad].tolist()
+
+
+def with_lacking(
+    changes: pa.Table, lacks: Mapping[str, NDArray[np.bool_]], parts: Mapping[int, dict[str, list[Part]]]
+) -> pa.Table:
+    """The changes, of which only these lack values, and change these parts of some."""
+    _, letters, texts = changes[LACKING].combine_chunks().flatten()
+    if parts:
+        made = texts.to_pylist()
+        for row, of_row in parts.items():
+            made[row] = json_text(of_row)
+        texts = pa.array(made, pa.string())
+    return _with(changes, LACKING, lacking_column(lacks, len(changes), letters, texts))
 
 
 def lacking_column(
-    lacks: Mapping[str, NDArray[np.bool_]], length: int, letters: pa.Array | None = None
+    lacks: Mapping[str, NDArray[np.bool_]],
+    length: int,
+    letters: pa.Array | None = None,
+    parts: pa.Array | None = None,
 ) -> pa.StructArray:
     """The column `_lacking` of changes that lack these values."""
     matrix = np.array(list(lacks.values()), np.bool_).reshape(len(lacks), length).T
     ends = np.append(0, np.cumsum(matrix.sum(axis=1))).astype(np.int32)
     names = pa.array(list(lacks), pa.string()).take(pa.array(np.nonzero(matrix)[1]))
     lists = pa.ListArray.from_arrays(pa.array(ends), names)
-    letters = pa.nulls(length, pa.string()) if letters is None else letters
-    return pa.StructArray.from_arrays([lists, letters], fields=list(LACKING_TYPE), mask=pa.array(~matrix.any(axis=1)))
+    letters, parts = (pa.nulls(length, pa.string()) if each is None else each for each in (letters, parts))
+    arrays = [lists, letters, parts]
+    return pa.StructArray.from_arrays(arrays, fields=list(LACKING_TYPE), mask=pa.array(~matrix.any(axis=1)))
 
 
 def of_rows(
@@ -270,26 +331,27 @@ def of_rows(
     """The changes with those values that they lack and that the row before has, and which of them have no such row.
 
     `rows` are those of the table, whose key and place are of `kinds`. Changes that are older than their row may be left
-    out. Without values only the second is right.
+    out. Without values only the second is right. A row that has not what a change has changed a part of is none.
     """
     if not (lacks := lacking(changes)):
         return changes, np.zeros(len(changes), np.bool_)
+    has_values |= any(_parts(changes).values())
     names, wanted = list(lacks) if has_values else [], [*key, *place_of(changes.schema)]
     kinds = pa.schema([kinds.field(name).remove_metadata() for name in wanted])
     places = changes.select(wanted).cast(kinds)
     asked = places.filter(pa.array(np.logical_or.reduce(list(lacks.values()))))
     like = pa.schema([*kinds, *(changes.schema.field(name) for name in names)])
-    parts = [like.empty_table()]
+    batches = [like.empty_table()]
     for batch in rows(like.names):
         part = pa.Table.from_batches([batch]).select(like.names).cast(like)  # deltalake's views of texts have no take
-        parts.append(part.take(pa.array(np.unique(matching(part, asked, key)[0]))))
-    known = pa.concat_tables(parts)
+        batches.append(part.take(pa.array(np.unique(matching(part, asked, key)[0]))))
+    known = pa.concat_tables(batches)
     known = known.filter(pa.array(~outlived(known, truncations)))
     in_rows, in_changes = matching(known, places, key)
     is_left = np.ones(len(changes), np.bool_)
     is_left[in_changes[~newer(places.take(pa.array(in_changes)), known.take(pa.array(in_rows)))]] = False
     changes = _with_values_before(changes.filter(pa.array(is_left)), key)
-    lacks = lacking(changes)
+    lacks, parts = lacking(changes), _parts(changes)
     in_rows, in_changes = matching(known, changes.select(wanted).cast(kinds), key)
     givers = np.full(len(changes), -1)
     givers[in_changes] = in_rows
@@ -299,7 +361,11 @@ def of_rows(
     lost &= np.logical_or.reduce([np.zeros(len(changes), np.bool_), *lacks.values()]) & (givers < 0)
     for name in lacks if has_values else ():
         given = known[name].take(pa.array(givers, mask=givers < 0))
-        changes = _with(changes, name, pc.if_else(pa.array(lacks[name] & ~lost), given, changes[name]))
+        is_given = lacks[name] & ~lost
+        changes = _with(changes, name, pc.if_else(pa.array(is_given), given, changes[name]))
+        of_name = {row: parts[row][name] for row in parts if is_given[row] and name in parts[row]}
+        changes, bad = _with_parts(changes, name, of_name)
+        lost[bad] = True
     return changes, lost
 
 

@@ -12,9 +12,11 @@ A change is a row, or the deletion of one, with its key and its place in the log
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Literal
 
@@ -39,6 +41,7 @@ from spark_klog.tables.change_order import (
     order_texts,
     without_sign,
 )
+from spark_klog.tables.mongodb import ID, UPDATE, Part, json_text, plain_keys
 
 #: What the value of a record is: the row itself (null: it is deleted), or Debezium's envelope of it.
 Envelope = Literal["none", "debezium"]
@@ -59,6 +62,7 @@ _UNAVAILABLE_TEXTS = (
     "b68a35a7-17ad-35b3-af2a-ae46edb4545a",
 )
 _JSON_WRAPPER = "payload"
+_UPDATE = pa.field(UPDATE, pa.string())
 #: Fields of the envelope that tell an order; others are the row's, also as `after.NAME`.
 _OF_ENVELOPE = ("source", "transaction", "ts_ms", "ts_us", "ts_ns")
 #: What becomes of a value that the source does not have: the row keeps its own, or the record is bad.
@@ -72,7 +76,7 @@ def debezium_type(row: pa.DataType, order: Mapping[str, pa.DataType] = MappingPr
     `order` has the fields, by their paths, that changes are ordered by. Fields that are not in the type (`schema`) are
     left out by the parser.
     """
-    fields = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string())]
+    fields = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string()), _UPDATE]
     fields += _nested({path: kind for path, kind in order.items() if _path(path)[0] in _OF_ENVELOPE})
     return pa.struct([*fields, pa.field(_JSON_WRAPPER, pa.struct(fields))])
 
@@ -232,7 +236,10 @@ class ChangeFormat:
             raise ConfigError(f"values are no envelope of Debezium: they have no field {missing[0]}, but are {kind}")
         row = kind.field("after").type
         if not pa.types.is_struct(row):
-            raise ConfigError(f"the envelope's rows are {row}, not records with fields: MongoDB's are not understood")
+            raise ConfigError(
+                f"the envelope's rows are {row}, not records with fields: those of MongoDB are read as JSON only, by "
+                "the load (--value-format json)"
+            )
         return row
 
     def changes(
@@ -245,10 +252,13 @@ class ChangeFormat:
         """
         reasons: dict[int, str] = {} if bad is None else bad
         keys, value = records["key"], records["value"]
-        lacks_key = mask(value.is_null())
+        lacks_key, updates = mask(value.is_null()), pa.nulls(len(records), pa.string())
         if self.envelope == "debezium":
-            envelope = before, _, op = self._envelope_fields(value, ("before", "after", "op"))
+            envelope = before, after, op = self._envelope_fields(value, ("before", "after", "op"))
             lacks_key |= mask(pc.equal(op, _DELETE)) & ~self._has_key(before)
+            if _has(self.value_type, UPDATE):
+                [updates] = self._envelope_fields(value, (UPDATE,))
+                lacks_key |= mask(updates.is_valid()) & ~self._has_key(after)
         if self.fields and pa.types.is_struct(value.type) and not pa.types.is_struct(keys.type):
             keys = self._json_keys(keys, lacks_key)
         emptied, is_read = np.zeros(len(records), np.bool_), np.zeros(len(records), np.bool_)
@@ -286,7 +296,10 @@ class ChangeFormat:
                 reasons.setdefault(row, f"has no {' and no '.join(self.order)}, by which its change is ordered")
         columns.append(deleted)
         if self._keeps:
-            columns.append(self._lacking(rows, mask(deleted)))
+            columns.append(self._lacking(rows, mask(deleted), updates.take(pa.array(numbers))))
+        else:
+            for row in np.flatnonzero(mask(updates.is_valid())).tolist():
+                reasons.setdefault(row, "has the changed fields of a document only: give --unavailable keep")
         if bad is None and reasons:
             first = min(reasons)
             raise LoadError(f"{_place_of(records, first)} {reasons[first]}")
@@ -318,8 +331,10 @@ class ChangeFormat:
         if not (pa.types.is_binary(keys.type) or pa.types.is_string(keys.type)):  # in a stream a key may be a number
             return pa.nulls(len(keys), kind)
         numbers = np.flatnonzero(wanted & mask(keys.is_valid()))
+        texts = keys.take(pa.array(numbers))
+        texts = plain_keys(texts) if self.key == (ID,) else texts
         plain, wrapped = (
-            JsonDecoder(column_of(shape, DDL)).decode(keys.take(pa.array(numbers)), [None]).values
+            JsonDecoder(column_of(shape, DDL)).decode(texts, [None]).values
             for shape in (kind, pa.struct([pa.field(_JSON_WRAPPER, kind)]))
         )
         inner = pc.struct_field(wrapped, 0)
@@ -400,10 +415,22 @@ class ChangeFormat:
             for number in numbers[marks].tolist() if marks.any() else ():
                 bad[number] = no_value(name)
 
-    def _lacking(self, rows: dict[str, pa.Array], deleted: NDArray[np.bool_]) -> pa.Array:
-        """The column `_lacking`: which columns have a placeholder instead of their value."""
+    def _lacking(self, rows: dict[str, pa.Array], deleted: NDArray[np.bool_], updates: pa.Array) -> pa.Array:
+        """The column `_lacking`: which columns have a placeholder instead of their value, or are not in an update."""
         lacks = {name: _unavailable(rows[name]) & ~deleted for name in self._row}
-        return lacking_column({name: marks for name, marks in lacks.items() if marks.any()}, len(deleted))
+        partial = np.flatnonzero(mask(updates.is_valid()) & ~deleted)
+        parts = np.full(len(deleted), None, object)
+        for row, text in zip(partial.tolist(), updates.take(pa.array(partial)).to_pylist(), strict=True):
+            update = json.loads(text, parse_float=Decimal)
+            of_row: dict[str, list[Part]] = {}
+            for name in set(lacks).difference(update["fields"], self.key):
+                lacks[name][row] = True
+            for part in update["changes"]:
+                if (name := part[0][0]) in lacks:
+                    of_row.setdefault(name, []).append(part)
+            parts[row] = json_text(of_row)
+        marked = {name: marks for name, marks in lacks.items() if marks.any()}
+        return lacking_column(marked, len(deleted), parts=pa.array(parts, pa.string()))
 
 
 def no_value(name: str) -> str:
@@ -411,6 +438,14 @@ def no_value(name: str) -> str:
     return (
         f"has {UNAVAILABLE} as {name}: the connector has not the column's value, and there is no row that has it. Give "
         "the database's table REPLICA IDENTITY FULL, or the connector a ReselectColumnsPostProcessor"
+    )
+
+
+def no_row() -> str:
+    """Why an update of a row that is not there is bad, if it has its changed fields only."""
+    return (
+        "updates a row that is not there, or that has not what it changes a part of: load the connector's snapshot "
+        "first, or give it capture.mode=change_streams_update_full"
     )
 
 

@@ -19,7 +19,7 @@ from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder
 from spark_klog.tables.change_files import ChangeFiles
-from spark_klog.tables.change_order import DELETED, LACKING, last_rows, mask, matching, outlived, place_of
+from spark_klog.tables.change_order import DELETED, last_rows, matching, outlived, place_of
 from spark_klog.tables.table import Run
 
 _FOLDER, _END = "_klog/deleted", ".parquet"
@@ -85,13 +85,10 @@ def _remembered(files: ChangeFiles, since: int, now: int) -> pa.Table:
     kinds = pa.schema([*(files.schema.field(column) for column in columns), _SINCE])
     memory = kinds.empty_table() if files.memory is None else files.memory
     is_left, parts = np.ones(len(memory), np.bool_), []
-    for changes in files.slices():
+    for changes in map(files.without_letters, files.slices()):
         is_left[matching(memory, changes, files.key)[0]] = False
         last = changes.take(pa.array(last_rows(changes, files.key)))
-        gone = mask(last[DELETED])
-        if LACKING in last.schema.names:  # a dead letter deletes no row
-            gone &= last[LACKING].is_null().to_numpy()
-        parts.append(last.filter(pa.array(gone)).select(columns))
+        parts.append(last.filter(last[DELETED]).select(columns))
     own = files.truncations
     is_left &= ~(memory[files.key[0]].is_null().to_numpy() & outlived(memory, own))
     own = own.filter(pa.array(~outlived(own, truncations)))

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from spark_klog.base.addresses import local_path, without_user
 from spark_klog.base.clock import doubled
+from spark_klog.base.memory import MemoryRoom, memory_bytes
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files import open_folder
 from spark_klog.files.arrow import ArrowFolder
@@ -89,6 +90,10 @@ _WIDER = {
 }
 #: Columns that deltalake's merge adds to those of both sides.
 _OF_MERGE = {f"__delta_rs_{name}" for name in ("source", "target", "operation", "delete")}
+#: deltalake's merge has the changes of a run in memory, and takes four times as much: those of all merges at once may
+#: be such a part of it.
+_SHARE = 8
+_room = MemoryRoom(memory_bytes() // _SHARE)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\s*↳\s*")
 _T = TypeVar("_T")
 
@@ -312,7 +317,8 @@ class DeltaLakeTable:
                 names = [] if changes is None else changes.row.names
                 committing = _committing(replace(run, columns=names))
                 if changes is not None:
-                    merge(table, changes, own, committing, partial(self._rows, table))
+                    with _room.of(changes.size):
+                        merge(table, changes, own, committing, partial(self._rows, table))
                 if table.transaction_version(run.load) != run.number:  # no row has changed, so nothing was committed
                     partitions = table.metadata().partition_columns
                     table.create_write_transaction(

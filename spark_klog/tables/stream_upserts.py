@@ -45,6 +45,7 @@ from spark_klog.tables.change_order import (
     place_of,
 )
 from spark_klog.tables.changes import RECORD_KEY, UNAVAILABLES, ChangeFormat, Envelope, Unavailable, no_value
+from spark_klog.tables.deleted_keys import forget, remember, with_memory
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import STREAMS, Run, RunConflict, Table
 
@@ -84,6 +85,7 @@ def upsert(
     incarnation: int | None = None,
     order_by: str | Sequence[str] = (),
     unavailable: Unavailable = "keep",
+    keep_deletes: float | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch` that merges a micro-batch of changes into a table, in one commit.
 
@@ -96,7 +98,8 @@ def upsert(
     a `name` each. `stream` stands for the query, by default by its id, which the checkpoint has; Spark Connect needs
     one. `order_by` are fields of the value or the envelope, such as "source.lsn", by which changes are ordered instead
     of by their offsets. `unavailable="keep"`: a row keeps its own value where Debezium does not have it; with
-    "dead-letter" such a record is a `LoadError`.
+    "dead-letter" such a record is a `LoadError`. Deleted keys are remembered for `keep_deletes` seconds, so that older
+    changes that come later do not bring their rows back.
 
     `incarnation` is how often the topic was created again: changes of a larger one are later than all of a smaller one.
     None is 0, and `LoadError` if most changes that are older than the table's rows by their offsets are later by
@@ -117,9 +120,11 @@ def upsert(
         raise ConfigError(f"order_by {order_by!r} must be the name of a field, or a list of names")
     if unavailable not in UNAVAILABLES:
         raise ConfigError(f"unavailable {unavailable!r} must be {any_of(UNAVAILABLES)}")
+    if keep_deletes is not None and not (isinstance(keep_deletes, int | float) and keep_deletes > 0):
+        raise ConfigError(f"keep_deletes {keep_deletes!r} must be a number of seconds above 0, such as 7 * 86400")
     open_table(table)
     names = () if key == RECORD_KEY else tuple(field.removeprefix("value.") for field in fields)
-    return _Upsert(table, names, envelope, name, stream, incarnation, order, unavailable)
+    return _Upsert(table, names, envelope, name, stream, incarnation, order, unavailable, keep_deletes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +137,7 @@ class _Upsert:
     incarnation: int | None
     order: tuple[str, ...]
     unavailable: Unavailable
+    keep_deletes: float | None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         require("An upsert", "pyarrow", "pyspark")
@@ -166,7 +172,6 @@ class _Upsert:
                 table.prepare(change_format.row, "none", "", STREAMS, key=change_format.key)
                 if any(known.get(name, start + 1) > start for name, start in starts.items()):
                     of_rows = self._check_incarnation(table, files)
-                self._check_values(table, files)
                 self._commit(table, files, query, batch)
                 merged = {name: max(end, of_rows.get(int(name.rpartition("-")[2]), 0)) for name, end in ends.items()}
                 known = {**known, **merged}
@@ -225,6 +230,7 @@ class _Upsert:
 
     def _commit(self, table: Table, files: ChangeFiles, query: str, batch: Mapping[str, int]) -> None:
         token, end = uuid4().hex, time.monotonic() + _RETRY_S
+        store = open_folder(table.location, LoadError)
         while True:
             last = table.last_run(STREAMS)
             if _has(last, query, batch):  # the query runs twice
@@ -232,12 +238,18 @@ class _Upsert:
             number = last.number + 1 if last else 1
             others = sorted((last.offsets if last else {}).items(), key=lambda run: run[1].get(_RUN, 0))
             offsets = {**dict(others[1 - _MOST_QUERIES :]), query: {**batch, _RUN: number}}
+            run = Run(STREAMS, number, token, offsets)
+            known = files if self.keep_deletes is None else with_memory(files, store, last)
+            self._check_values(table, known)
+            # what another query remembers is kept for it
+            remember(None if self.keep_deletes is None else known, store, last, run, self.keep_deletes or 0.0)
             try:
-                table.upsert(files, Run(STREAMS, number, token, offsets))
+                table.upsert(known, run)
             except RunConflict:  # of another query
                 if time.monotonic() > end:
                     raise
             else:
+                forget(store, number)
                 return
 
     def _query_id(self, frame: DataFrame, batch_id: int) -> str:

@@ -1,7 +1,8 @@
 """A database's changes in any order of runs and partitions: after each run the table is that of a model.
 
 The model folds what has been read in the order of the database's log. Events are Debezium's: writes, also such that
-lack large values, updates of the key, deletions, tombstones whose deletion is compacted away, and truncations.
+lack large values, updates of the key, deletions, tombstones whose deletion is compacted away, and truncations. A later
+schema of the rows has one more column, and one of another type.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ _ROW = pa.struct(
         ("tags", pa.list_(pa.string())),
         ("city", pa.string()),
         ("day", pa.date32()),
+        ("size", pa.int32()),
     ]
 )
+#: What a later schema of the rows has: another column, and in Iceberg a wider one, too (deltalake can't widen any).
+_MORE, _WIDER = pa.field("more", pa.string()), pa.field("size", pa.int64())
 #: Fields by which others partition the table, one after the other.
 _FIELDS: list[tuple[str, Any]] = [
     ("city", IdentityTransform()),
@@ -99,9 +103,8 @@ class Database:
         self.kind, self.folder, self.has_order = kind, folder, has_order
         self.table: Table = make_table(kind, folder)
         self.fields = list(_FIELDS)
-        order = {"source.lsn": pa.int64()}
-        value = pa.struct(list(debezium_type(_ROW, order))[:-1])  # as Avro has it, without JSON's wrapper
-        self.format = ChangeFormat(_KEY, value, (), "debezium", tuple(order) if has_order else ())
+        self.columns = list(_ROW)
+        self.has_more = False
         if kind == "delta" and is_partitioned:
             DeltaTable.create(folder / "table", self.format.row, partition_by=["city", "day"])
         self.read = [0, 0, 0]
@@ -109,6 +112,20 @@ class Database:
         self.rows: dict[int, tuple[int, dict[str, Any]]] = {}
         self.runs = 0
         self.letters: set[int] = set()
+
+    @property
+    def format(self) -> ChangeFormat:
+        order = {"source.lsn": pa.int64()}
+        # as Avro has it, without JSON's wrapper
+        value = pa.struct(list(debezium_type(pa.struct(self.columns), order))[:-1])
+        return ChangeFormat(_KEY, value, (), "debezium", tuple(order) if self.has_order else ())
+
+    def evolve(self) -> None:
+        """Rows have another schema from the next run on."""
+        if not self.has_more:
+            wider = {"size": _WIDER} if self.kind == "iceberg" else {}
+            self.columns = [*(wider.get(field.name, field) for field in self.columns), _MORE]
+            self.has_more = True
 
     def records(self, partition: int, start: int, end: int) -> pa.RecordBatch:
         places = self.logs[partition][start:end]
@@ -170,7 +187,8 @@ class Database:
             else:
                 gone.pop(one.id, None)
                 before = rows.get(one.id, (0, dict.fromkeys(_LARGE, _LOST)))[1]
-                rows[one.id] = one.lsn, one.row | {name: before[name] for name in one.lacks}
+                row = one.row if one in known or self.has_more else one.row | {"more": None}
+                rows[one.id] = one.lsn, row | {name: before[name] for name in one.lacks}
                 if one.old_id is not None:
                     rows.pop(one.old_id, None)
                     gone[one.old_id] = one.lsn
@@ -190,9 +208,10 @@ class Database:
                 update.add_field(name, transform)
 
     def check(self) -> None:
-        expected = sorted((row["id"], row["name"], row["note"], row["tags"]) for _, row in self.rows.values())
-        found = content(self.kind, self.folder).select(list(_ROW.names)).to_pylist()
-        assert sorted((row["id"], row["name"], row["note"], row["tags"]) for row in found) == expected
+        names = ["id", "name", "note", "tags", "size", *(["more"] if self.has_more else [])]
+        expected = sorted(tuple(row[name] for name in names) for _, row in self.rows.values())
+        found = content(self.kind, self.folder).select(names).to_pylist()
+        assert sorted(tuple(row.values()) for row in found) == expected
         if self.kind == "delta":
             paths = DeltaTable(self.folder / "table").file_uris()
         else:
@@ -225,7 +244,9 @@ def _histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
 
 
 _RUNS = st.lists(
-    st.tuples(st.lists(st.integers(0, 12), min_size=3, max_size=3), st.sampled_from(["", "again", "compact"])),
+    st.tuples(
+        st.lists(st.integers(0, 12), min_size=3, max_size=3), st.sampled_from(["", "again", "compact", "evolve"])
+    ),
     max_size=4,
 )
 
@@ -257,6 +278,7 @@ def _check(
             partition = 0 if how == "offsets" else partition
             row = {"id": key, "name": f"n{lsn}", "note": f"note {lsn}", "tags": [str(lsn)]}
             row |= {"city": (None, "x", "y")[lsn % 3], "day": date(2026, 1 + lsn % 5, 1)}
+            row |= {"size": lsn, "more": f"more {lsn}"}
             event = Event(lsn, key, row, partition)
             if operation == "lacking" and key in alive:
                 event = event._replace(lacks=lacks)
@@ -286,6 +308,8 @@ def _check(
                 for at, log in zip(base.read, base.logs, strict=True)
             ]
         for counts, step in runs:
+            if step == "evolve":
+                base.evolve()
             ends = [min(at + count, len(log)) for at, count, log in zip(base.read, counts, base.logs, strict=True)]
             base.run(ends, slice_bytes, answer_is_lost=step == "again")
             base.check()

@@ -76,14 +76,14 @@ def test_a_table_that_may_have_deletion_vectors(tmp_path: Path) -> None:
     assert sorted(rows["id"].to_pylist()) == [0, 1, 2, *range(4, 10)]
 
 
-class _Frame:
+class Frame:
     """Of a frame of Spark what an upsert calls, with the task in this process."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch, self.schema = batch, batch.schema
 
-    def select(self, *names: str) -> _Frame:
-        return _Frame(self._batch.select(list(names)))
+    def select(self, *names: str) -> Frame:
+        return Frame(self._batch.select(list(names)))
 
     def mapInArrow(
         self, work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], _columns: str
@@ -105,7 +105,7 @@ def test_a_topic_created_again_begins_with_new_keys(kind: str, tmp_path: Path, m
 
     def merge(changes: list[Change], number: int, incarnation: int | None = None) -> None:
         call: Any = upsert("a table", stream="query", incarnation=incarnation)
-        call(_Frame(records(changes)), number)
+        call(Frame(records(changes)), number)
         log.extend(one._replace(incarnation=incarnation or 0) for one in changes)
 
     merge([Change(number, "old", 0, 10 + number, 1_000) for number in range(5)], 0)
@@ -139,7 +139,7 @@ def test_a_key_of_another_type(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
     def merge(key: Any, of: pa.DataType, number: int) -> None:
         keys = pa.array([{"id": key}], pa.struct([pa.field("id", of)]))
         call: Any = upsert("a table", stream=f"query {number}")
-        call(_Frame(records([Change(1, "a", 0, number)]).set_column(0, "key", keys)), number)
+        call(Frame(records([Change(1, "a", 0, number)]).set_column(0, "key", keys)), number)
 
     merge(1, pa.int32(), 0)
     with pytest.raises(LoadError, match=r"id is int\S* in the table"):

@@ -56,7 +56,8 @@ from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
 from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
 from spark_klog.tables.change_order import LACKING, LACKING_TYPE, OFFSET
-from spark_klog.tables.changes import ChangeFormat, no_value
+from spark_klog.tables.changes import ChangeFormat, no_row, no_value
+from spark_klog.tables.mongodb import plain_events
 from spark_klog.tables.table import has_field_ids
 
 if TYPE_CHECKING:
@@ -152,7 +153,10 @@ class Values:
             for row, reason in undecoded:
                 bad.setdefault(row, reason)
         if self._parse is not None:
-            rows["value"], unparsed = self._parse(batch["value"])
+            values = batch["value"]
+            rows["value"], unparsed = self._parse(
+                plain_events(values) if self._settings.envelope == "debezium" else values
+            )
             for row, reason in unparsed:
                 bad.setdefault(row, reason)
         if bad:
@@ -213,12 +217,14 @@ class Values:
         if LACKING not in changes.schema.names or changes[LACKING].null_count == len(changes):
             return changes
         lacking = changes[LACKING].is_valid().to_numpy(zero_copy_only=False)
-        columns = pc.struct_field(changes[LACKING].filter(pa.array(lacking)), 0)
+        columns, _, parts = changes[LACKING].filter(pa.array(lacking)).flatten()
         places = np.searchsorted(raw["offset"].to_numpy(), changes[OFFSET].to_numpy()[lacking])
-        reasons = [f"the record {no_value(names[0])}" for names in columns.to_pylist()]
+        known = zip(columns.to_pylist(), parts.to_pylist(), strict=True)
+        reasons = [f"the record {no_value(names[0]) if text is None else no_row()}" for names, text in known]
         lines = np.full(len(changes), None, object)
         lines[lacking] = _letters(raw.take(pa.array(places)), reasons, per_ms=1000)
-        arrays = [pc.struct_field(changes[LACKING], 0), pa.array(lines, pa.string())]
+        names, _, parts = changes[LACKING].flatten()
+        arrays = [names, pa.array(lines, pa.string()), parts]
         made = pa.StructArray.from_arrays(arrays, fields=list(LACKING_TYPE), mask=pa.array(~lacking))
         return changes.set_column(changes.schema.get_field_index(LACKING), changes.schema.field(LACKING), made)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Literal
@@ -68,8 +68,10 @@ def sample_json(
     ranges: Sequence[OffsetRange],
     topic_ids: Mapping[str, UUID],
     column: Literal["key", "value"] = "value",
+    plain: Callable[[pa.Array], pa.Array] | None = None,
 ) -> Seen:
-    """What the first and last records of the ranges are, and if they do not tell of any field, those between.
+    """What the first and last records of the ranges are, by what `plain` makes of them, and if they do not tell of any
+    field, those between.
 
     A range that can't be read is left out; the error is logged. `SchemaError` as of `grown_schema`.
     """
@@ -79,13 +81,13 @@ def sample_json(
     left = _BYTES
     for part in _ends(ranges, each):
         for values in _columns(options, part, topic_ids, schema):
-            left -= _add(seen, values)
+            left -= _add(seen, values if plain is None else plain(values))
             if left < 0:
                 break
     for span in ranges:
         if not grown_schema(None, seen).num_fields:
             for values in _columns(options, span, topic_ids, schema):
-                _add(seen, values)
+                _add(seen, values if plain is None else plain(values))
                 if grown_schema(None, seen).num_fields:
                     break
     return seen

@@ -1,0 +1,126 @@
+"""Changes of MongoDB's collections, in any cut of runs and files: after each run the table is the collection."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from spark_klog.schemas.json_schema.columns import DDL, stored_type
+from spark_klog.schemas.json_schema.ddl import parse_schema
+from spark_klog.schemas.json_schema.decoder import JsonDecoder
+from spark_klog.schemas.json_schema.from_arrow import column_of
+from spark_klog.tables.changes import ChangeFormat, debezium_type
+from spark_klog.tables.mongodb import plain_events, plain_keys
+from tests.load import mongo_source
+from tests.load.mongo_source import Capture, Collection, Mode
+from tests.spark.support import Sent
+from tests.tables.change_support import written
+from tests.tables.test_upserts import FORMATS, content, make_table, run
+
+_KIND = debezium_type(parse_schema(mongo_source.DDL))
+_FORMAT = ChangeFormat(pa.binary(), stored_type(_KIND), ("_id",), "debezium")
+_DECODER = JsonDecoder(column_of(_KIND, DDL))
+
+
+def _changes(sent: list[Sent], start: int) -> pa.RecordBatch:
+    """What records say, as a task of a load reads them."""
+    values = plain_events(pa.array([each.value for each in sent], pa.binary()))
+    decoded = _DECODER.decode(values, [None])
+    assert decoded.bad == []
+    columns = {
+        "key": pa.array([each.key for each in sent], pa.binary()),
+        "value": decoded.values,
+        "topic": pa.array(["documents"] * len(sent)),
+        "partition": pa.array([0] * len(sent), pa.int32()),
+        "offset": pa.array(range(start, start + len(sent)), pa.int64()),
+        "timestamp": pa.array(range(start, start + len(sent))).cast(pa.timestamp("us", tz="UTC")),
+    }
+    return _FORMAT.changes(pa.RecordBatch.from_pydict(columns))
+
+
+def _check(kind: str, mode: Mode, capture: Capture, seed: int, cuts: list[int], slice_bytes: int) -> None:
+    source, count = Collection(mode, capture, seed=seed), 0
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        table = make_table(kind, folder)
+        for number, cut in enumerate(cuts, 1):
+            sent = [source.insert("r"), *source.change(cut)] if number == 1 else source.change(cut)
+            batches = []
+            for first in range(0, len(sent), 7):
+                batches.append(_changes(sent[first : first + 7], count))
+                count += len(sent[first : first + 7])
+            table.prepare(_FORMAT.row, "none", "", "load", key=_FORMAT.key)
+            files = written(folder / f"changes{number}", batches, slice_bytes, _FORMAT.key)
+            schema = table.schema()
+            assert schema is not None
+            assert list(files.without_row(schema, table.rows)) == []
+            table.upsert(replace(files, letters=frozenset()), run(number))
+            rows = content(kind, folder).drop_columns(["_incarnation", "_partition", "_offset", "_timestamp"])
+            found: list[dict[str, Any]] = sorted(rows.to_pylist(), key=lambda row: str(row["_id"]))
+            for row in found:
+                row["any"] = json.dumps(json.loads(row["any"]), separators=(",", ":"))
+            names = [field.name for field in parse_schema(mongo_source.DDL)]
+            assert [{name: row[name] for name in names} for row in found] == [
+                {name: row[name] for name in names} for row in source.rows()
+            ]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(deadline=None, max_examples=8)
+@given(
+    st.sampled_from(get_args(Mode)),
+    st.sampled_from(get_args(Capture)),
+    st.integers(0, 1_000),
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.sampled_from([300, 1 << 27]),
+)
+def test_the_table_is_the_collection(kind: str, *drawn: Any) -> None:
+    _check(kind, *drawn)
+
+
+def test_kinds_of_values() -> None:
+    given = {
+        "old": {"$binary": "AAAA", "$type": "00"},
+        "new": {"$binary": {"base64": "AAAA", "subType": "00"}},
+        "uuid": {"$binary": {"base64": "AAAAAAAAAAAAAAAAAAAAAA==", "subType": "04"}},
+        "time": {"$timestamp": {"t": 60, "i": 1}},
+        "before": {"$date": {"$numberLong": "-1"}},
+        "double": {"$numberDouble": "1.5"},
+        "none": {"$numberDouble": "NaN"},
+    }
+    same = {
+        "least": {"$minKey": 1},
+        "empty": {},
+        "own": {"$oid": "1", "a": 2, "b": 3},
+        "wrong": {"$numberLong": "x"},
+    }
+    event = {"op": "c", "after": json.dumps(given | same), "source": {"connector": "mongodb"}}
+    (made,) = plain_events(pa.array([json.dumps(event).encode()])).to_pylist()
+    assert json.loads(made)["after"] == same | {
+        "old": "AAAA",
+        "new": "AAAA",
+        "uuid": "00000000-0000-0000-0000-000000000000",
+        "time": "1970-01-01T00:01:00Z",
+        "before": "1969-12-31T23:59:59.999Z",
+        "double": 1.5,
+        "none": "NaN",
+    }
+
+
+def test_keys() -> None:
+    keys = [b'{"id": "1004"}', b'{"payload": {"id": "{\\"$oid\\": \\"5f\\"}"}}', b'{"id": 5}', None, b"x", b"[]"]
+    assert plain_keys(pa.array(keys, pa.binary())).to_pylist() == [b'{"_id": 1004}', b'{"_id": "5f"}', *keys[2:]]
+
+
+@pytest.mark.parametrize("more", [{"after": "[1"}, {"updateDescription": {"truncatedArrays": 5}}, {"before": "{"}])
+def test_rubbish_stays(more: dict[str, Any]) -> None:
+    event = json.dumps({"op": "u", "source": {"connector": "mongodb"}, **more}).encode()
+    (made,) = plain_events(pa.array([event])).to_pylist()
+    assert made == event or json.loads(made).get("after", "") in ("[1", "")
