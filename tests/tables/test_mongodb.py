@@ -75,14 +75,16 @@ def _check(kind: str, mode: Mode, capture: Capture, seed: int, cuts: list[int], 
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(deadline=None, max_examples=8)
 @given(
-    st.sampled_from(get_args(Mode)),
-    st.sampled_from(get_args(Capture)),
-    st.integers(0, 1_000),
-    st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    st.sampled_from([300, 1 << 27]),
+    mode=st.sampled_from(get_args(Mode)),
+    capture=st.sampled_from(get_args(Capture)),
+    seed=st.integers(0, 1_000),
+    cuts=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    slice_bytes=st.sampled_from([300, 1 << 27]),
 )
-def test_the_table_is_the_collection(kind: str, *drawn: Any) -> None:
-    _check(kind, *drawn)
+def test_the_table_is_the_collection(
+    kind: str, mode: Mode, capture: Capture, seed: int, cuts: list[int], slice_bytes: int
+) -> None:
+    _check(kind, mode, capture, seed, cuts, slice_bytes)
 
 
 def test_kinds_of_values() -> None:
