@@ -66,6 +66,7 @@ def _check(wheel: Path, folder: Path) -> list[str]:
     return names
 
 
+@pytest.mark.test_all("long")  # make test installs the checkout with the kernels
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler here")
 def test_wheel_has_the_native_kernels(wheel: Path, tmp_path: Path) -> None:
     names = _check(wheel, tmp_path)
@@ -79,6 +80,7 @@ def test_wheel_without_a_compiler(tmp_path: Path) -> None:
     assert not [name for name in names if name.endswith(".so")]
 
 
+@pytest.mark.test_all("long")
 def test_the_wheel_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
     """pip installs the wheel without a compiler on PATH: the commands run, the kernel loads, the metadata is right."""
     folder = tmp_path / "environment"
