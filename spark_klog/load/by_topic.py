@@ -52,7 +52,9 @@ def is_by_topic(output: str) -> bool:
 def example_of(output: str) -> str:
     """An output by topic as that of some topic; `ConfigError` for other fields than {topic} and {topic[N]}."""
     if is_by_topic(_FIELD.sub("", output)):
-        raise ConfigError(f"{output}: write {{topic}}, or {{topic[0]}}, {{topic[1]}} ... for its parts between dots")
+        raise ConfigError(
+            f"{without_user(output)}: write {{topic}}, or {{topic[0]}}, {{topic[1]}} ... for its parts between dots"
+        )
     most = max((abs(int(number or 0)) for number in _FIELD.findall(output)), default=0)
     return output_of(output, ".".join(["topic"] * (most + 1)))
 
@@ -72,7 +74,8 @@ def output_of(output: str, topic: str) -> str:
         except IndexError:
             part = ""
         if not part:
-            raise ConfigError(f"topic {topic} has no part for {match[0]} of {output}: leave it out of the topics")
+            place = without_user(output)
+            raise ConfigError(f"topic {topic} has no part for {match[0]} of {place}: leave it out of the topics")
         return _NOT_PLAIN.sub("_", part) if is_plain else part
 
     return _FIELD.sub(text, output)

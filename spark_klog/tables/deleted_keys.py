@@ -66,7 +66,7 @@ def remember(files: ChangeFiles | None, store: _Store, last: Run | None, run: Ru
         return
     now = int(time.time())
     stream = pa.BufferOutputStream()
-    table = _remembered(files, now - int(seconds), now).replace_schema_metadata({_VERSION_KEY: str(_VERSION)})
+    table = _remembered(files, now - int(min(seconds, now)), now).replace_schema_metadata({_VERSION_KEY: str(_VERSION)})
     pq.write_table(table, stream, compression="zstd")
     store.write(path, stream.getvalue().to_pybytes())
 

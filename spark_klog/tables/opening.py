@@ -38,6 +38,17 @@ def open_table(address: str) -> Table:
     raise ConfigError(f"{without_user(address)!r} is not the address of a table: write {_FORMS}")
 
 
+def check_address(address: str) -> None:
+    """Raise `ConfigError` for what can't be the address of a table; `MissingPackage`. No catalog is asked."""
+    if address.startswith(_UNITY):
+        require("A Delta table", "pyarrow", "deltalake")
+        from spark_klog.tables.unity import check_unity
+
+        check_unity(address)
+    else:
+        open_table(address)
+
+
 def kind_and_folder(address: str) -> tuple[str, str]:
     """What precedes the folder in the address of a table that is named by it, and the folder; "" if that is all."""
     kind, colon, folder = address.partition(":")

@@ -29,12 +29,9 @@ _API, _SECONDS, _MOST_BYTES = "/api/2.1/unity-catalog", 30, 1 << 25
 def unity_location(address: str) -> str:
     """The folder of the table at delta:uc://CATALOG.SCHEMA.TABLE: a path, or a URI with its keys.
 
-    `ConfigError` without a catalog, `LoadError` if it has no such table, or one that a load may not write to.
+    Errors as of `check_unity`; `LoadError` if the catalog has no such table, or one that a load may not write to.
     """
-    name = address.partition(SCHEME)[2]
-    if len(name.split(".")) != 3 or not all(name.split(".")):
-        raise ConfigError(f"{address} must be delta:uc://CATALOG.SCHEMA.TABLE")
-    catalog = _catalog(address)
+    catalog, name = check_unity(address)
     table = catalog.call(f"/tables/{quote(name)}")
     kind, form = str(table.get("table_type")), str(table.get("data_source_format"))
     if form != "DELTA":
@@ -49,6 +46,14 @@ def unity_location(address: str) -> str:
         return local_path(location) or location
     give = _Given(catalog, str(table.get("table_id")), location)
     return KeyedUri(location, give, give())
+
+
+def check_unity(address: str) -> tuple[_Catalog, str]:
+    """The catalog, which is not asked, and the table's name in it; `ConfigError` if either is not given."""
+    name = address.partition(SCHEME)[2]
+    if len(name.split(".")) != 3 or not all(name.split(".")):
+        raise ConfigError(f"{address} must be delta:uc://CATALOG.SCHEMA.TABLE")
+    return _catalog(address), name
 
 
 def tables_of_unity(beginning: str) -> list[str]:

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from spark_klog.cli.commands.load import load as klog_load
 from spark_klog.cli.jobs import batch_load
+from spark_klog.cli.main import main
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
@@ -269,6 +270,22 @@ def _asked(*arguments: str, code: int) -> Any:
     done = CliRunner().invoke(klog_load, arguments)
     assert done.exit_code == code, (done.output, done.exception)
     return json.loads(done.stdout) if "--json" in arguments or arguments[0] == "offsets" else done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["status", "/lake/{topics}"], "/lake/{topics}: write {topic}, or {topic[0]}"),
+        (["verify", "s3://KEY:SECRET@lake/{Topic}"], "s3://***@lake/{Topic}: write {topic}, or {topic[0]}"),
+        (["compact", "delta:"], "give delta:FOLDER or delta:URI"),
+        (["files", "iceberg:lake.{topic}"], "must be iceberg:CATALOG.NAMESPACE.TABLE"),
+        (["expire", "/lake/{topic}"], "'/lake/{topic}' is not the address of a table"),
+        (["offsets", "/lake/clicks", "--run", "last"], "--run last is not a run"),
+    ],
+)
+def test_wrong_outputs(arguments: list[str], words: str) -> None:
+    found = CliRunner().invoke(main, ["load", *arguments])
+    assert (found.exit_code, words in found.stderr, "SECRET" in found.stderr) == (2, True, False), found.stderr
 
 
 @pytest.mark.parametrize("kind", ["folder", "delta"])

@@ -282,7 +282,7 @@ def test_a_failed_run_goes_on(
         (["--every", "30s"], "--every is for --follow"),
         (["--metrics", "9404"], "--metrics is for --follow"),
         (["--compact-every", "1h"], "--compact-every is for --follow"),
-        (["--follow", "--expire", "1d"], "--expire is for --compact-every and --table: a folder has no old states"),
+        (["--follow", "--expire", "1d"], "--expire is for --table: a folder has no old states"),
         (["--follow", "--compact-every", "1h", "--format", "json"], "is for --format parquet and --table, not json"),
         (["--follow", "--every", "0s"], "'0s' is not a positive duration: give one like 30s, 5m, 1h or 7d"),
         (["--follow", "--from-run", "3"], "exclude --follow: load once from there, then follow"),

@@ -422,7 +422,10 @@ def test_the_command(loads: _Loads, lake: Lake) -> None:
     line = {"output": lake.address, "dry_run": False, "states": 0, "files": 0, "bytes": 0}
     assert json.loads(all_of_them.stdout) == {"loads": [line]}, all_of_them.output
     wrong = CliRunner().invoke(main, ["load", "expire", str(lake.warehouse)])
-    assert "is not the address of a table" in wrong.stderr
+    assert (wrong.exit_code, "is not the address of a table" in wrong.stderr) == (2, True)
+    arguments = ["-b", "127.0.0.1:1", "--topics", "t", "--table", lake.address, "--follow", "--expire", "1d"]
+    alone = CliRunner().invoke(batch_load.main, arguments)
+    assert (alone.exit_code, "--expire needs --compact-every" in alone.stderr) == (2, True)
 
 
 @_LONG

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.typedef import Properties
 
+from spark_klog.cli.jobs import batch_load
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files.keys import KeyedUri
@@ -199,6 +201,11 @@ def test_a_table_of_unity_on_a_disk(
         assert output_of("delta:uc://a.b.{topic}", "shop.orders") == "delta:uc://a.b.shop_orders"
         with pytest.raises(ConfigError, match="the names of the catalog and the schema as they are"):
             existing("delta:uc://a.{topic}")
+        # the catalog has no table for the topic that stands for all: the next argument is refused
+        for table, why in (("a.b.{topic}", "is not a regular expression"), ("a.{topic}", "must be delta:uc")):
+            arguments = ["-b", "127.0.0.1:1", "--topics-pattern", "(", "--table", f"delta:uc://{table}"]
+            done = CliRunner().invoke(batch_load.main, arguments)
+            assert (done.exit_code, why in done.stderr) == (2, True), done.stderr
     assert catalog.given == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,7 @@ def test_in_a_stream(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert merge("a", Change(1, "late", 1, 0, 15), **keeps) == [2, 7]
     assert merge("a", Change(1, "new", 1, 1, 25), **keeps) == [1, 2, 7]
     assert len(list(tmp_path.rglob("_klog/deleted/*.parquet"))) == 1
-    for wrong in (0, -1, "7d"):
+    assert merge("a", Change(7, None, 2, 1, 30), keep_deletes=math.inf) == [1, 2]
+    for wrong in (0, -1, math.nan, "7d"):
         with pytest.raises(ConfigError, match="must be a number of seconds above 0, such as 7"):
             upsert("delta:/x", keep_deletes=wrong)  # type: ignore[arg-type]

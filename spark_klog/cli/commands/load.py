@@ -12,7 +12,7 @@ import click
 
 from spark_klog.base.addresses import without_user
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
-from spark_klog.cli.output import Bar, duration, escaped, print_table, say, table_lines
+from spark_klog.cli.output import Bar, duration, escaped, print_table, reading_arguments, say, table_lines
 from spark_klog.client.cluster import Cluster
 from spark_klog.errors import LoadError
 
@@ -62,6 +62,20 @@ def _complain(place: str, error: str) -> None:
     click.echo(f"klog: {without_user(place)}: {escaped(error, has_lines=True)}", err=True)
 
 
+def _checked(context: click.Context, _: click.Parameter, output: str, *, of_table: bool = False) -> str:
+    """The output that is given; `WrongArguments` if it can't be one, or is no table of a command `of_table`."""
+    if context.resilient_parsing:
+        return output
+    from spark_klog.load.by_topic import example_of, is_by_topic
+    from spark_klog.tables.opening import check_address, is_table
+
+    with reading_arguments():
+        example = example_of(output) if is_by_topic(output) else output
+        if of_table or is_table(output):
+            check_address(example if is_table(output) else output)
+    return output
+
+
 @click.group()
 def load() -> None:
     """Look at loads of topics into files, and compact them.
@@ -80,7 +94,7 @@ Examples:
   klog load status 'delta:/lake/{topic}'                     the loads of all topics, in a list
 """,
 )
-@click.argument("output")
+@click.argument("output", callback=_checked)
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the records by hour as a PNG.")
 @click.option("--bars", "with_bars", is_flag=True, help="Draw the records by hour in the terminal.")
 @click.option(
@@ -218,7 +232,7 @@ Examples:
   klog load verify 'delta:/lake/{topic}'                     the loads of all topics, a line each
 """,
 )
-@click.argument("output")
+@click.argument("output", callback=_checked)
 @click.option("--hash", "with_hash", is_flag=True, help="Read all records of files and log, and compare them.")
 @cluster_options
 def verify_command(output: str, with_hash: bool, cluster: ChosenCluster, as_json: bool) -> None:
@@ -271,7 +285,7 @@ Examples:
   klog load compact delta:s3://lake/clicks --target-bytes 536870912 --json
 """,
 )
-@click.argument("output")
+@click.argument("output", callback=_checked)
 @click.option(
     "--target-bytes",
     default=256 * 1024 * 1024,
@@ -314,7 +328,7 @@ Examples:
   klog load expire 'delta:/lake/{topic}'                     the tables of all topics
 """,
 )
-@click.argument("output", metavar="TABLE")
+@click.argument("output", metavar="TABLE", callback=partial(_checked, of_table=True))
 @click.option(
     "--older-than",
     type=duration,
@@ -352,7 +366,7 @@ Examples:
   klog load files /data/clicks --json | jq -r .path
 """,
 )
-@click.argument("output")
+@click.argument("output", callback=_checked)
 @click.option("--topic", help="Only the files of this topic.")
 @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON with all that is known of a file.")
 def files_command(output: str, topic: str | None, as_json: bool) -> None:
@@ -384,7 +398,7 @@ Examples:
   klog load offsets 'delta:/lake/{topic}' > begin.json       of the loads of all topics
 """,
 )
-@click.argument("output")
+@click.argument("output", callback=_checked)
 @click.option("--run", "run", metavar="RUN", help="Where this run has begun. Default: where the next one begins.")
 def offsets_command(output: str, run: str | None) -> None:
     """Print offsets of the load in OUTPUT as JSON, which batch_load.py takes by --from-offsets and --until."""
@@ -395,7 +409,8 @@ def offsets_command(output: str, run: str | None) -> None:
 
     if run is not None and is_by_topic(output):
         raise click.UsageError("--run is a run of one load: with {topic} each topic has runs of its own")
-    number = None if run is None else parse_run("--run", run).run
+    with reading_arguments():
+        number = None if run is None else parse_run("--run", run).run
 
     def known(place: str) -> tuple[str, dict[TopicPartition, Progress]]:
         store, identity = open_load(place)
@@ -425,7 +440,7 @@ Examples:
   klog load replay /data/clicks --topic clicks-again -b broker:9092
 """,
 )
-@click.argument("output")
+@click.argument("output", callback=_checked)
 @click.option("--topic", required=True, help="Where to send the records to.")
 @click.option("--from-topic", "source", help="Only the dead letters of this topic of the load.")
 @cluster_options

@@ -90,7 +90,7 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.schemas.json_schema.ddl import INFER, parse_schema, schema_text
     from spark_klog.spark.options import PROTECTED
     from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, UNAVAILABLES, Envelope, Unavailable, debezium_type
-    from spark_klog.tables.opening import is_table, open_table
+    from spark_klog.tables.opening import check_address, is_table
     from spark_klog.tables.upkeep import Kept
 
 _log = logging.getLogger(__name__)
@@ -431,8 +431,10 @@ class JobOptions:
             raise click.UsageError(
                 f"--follow is for {', '.join(sorted(CODECS))}: a query of Spark has a trigger of its own"
             )
-        elif self.expire is not None and not (self.table and self.compact_every):
-            raise click.UsageError("--expire is for --compact-every and --table: a folder has no old states")
+        elif self.expire is not None and not self.table:
+            raise click.UsageError("--expire is for --table: a folder has no old states")
+        elif self.expire is not None and self.compact_every is None:
+            raise click.UsageError("--expire needs --compact-every, which says how often")
         elif self.compact_every is not None and not self.table and self.format != PARQUET:
             raise click.UsageError(f"--compact-every is for --format parquet and --table, not {self.format}")
 
@@ -493,7 +495,7 @@ class JobOptions:
             kind = read_schema(str(self.row_formats.value_schema))
             written["schema"] = schema_text(debezium_type(kind, order) if self.envelope == "debezium" else kind)
         if self.table:
-            open_table(output)
+            check_address(output)
         if self.topics_pattern is not None:
             topic_pattern("--topics-pattern", self.topics_pattern)
         written["compression"] = self.compression or CODECS.get(self.format, ("",))[0]

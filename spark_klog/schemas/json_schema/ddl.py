@@ -17,6 +17,10 @@ from spark_klog.schemas.json_schema.columns import JSON_TEXT
 #: What stands for the text of a schema that is to be inferred.
 INFER: Final = "infer"
 _VARIANT: Final = "variant"
+_NO_VARIANT: Final = (
+    "no package at hand makes its bytes of JSON: give a DDL in which the field has the type json, whose text Spark's "
+    "parse_json makes a VARIANT"
+)
 _TYPES: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -56,8 +60,7 @@ def parse_schema(text: str) -> pa.DataType:
     """
     if text.strip().lower() == _VARIANT:
         raise ConfigError(
-            "VARIANT is not written: no package at hand makes its bytes of JSON. infer finds the columns, and a field "
-            "of the type json keeps its text, of which Spark's parse_json makes a VARIANT"
+            f"schema {text.strip()!r}: VARIANT is not written, as {_NO_VARIANT}, or give infer, which finds the columns"
         )
     parser = _Parser(text)
     fields = parser.all_fields()
@@ -165,6 +168,8 @@ class _Parser:
             return pa.struct(fields)
         if name in ("decimal", "dec", "numeric"):
             return self._decimal()
+        if name == _VARIANT:
+            raise self._fail("VARIANT is not written", _NO_VARIANT)
         if name not in _TYPES:
             raise self._fail(f"unknown type {name!r}; the types are {', '.join(_TYPES)}, decimal, array, struct")
         return _TYPES[name]
