@@ -356,9 +356,13 @@ def of_rows(
     givers = np.full(len(changes), -1)
     givers[in_changes] = in_rows
     givers[mask(changes[DELETED])] = -1
-    lost = np.zeros(len(changes), np.bool_)
-    lost[last_rows(changes, key)] = True
-    lost &= np.logical_or.reduce([np.zeros(len(changes), np.bool_), *lacks.values()]) & (givers < 0)
+    lost, is_last = np.zeros(len(changes), np.bool_), np.zeros(len(changes), np.bool_)
+    is_last[last_rows(changes, key)] = True
+    has_none = np.logical_or.reduce([lost, *lacks.values()]) & (givers < 0)
+    # those of other partitions before it, too
+    last = changes.filter(pa.array(is_last & has_none & ~mask(changes[DELETED])))
+    lost[matching(last, changes, key)[1]] = True
+    lost = has_none & (lost | is_last)
     for name in lacks if has_values else ():
         given = known[name].take(pa.array(givers, mask=givers < 0))
         is_given = lacks[name] & ~lost

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date, timedelta
 from functools import cached_property, partial
@@ -317,8 +318,7 @@ class DeltaLakeTable:
                 names = [] if changes is None else changes.row.names
                 committing = _committing(replace(run, columns=names))
                 if changes is not None:
-                    with _room.of(changes.size):
-                        merge(table, changes, own, committing, partial(self._rows, table))
+                    merge(table, changes, own, committing, partial(self._rows, table))
                 if table.transaction_version(run.load) != run.number:  # no row has changed, so nothing was committed
                     partitions = table.metadata().partition_columns
                     table.create_write_transaction(
@@ -329,7 +329,10 @@ class DeltaLakeTable:
             # the commit has them, too, if this one fails
             self._with_properties(table, own_columns_property(self.address, table.metadata().configuration, own))
 
-        self._again("merged into", attempt)
+        size = None if changes is None else self._trying("merged into", lambda: changes.size)
+        # before the table is read: others commit, and keys end, while it waits
+        with nullcontext() if size is None else _room.of(size):
+            self._again("merged into", attempt)
 
     def _last_run(self, table: DeltaTable, load: str) -> Run | None:
         """The last run of the load, without its token and offsets if the log has no longer the commit.

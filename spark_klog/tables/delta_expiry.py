@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -33,6 +33,8 @@ _UNITS = {"millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 
 _OF_VERSION = re.compile(r"(\d{20})\.(json|checkpoint\.parquet|checkpoint\.(\d{10})\.(\d{10})\.parquet)?.*")
 #: For how much longer than readers need them the log names removed files, so that a later call still finds them.
 _NAMED_SECONDS = 6 * 3600.0
+#: By how much the clocks of a store and of this machine may differ.
+_CLOCK_SECONDS = 3600.0
 _RECENT = 20
 
 
@@ -68,10 +70,10 @@ def expired(
     hours, rest = divmod(seconds, 3600)
     gone = removed(hours + (rest > 0 and log.is_young)) - current
     if rest and not log.is_young:
-        gone -= log.removed_after(now - hours * 3600)
+        gone -= log.removed(log.since_cutoff(now - hours * 3600 + _CLOCK_SECONDS))
     lost = orphans(
         {path: entry for path, entry in files.items() if path.endswith(".parquet")},
-        {*current, *table.vacuum(0, enforce_retention_duration=False)},
+        {*current, *table.vacuum(0, enforce_retention_duration=False), *log.removed((versions or [])[1:])},
         now - max(seconds, ORPHAN_SECONDS),
         is_needed,
     )
@@ -140,14 +142,17 @@ class _Log:
         old = [version for version, changed in self.commits.items() if changed < self._cutoff]
         return max(old, default=min(self.commits, default=0))
 
-    def removed_after(self, until: float) -> set[str]:
-        """The files that commits have removed after the cutoff, up to a time."""
+    def since_cutoff(self, until: float) -> list[int]:
+        """The commits after the cutoff, up to a time."""
+        return [version for version, changed in self.commits.items() if self._cutoff <= changed <= until]
+
+    def removed(self, versions: Iterable[int]) -> set[str]:
+        """The files that these commits have removed: checkpoints forget them after a time."""
         removed = set[str]()
-        for version, changed in self.commits.items():
-            if self._cutoff <= changed <= until:
-                for line in self._store.lines(f"{_LOG}/{version:020}.json"):
-                    if b'"remove"' in line and (action := json.loads(line).get("remove")):
-                        removed.add(unquote(action["path"]))
+        for version in versions:
+            for line in self._store.lines(f"{_LOG}/{version:020}.json"):
+                if b'"remove"' in line and (action := json.loads(line).get("remove")):
+                    removed.add(unquote(action["path"]))
         return removed
 
     def before(self, version: int) -> tuple[int, dict[str, int]]:

@@ -23,7 +23,7 @@ from pyiceberg.typedef import Record
 
 from spark_klog.errors import LoadError
 from spark_klog.tables.iceberg_files import DataFileWriter, Footers, data_entries, offsets_of, place_columns
-from spark_klog.tables.iceberg_rows import NotProjected, file_rows
+from spark_klog.tables.iceberg_rows import NotProjected, file_rows, is_unpartitioned
 from spark_klog.tables.iceberg_schema import to_arrow
 from spark_klog.tables.iceberg_transaction import OneAttempt, named_files
 
@@ -166,7 +166,7 @@ def _undisturbed(table: Table) -> Iterator[ManifestEntry]:
     newest: dict[Any, int] = defaultdict(int)
     for manifest in [] if snapshot is None else snapshot.manifests(table.io):
         if manifest.content == ManifestContent.DELETES:
-            is_global = table.specs()[manifest.partition_spec_id].is_unpartitioned()
+            is_global = is_unpartitioned(table.specs()[manifest.partition_spec_id])
             for entry in manifest.fetch_manifest_entry(table.io):
                 file = entry.data_file
                 key = None if is_global else (file.spec_id, file.partition)

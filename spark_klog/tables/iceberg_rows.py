@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import _read_deletes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.name_mapping import MappedField
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from spark_klog.tables.iceberg_schema import to_arrow
@@ -84,7 +85,7 @@ class Rows:
             elif file.content == DataFileContent.POSITION_DELETES:
                 index.add_delete_file(entry, file.partition)
             else:
-                is_global = self._table.specs()[file.spec_id].is_unpartitioned()
+                is_global = is_unpartitioned(self._table.specs()[file.spec_id])
                 by_values[None if is_global else (file.spec_id, file.partition)].append(entry)
         made = []
         for entry in data:
@@ -132,6 +133,14 @@ class Rows:
             self._values[file.file_path, ids] = columns
             self._room -= columns.nbytes
         return columns
+
+
+def is_unpartitioned(spec: PartitionSpec) -> bool:
+    """Whether no field partitions: in format version 1, and after an upgrade, those that were dropped are still there.
+
+    pyiceberg's own takes a spec with such fields for a partitioned one.
+    """
+    return all(isinstance(field.transform, VoidTransform) for field in spec.fields)
 
 
 def _are_among(rows: pa.Table, gone: pa.Table) -> NDArray[np.bool_]:

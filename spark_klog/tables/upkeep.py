@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import Entry, LocalFolder
@@ -11,6 +13,10 @@ from spark_klog.files.folder import Entry, LocalFolder
 #: The least age in seconds of files to remove that no commit has had: a run, a merge or a compaction may be about to
 #: commit them, also one of another writer.
 ORPHAN_SECONDS = 24 * 3600.0
+#: What another table, a load or a sink has in its folder.
+_OF_OTHERS = re.compile(
+    r"(.+?)/(?:(?:_delta_log|_klog|_spark_metadata|\.hoodie)/.+|metadata/[^/]+\.metadata\.json(?:\.gz)?)"
+)
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,20 @@ class Expired:
 
 
 def files_below(store: LocalFolder | ArrowFolder) -> dict[str, Entry]:
-    """The files in a table's folder by path, without the hidden ones: those of its log and of a load's journal."""
+    """The files in a table's folder by path, without the hidden ones: those of its log and of a load's journal.
+
+    Without those of tables and loads in folders of this one, too, as of a namespace that has the table's name.
+    """
     files: dict[str, Entry] = {}
     for entry in store.entries(""):
         if not _is_hidden(entry.name):
             files |= store.entries_below(entry.name) if entry.is_folder else {entry.name: entry}
-    return {path: entry for path, entry in files.items() if not any(map(_is_hidden, path.split("/")))}
+    others = {match[1] for match in map(_OF_OTHERS.fullmatch, files) if match is not None}
+    return {
+        path: entry
+        for path, entry in files.items()
+        if not any(map(_is_hidden, path.split("/"))) and others.isdisjoint(accumulate(path.split("/"), "{}/{}".format))
+    }
 
 
 def _is_hidden(name: str) -> bool:

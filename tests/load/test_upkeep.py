@@ -336,6 +336,39 @@ def test_of_delta(loads: _Loads, lake: Lake) -> None:
         _expire(lake)
 
 
+def test_states_whose_removed_files_the_log_has_forgotten(tmp_path: Path) -> None:
+    """Those of the last commits stay, however old, also after a checkpoint that no longer names their files."""
+    folder, forgets = tmp_path / "table", {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
+    for number in range(3):
+        write_deltalake(folder, pa.table({"id": [number]}), mode="overwrite", configuration=forgets)
+    DeltaTable(folder).create_checkpoint()
+    then = time.time() - _DAYS
+    for file in folder.glob("*.parquet"):
+        os.utime(file, (then, then))
+    gone = expire(f"delta:{folder}", Kept(count=2))
+    assert len([path for path in gone.files if not path.startswith("_")]) == 1
+    assert [DeltaTable(folder, version=number).to_pyarrow_table()["id"].to_pylist() for number in (1, 2)] == [[1], [2]]
+
+
+@_KINDS
+def test_tables_within_the_folder(loads: _Loads, lake: Lake) -> None:
+    """As of a namespace with the table's name: what is in the folder of another table or load is not the table's."""
+    loads.run()
+    below = Path(open_table(lake.address).location.removeprefix("file://"))
+    others = [below / "a", below / "b" / "c", below / "d"]
+    write_deltalake(others[0], pa.table({"id": [1]}))
+    for folder, file in zip(others[1:], ("metadata/v1.metadata.json", "_klog/load.json"), strict=True):
+        (folder / file).parent.mkdir(parents=True)
+        (folder / file).write_text("{}")
+        (folder / "data").mkdir()
+        (folder / "data" / "one.parquet").write_bytes(b"rows")
+    (below / "b" / "orphan.parquet").write_bytes(b"rows")
+    _age(lake)
+    assert [path.rpartition("/")[2] for path in _expire(lake).files if "orphan" in path] == ["orphan.parquet"]
+    assert [len(list(folder.rglob("*.parquet"))) for folder in others] == [1, 1, 1]
+    loads.check()
+
+
 @pytest.mark.parametrize("kind", ["delta"])
 def test_the_log_of_delta(loads: _Loads, lake: Lake) -> None:
     loads.run(2)

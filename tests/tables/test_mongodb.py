@@ -87,6 +87,27 @@ def test_the_table_is_the_collection(
     _check(kind, mode, capture, seed, cuts, slice_bytes)
 
 
+def test_updates_of_a_row_that_is_not_there_in_several_partitions(tmp_path: Path) -> None:
+    """None of them becomes a row."""
+    table, names = make_table("delta", tmp_path), [field.name for field in parse_schema(mongo_source.DDL)]
+    table.prepare(_FORMAT.row, "none", "", "load", key=_FORMAT.key)
+    batches = []
+    for partition, name in enumerate([name for name in names if name != "_id"][:2]):
+        update = {"updatedFields": json.dumps({name: None}), "removedFields": None, "truncatedArrays": None}
+        event = {"op": "u", "before": None, "after": None, "updateDescription": update}
+        value = json.dumps(event | {"source": {"connector": "mongodb"}}).encode()
+        batch = _changes([Sent(value, b'{"id": "\\"x\\""}')], 0)
+        place = batch.schema.get_field_index("_partition")
+        batches.append(batch.set_column(place, "_partition", pa.array([partition], pa.int32())))
+    files = written(tmp_path / "changes", batches, key=_FORMAT.key)
+    schema = table.schema()
+    assert schema is not None
+    lost = frozenset((one["_partition"], one["_offset"]) for one in files.without_row(schema, table.rows))
+    assert lost == {(0, 0), (1, 0)}
+    table.upsert(replace(files, letters=lost), run(1))
+    assert content("delta", tmp_path).num_rows == 0
+
+
 def test_kinds_of_values() -> None:
     given = {
         "old": {"$binary": "AAAA", "$type": "00"},

@@ -18,8 +18,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyiceberg.catalog import load_catalog
 from pyiceberg.manifest import DataFileContent
-from pyiceberg.transforms import BucketTransform
-from pyiceberg.types import StringType
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
@@ -29,6 +31,7 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.load.verify import verify
 from spark_klog.tables.delta import DeltaLakeTable
 from spark_klog.tables.delta_features import WRITTEN
+from spark_klog.tables.iceberg import IcebergTable
 from spark_klog.tables.iceberg_rows import Rows
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.stream_upserts import upsert
@@ -329,6 +332,27 @@ def test_records_that_others_delete_by_values(
             assert result.partitions[0].in_files == 17
             assert result.findings[0].what == "[0, 10): 3 of 10 records are missing"
         assert there.compact(1 << 30) == 0
+
+
+def test_deletes_by_values_of_a_spec_whose_fields_were_dropped(tmp_path: Path) -> None:
+    """They are for the whole table: format version 1 keeps dropped fields, as of the transform void."""
+    catalog = load_catalog("local", **catalog_options(tmp_path))
+    catalog.create_namespace("space")
+    spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "id"))
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
+    table = catalog.create_table("space.table", schema, partition_spec=spec, properties={"format-version": "1"})
+    table.append(pa.table({"id": [1, 1], "name": ["a", "b"]}))
+    [of_spec] = [one.file for one in Rows(table).files()]
+    with table.update_spec() as update:
+        update.remove_field("id")
+    with table.transaction() as transaction:
+        transaction.upgrade_table_version(2)
+    table.append(pa.table({"id": [1], "name": ["a"]}))
+    [newest] = [one.file for one in Rows(table).files() if one.file.spec_id != of_spec.spec_id]
+    delete_by_file(table, newest, "a", DataFileContent.EQUALITY_DELETES, column="name")
+    there = IcebergTable("local.space.table", catalog_options(tmp_path))
+    assert pa.Table.from_batches(there.rows(["name"]))["name"].to_pylist() == ["b"]
+    assert there.compact(1 << 30) == 0
 
 
 @pytest.mark.parametrize("is_partitioned", [False, True])
