@@ -56,7 +56,8 @@ def expired(
     if seconds > retention:
         raise LoadError(
             f"{address} knows the files that it has removed for {retention:g} s only: set its property {_RETENTION} to "
-            "a longer time, and give --older-than once that has passed, or give a shorter time"
+            "a longer time, and give --older-than once that has passed, or give a shorter time. A call with a shorter "
+            "--older-than, or --expire, may have lowered the property"
         )
     log = _Log(store, now - seconds)
     count, head = kept.count or 1, table.version()
