@@ -47,6 +47,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls, TransactionCalls, OnLoop):
 
     async def __aenter__(self) -> Admin:
         """Connect; raises what `spark_klog.client.Admin` raises."""
+        self._driver.check_loop()
         try:
             await self._make(self.cluster.asking_metadata([]))
         except BaseException:
@@ -59,6 +60,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls, TransactionCalls, OnLoop):
 
     async def close(self) -> None:  # type: ignore[override]
         """Close the connections; calls that wait, and later ones, raise `AdminClosed`."""
+        self._driver.check_loop()
         self._end()
 
     def _end(self) -> None:

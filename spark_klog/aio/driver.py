@@ -64,6 +64,11 @@ class LoopDriver:
             raise ConcurrentUse(f"this {self._client} belongs to another event loop: make one for each loop")
         return loop
 
+    def check_loop(self) -> None:
+        """Raise what `loop` raises, unless the client has no loop, or a closed one: then any may close the client."""
+        if self._loop is not None and not self._loop.is_closed() and not self.is_forked:
+            _ = self.loop
+
     async def run(self, steps: Steps[_T]) -> _T:
         """Make a request. If the task is cancelled the request ends where it waits, as at an interrupt."""
         future = self.start(steps)
@@ -94,8 +99,17 @@ class LoopDriver:
 
     def in_thread(self, work: Callable[..., _T], *arguments: object) -> Steps[_T]:
         """Do blocking work in a thread of the loop's executor."""
-        done = self.loop.run_in_executor(None, work, *arguments)
-        done.add_done_callback(lambda _: self.wake())
+
+        def over(done: asyncio.Future[_T]) -> None:
+            if not done.cancelled():
+                done.exception()  # nobody may wait for it any more: asyncio would log that
+            self.wake()
+
+        try:
+            done = self.loop.run_in_executor(None, work, *arguments)
+        except RuntimeError:  # the program ends, and the executor has been shut down
+            return work(*arguments)
+        done.add_done_callback(over)
         while not done.done():
             yield Wait(None, math.inf)
         return done.result()

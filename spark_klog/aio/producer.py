@@ -110,6 +110,7 @@ class Producer(ProducerCore):
 
     async def __aenter__(self) -> Producer:
         """Connect; raises what `spark_klog.client.Producer` raises."""
+        self._driver.check_loop()
         try:
             await self._run("open", self._cluster.asking_metadata([]))
         except BaseException:
@@ -156,6 +157,7 @@ class Producer(ProducerCore):
             future = self._take(arguments, on_delivery, is_awaited=True)
         finally:
             self._let_in()
+            self._driver.wake()  # others may still wait, for what gathers
         return await future
 
     def send_nowait(
@@ -175,6 +177,7 @@ class Producer(ProducerCore):
         """
         timestamp, headers = self._checked(topic, timestamp, headers)
         if self._must_wait:
+            self._driver.wake()
             config = self._cluster.config
             raise BufferExhausted(
                 f"{self._used} bytes of records wait to be sent, {config.named('buffer.memory')}="
@@ -273,6 +276,7 @@ class Producer(ProducerCore):
         loop = self._loop_of_call()
         admitted: asyncio.Future[None] = loop.create_future()
         self._waiting.append((size, admitted))
+        self._driver.wake()  # what gathers is sent now
 
         def expire() -> None:
             settle(admitted, self._exhausted(self._used, f"a record for {topic}"))
@@ -280,15 +284,15 @@ class Producer(ProducerCore):
         timer = loop.call_later(self._max_block, expire)
         try:
             await admitted
-        except asyncio.CancelledError:
+        except BaseException:
+            with suppress(ValueError):
+                self._waiting.remove((size, admitted))
             if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
                 self._admitted_bytes -= size  # it was let in, and does not come
             self._let_in()
             raise
         finally:
             timer.cancel()
-            with suppress(ValueError):
-                self._waiting.remove((size, admitted))
 
     def _let_in(self) -> None:
         """Have calls that wait for room go on as far as there is some, and all if no record is taken any more."""
@@ -309,9 +313,11 @@ class Producer(ProducerCore):
         loop = self._driver.loop
         if self._loop is None and not self._is_closed:
             self._loop = loop
+            _in_use.difference_update([producer for producer in list(_in_use) if producer._is_left_with_nothing])
+            _in_use.add(self)
             self._sender.work_on()
-            self._driver.start(self._building())
-            self._driver.start(self._sending())
+            for steps in (self._building(), self._sending()):
+                self._driver.start(steps).add_done_callback(self._interrupted)
         return loop
 
     async def _run(self, call: str, steps: Steps[_T]) -> _T:
@@ -339,11 +345,12 @@ class Producer(ProducerCore):
             try:
                 if failure is not None:
                     raise failure
+                self._sender.check()  # an error that came meanwhile is not told to records that are added after it
                 self._add(record.arguments, record.outcome)
             except Exception as error:
                 if self._transactions is not None and not record.is_awaited:
                     self._sender.fail(error if isinstance(error, KlogError) else KlogError(str(error)))
-                _settle_outcome(record.outcome, error, None)
+                _settle_outcome(record.outcome, error, None, topic)
             if time.monotonic() >= until:
                 yield Wait(None, 0.0)
                 until = time.monotonic() + SLICE
@@ -372,8 +379,9 @@ class Producer(ProducerCore):
     def _next_to_build(self, now: float) -> tuple[TopicPartition, Gathering] | None:
         if self._full:
             return self._full.popleft()
-        due = list(self._gathering)[:1] if self._flushes else self._gathering.due(now)[:1]
-        for key in due:
+        key = next(iter(self._gathering), None)  # in this order they are due
+        makes_room = self._must_wait and 2 * self._gathering.bytes >= self._room
+        if key is not None and (self._flushes or makes_room or self._gathering[key].due <= now):
             gathering = self._gathering.remove(key)
             self._full_bytes += gathering.whole[1]
             return key, gathering
@@ -392,6 +400,9 @@ class Producer(ProducerCore):
                 return  # an error, or an abort, has come meanwhile
             first, receipt = gathering.first_timestamp, gathering.receipt
             self._sender.add_records(key, body, count, first, last, receipt, is_compressed=is_long)
+        except GeneratorExit:  # while it is compressed: the program's exit writes it
+            self._full.appendleft((key, gathering))
+            raise
         finally:
             self._full_bytes -= size
 
@@ -414,6 +425,12 @@ class Producer(ProducerCore):
                 wait = wait._replace(until=0.0)
             self._let_in()
             yield wait
+
+    def _interrupted(self, _: object) -> None:
+        """Close the producer after an interrupt (Ctrl-C, SystemExit in a callback) in what takes a thread's place."""
+        if not self._is_closed:
+            _log.error("an interrupt has ended the producer: records that are not confirmed may be written or not")
+            self._end()
 
     def _fail(self, error: Exception) -> None:
         _log.exception("records are not written")
@@ -536,7 +553,7 @@ class Producer(ProducerCore):
                 self._full.clear()
                 aborted = TransactionAborted("the transaction was aborted before the record's topic was known")
                 for record in self._records_that_wait():
-                    _settle_outcome(record.outcome, aborted, None)
+                    _settle_outcome(record.outcome, aborted, None, record.arguments[0])
             yield from self._aborting()
             yield from self._calling_back()
 
@@ -565,6 +582,7 @@ class Producer(ProducerCore):
         """Flush and close the connections; abort an open transaction. A second call does nothing."""
         if self._is_closed:
             return
+        self._driver.check_loop()
         try:
             if self._driver.is_forked:
                 pass
@@ -581,6 +599,7 @@ class Producer(ProducerCore):
             return
         self._is_closed = True
         unclosed.discard(self)
+        _in_use.discard(self)
         if self._driver.is_forked:
             self._cluster.close()
             return
@@ -589,7 +608,7 @@ class Producer(ProducerCore):
         self._driver.close(closed)
         self._cluster.close()
         for record in self._records_that_wait():
-            _settle_outcome(record.outcome, closed, None)
+            _settle_outcome(record.outcome, closed, None, record.arguments[0])
         self._sender.receipts.fail_all(closed)
         self._sender.receipts.call_back()
         self._let_in()
@@ -608,8 +627,12 @@ class Producer(ProducerCore):
             with suppress(KlogError):
                 run(self._choice.looking_up(topic))
                 while records:
-                    self._add(records[0].arguments, records[0].outcome)
-                    records.popleft()
+                    record = records.popleft()
+                    try:
+                        self._add(record.arguments, record.outcome)
+                    except Exception as error:
+                        _log.warning("a record for %s is not written: %s", topic, error)
+                        _settle_outcome(record.outcome, error, None, topic)
         for key, gathering in self._full:
             count, _, last = gathering.whole
             self._sender.add_records(key, gathering.body, count, gathering.first_timestamp, last, gathering.receipt)
@@ -617,9 +640,17 @@ class Producer(ProducerCore):
         super()._finish_all(until)
 
     @property
+    def _is_left_with_nothing(self) -> bool:
+        return self._loop is not None and self._loop.is_closed() and not self._used
+
+    @property
     def _gathered(self) -> int:
         full = sum(gathering.whole[0] for _, gathering in self._full)
         return super()._gathered + full + len(self._records_that_wait())
+
+
+#: Producers that are not closed: what they have not written is written at exit, though nothing else refers to them.
+_in_use: set[Producer] = set()
 
 
 def _size(*parts: object) -> int:
@@ -638,16 +669,24 @@ def _settle_chunk(receipt: Receipt, first: int, outcomes: list[_Outcome], *_: ob
         error = receipt.error_of(index)
         metadata = None if error is not None else receipt.metadata(index, outcome[2])
         try:
-            _settle_outcome(outcome, error, metadata)
-        except Exception:
-            _log.exception("on_delivery of a record of %s-%s failed", *receipt.key)
+            _settle_outcome(outcome, error, metadata, *receipt.key)
+        except BaseException:  # an interrupt: the next call goes on
+            rest = outcomes[index - first + outcome[0].done() :]
+            left = partial(_settle_chunk, receipt, index + outcome[0].done(), rest)
+            receipt.callbacks.appendleft((left, index, 0))
+            raise
     outcomes.clear()
 
 
-def _settle_outcome(outcome: _Outcome, error: Exception | None, metadata: RecordMetadata | None) -> None:
+def _settle_outcome(
+    outcome: _Outcome, error: Exception | None, metadata: RecordMetadata | None, *place: str | int
+) -> None:
     """Give a record's future and its callback its place, or its error."""
     future, on_delivery, _ = outcome
     error = fresh(error) if isinstance(error, KlogError) else error  # each future raises its own
     settle(future, error, metadata)
     if on_delivery is not None:
-        on_delivery(error, metadata)  # type: ignore[arg-type]  # other errors are those of a serializer
+        try:
+            on_delivery(error, metadata)  # type: ignore[arg-type]  # other errors are those of a serializer
+        except Exception:
+            _log.exception("on_delivery of a record of %s failed", "-".join(map(str, place)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
@@ -25,6 +26,7 @@ from spark_klog.errors import (
     ConcurrentUse,
     ConfigError,
     ConnectionFailed,
+    ErrorCode,
     InvalidTransactionState,
     ProducerClosed,
     ProtocolError,
@@ -174,6 +176,135 @@ def test_calls_where_no_loop_of_it_runs() -> None:
         assert brokers.log[A] == [b"1"]
 
 
+def test_another_loop_changes_nothing() -> None:
+    async def other(producer: Producer) -> None:
+        with pytest.raises(ConcurrentUse, match="another event loop"):
+            await producer.close()
+        with pytest.raises(ConcurrentUse, match="another event loop"):
+            await producer.__aenter__()
+
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            async with producing(brokers, linger_ms="60000") as producer:
+                await producer.partitions("t")
+                sent = producer.send_nowait("t", b"1")
+                await asyncio.to_thread(asyncio.run, other(producer))
+                assert not sent.done()
+                await producer.flush()
+                assert (await sent).offset == 0
+
+    run(main())
+
+
+def test_an_error_while_a_topic_is_looked_up() -> None:
+    """Records that are added after an error have it, too."""
+
+    async def main() -> None:
+        refused = Fate(errors={A: int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)})
+        with ModelCluster(1, {"t": 1, "u": 1}, lambda *_: refused) as brokers:
+            producer = Producer({"bootstrap.servers": brokers.servers, "retry.backoff.ms": "1", "linger.ms": "0"})
+            brokers.topics["u"] = 0
+            late = producer.send_nowait("u", b"")
+            with pytest.raises(ProtocolError, match="TOPIC_AUTHORIZATION_FAILED"):
+                await producer.send("t", b"")
+            brokers.topics["u"] = 1
+            with pytest.raises(ProtocolError, match="TOPIC_AUTHORIZATION_FAILED"):
+                await late
+            with pytest.raises(ProtocolError):
+                await producer.close()
+
+    run(main())
+
+
+def test_records_that_gather_make_room() -> None:
+    """What waits for room does not wait for linger.ms besides."""
+
+    async def main() -> None:
+        with ModelCluster(1, {"t": 4}) as brokers:
+            more = {"linger_ms": "3600000", "buffer_memory": "10000", "batch_size": "100000"}
+            async with producing(brokers, **more) as producer:
+                sends = [asyncio.create_task(producer.send("t", bytes(1000), partition=n % 4)) for n in range(40)]
+                while not any(brokers.log.values()):
+                    await asyncio.sleep(0.001)
+                while not all(task.done() for task in sends):
+                    await producer.flush()
+                    await asyncio.sleep(0)  # a flush with nothing to wait for does not leave its turn
+                assert len(await asyncio.gather(*sends)) == 40
+
+    run(main())
+
+
+def test_callbacks_that_fail() -> None:
+    """Also those of records that are not added: records after them are."""
+
+    def fails(*_: object) -> None:
+        raise KeyError
+
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            async with producing(brokers) as producer:
+                bad = producer.send_nowait("t", "text", on_delivery=fails)
+                good = producer.send_nowait("t", b"1", on_delivery=fails)
+                assert (await good).offset == 0
+                with pytest.raises(TypeError, match="value must be bytes"):
+                    await bad
+                assert (await producer.send("t", b"2")).offset == 1
+
+    run(main())
+
+
+def test_an_interrupt_in_a_callback() -> None:
+    """A loop that goes on after it can close the producer."""
+
+    def stop(*_: object) -> None:
+        raise SystemExit
+
+    async def begin(servers: str) -> Producer:
+        producer = Producer({"bootstrap.servers": servers})
+        await producer.partitions("t")
+        return producer
+
+    async def send(producer: Producer) -> tuple[asyncio.Future[Any], ...]:
+        return producer.send_nowait("t", b"1", on_delivery=stop), producer.send_nowait("t", b"2")
+
+    with ModelCluster(1, {"t": 1}) as brokers:
+        loop = asyncio.new_event_loop()
+        producer = loop.run_until_complete(begin(brokers.servers))
+        sent = loop.run_until_complete(send(producer))
+        with pytest.raises(SystemExit):
+            loop.run_forever()
+        loop.run_until_complete(asyncio.wait_for(producer.close(), _PATIENCE))
+        assert [future.result().offset for future in sent] == [0, 1]
+        with pytest.raises(ProducerClosed):
+            loop.run_until_complete(producer.send("t", b"3"))
+        loop.close()
+
+
+def test_what_a_thread_raises_when_nobody_waits_for_it() -> None:
+    told: list[object] = []
+    goes_on = threading.Event()
+
+    def fails() -> None:
+        goes_on.wait(_PATIENCE)
+        raise KeyError
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context))
+        driver = LoopDriver("client", ProducerClosed)
+        task = asyncio.create_task(driver.run(driver.in_thread(fails)))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        goes_on.set()
+        await loop.shutdown_default_executor()
+        assert await driver.run(driver.in_thread(lambda: 1)) == 1  # without a thread, then
+        gc.collect()
+
+    asyncio.run(main())
+    assert told == []
+
+
 def test_brokers_that_are_not_there() -> None:
     async def main() -> None:
         producer = Producer({"bootstrap.servers": "127.0.0.1:1", "request.timeout.ms": "500"})
@@ -206,28 +337,33 @@ def test_closed_with_records_under_way() -> None:
 
 
 AT_EXIT = """
-import asyncio, sys
+import asyncio, gc, sys
 from spark_klog.aio import Producer
 
 async def main():
-    producer = Producer({"bootstrap.servers": sys.argv[1], "linger.ms": "60000", "batch.size": "100"})
+    settings = {"bootstrap.servers": sys.argv[1], "linger.ms": "60000", "batch.size": "100", "compression.type": "gzip"}
+    producer = Producer(settings)
     await producer.partitions("t")
     for number in range(20):
-        producer.send_nowait("t", b"%d" % number)
+        producer.send_nowait("t", b"%d " % number + bytes(int(sys.argv[2])))
+    producer.send_nowait("u", "text")
     producer.send_nowait("u", b"waits for its topic")
-    globals()["kept"] = producer
 
 asyncio.run(main())
+gc.collect()
 """
 
 
-def test_what_is_left_at_the_programs_exit() -> None:
+@pytest.mark.parametrize("size", [0, 50_000], ids=["small", "compressed in threads"])
+def test_what_is_left_at_the_programs_exit(size: int) -> None:
+    """Of a producer that nothing refers to any more; a record that can't be written does not keep others from it."""
     with ModelCluster(1, {"t": 1, "u": 1}) as brokers:
-        done = subprocess.run(
-            [sys.executable, "-c", AT_EXIT, brokers.servers], capture_output=True, text=True, timeout=_PATIENCE
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert brokers.log == {A: [b"%d" % n for n in range(20)], ("u", 0): [b"waits for its topic"]}
+        command = [sys.executable, "-c", AT_EXIT, brokers.servers, str(size)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
+        assert done.returncode == 0
+        assert done.stderr in ("", "a record for u is not written: value must be bytes or None, not str\n")
+        assert brokers.log[A] == [b"%d " % n + bytes(size) for n in range(20)]
+        assert brokers.log["u", 0] == [b"waits for its topic"]
 
 
 def test_a_process_forked_since() -> None:

@@ -51,13 +51,14 @@ class Dial:
         self._waker: Waker | None = None
         try:
             begun = look_up(host, port)
+            if isinstance(begun, LookUp):
+                self._look_up, self._waker = begun, Waker()
+                begun.tell(self._waker.wake)
+            else:
+                self._left.extend(begun)
         except OSError as error:
             raise ConnectionFailed(f"no broker answers at {self._place}: {error}") from None
-        if isinstance(begun, LookUp):
-            self._look_up, self._waker = begun, Waker()
-            begun.tell(self._waker.wake)
-        else:
-            self._left.extend(begun)
+        if self._look_up is None:
             self._try_next()
 
     def _look_up_step(self, begun: LookUp) -> None:

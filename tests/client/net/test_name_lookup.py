@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from spark_klog.base.in_a_thread import addresses_of
+from spark_klog.client.net.dial import Dial
+from spark_klog.errors import ConnectionFailed
 from tests.support.packages import pythons
 from tests.support.packages.registries import RegistryUnreachable
 
@@ -45,6 +48,15 @@ def test_an_interrupt_leaves_no_look_up_that_nobody_makes(monkeypatch: pytest.Mo
         with pytest.raises(KeyboardInterrupt):
             addresses_of("localhost", 9092, time.monotonic() + 30)
     assert addresses_of("localhost", 9092, time.monotonic() + 30)
+
+
+def test_no_descriptor_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pair() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socketpair", pair)
+    with pytest.raises(ConnectionFailed, match="Too many open files"):
+        Dial("localhost", 1, time.monotonic() + 30)
 
 
 @pytest.mark.parametrize("version", [None, "3.12", "3.13"])
