@@ -40,6 +40,7 @@ from benchmarks.spark_writes import WRITE, WRITE_GUARANTEES, WRITE_LATENCY
 from benchmarks.tables import TABLES
 from benchmarks.topics import LOAD_TOPICS
 from benchmarks.typed import TYPED
+from benchmarks.upserts import UPSERTS
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ WORK: tuple[Work, ...] = (
     TYPED,
     LOAD,
     TABLES,
+    UPSERTS,
     LOAD_TOPICS,
     FOLLOWED,
     FOLLOWED_LIVE,

@@ -206,6 +206,12 @@ def merge(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     return {"seconds": seconds, "batches": sum(progress["numInputRows"] > 0 for progress in query.recentProgress)}
 
 
+def statement(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Run a statement of SQL."""
+    spark.sql(request["text"]).collect()
+    return {}
+
+
 def _upsert(folder: str) -> Callable[[DataFrame, int], None]:
     from spark_klog.tables import upsert
 
@@ -372,6 +378,7 @@ WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
             load_topics,
             sink,
             merge,
+            statement,
             plan,
             stream,
             make_rows,

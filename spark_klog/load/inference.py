@@ -90,7 +90,7 @@ def _reserved_names(settings: WriteSettings) -> set[str]:
         return {*PLACE.names, ORDER, DELETED, LACKING}
     if settings.table_columns != VALUES:
         return set()
-    return {f"_{name}" for name in BESIDE_VALUES} | (set() if settings.layout == "none" else {"date", "hour"})
+    return {f"_{name}" for name in BESIDE_VALUES} | ({"date", "hour"} if settings.layout in ("day", "hour") else set())
 
 
 class GrownError(Exception):

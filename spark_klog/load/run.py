@@ -20,6 +20,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import any_of
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DataLossError, LoadError
@@ -67,6 +68,7 @@ from spark_klog.spark.read.ranges import RETENTION, Lost, OffsetRange
 from spark_klog.tables.changes import RECORD_KEY
 from spark_klog.tables.mongodb import plain_events
 from spark_klog.tables.opening import is_table, open_table
+from spark_klog.tables.partitions import BY_TIME
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema
@@ -130,6 +132,8 @@ class LoadOptions:
             self._check_table(settings, has_fields)
         elif settings.table_columns == VALUES:
             raise ConfigError("--table-columns values is for --table")
+        elif settings.layout not in BY_TIME:
+            raise ConfigError(f"partition-by {settings.layout!r} must be {any_of(BY_TIME)}: columns are for --table")
         elif settings.upsert_key:
             raise ConfigError("an upsert key is for a table, as is an envelope: give --table delta: or iceberg:")
         if self.dead_letters:

@@ -16,6 +16,7 @@ from spark_klog.load.values import UTC, check_field, check_zone, name_now
 from spark_klog.schemas.json_schema.columns import stored_type
 from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.tables.changes import RECORD_KEY, ChangeFormat, Envelope, Unavailable
+from spark_klog.tables.partitions import BY_TIME, parse_terms
 
 PARQUET, ARROW, JSON_LINES = "parquet", "arrow", "json"
 #: Formats that tasks write themselves, with their codecs. The first is the default.
@@ -28,7 +29,6 @@ EXTENSIONS = {PARQUET: "parquet", ARROW: "arrow", JSON_LINES: "jsonl"}
 _SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
 #: For users of the job, which has no option failOnDataLoss.
 LOSS_ADVICE = "--fail-on-data-loss false goes on without them"
-LAYOUTS = ("none", "day", "hour")
 #: Columns by which row groups can be sorted.
 SORTED = ("key",)
 RECORDS, VALUES = "records", "values"
@@ -46,8 +46,8 @@ class WriteSettings:
     With a `schema` (as `schema_text` has it) values are parsed from JSON; if it `infers`, runs find it themselves, and
     `known` is what they had before (`load/inference.py`). `rows` are keys and values of other formats,
     once their schemas are known. `sort_by` is a column of `SORTED`, by which each row group of a Parquet file is sorted
-    (then by offset), or "": by offset. The layout is by the field `event_time` of values, or by the records' timestamps
-    if it is "", in `time_zone`.
+    (then by offset), or "": by offset. A layout of day or hour is by the field `event_time` of values, or by the
+    records' timestamps if it is "", in `time_zone`; one of a table's columns is as of `parse_terms`.
     With an `upsert_key` (fields of the value, or "key") records are changes of rows, in an `envelope` or plain, ordered
     by the fields `order_by`, with commas between them, or by offsets if it is "".
     """
@@ -100,8 +100,8 @@ class WriteSettings:
                 f"compression {self.compression!r} of format {self.format} must be {any_of(CODECS[self.format])}"
             )
         self._check_level()
-        if self.layout not in LAYOUTS:
-            raise ConfigError(f"partition-by {self.layout!r} must be {any_of(LAYOUTS)}")
+        if self.layout not in BY_TIME:
+            parse_terms(self.layout)
         if self.dictionary != _DICTIONARY and self.format != PARQUET:
             raise ConfigError(f"dictionary is for format parquet, not {self.format}: leave it out")
         unknown = [name for name in self.dictionary if name not in FULL.names]
@@ -110,8 +110,11 @@ class WriteSettings:
         if self.rows and self.format == PARQUET:
             self._check_parquet()
         self._check_order()
-        if self.upsert_key and self.layout != "none":
-            raise ConfigError("an upsert key and --partition-by exclude each other: a row may move to another time")
+        if self.upsert_key and self.layout in ("day", "hour"):
+            raise ConfigError(
+                f"partition-by {self.layout} is by the time of records, and with an upsert key rows change: name a "
+                f"column of the rows, as '{self.layout}(FIELD)'"
+            )
         if self.envelope != "none" and not self.upsert_key:
             raise ConfigError(f"envelope {self.envelope} needs an upsert key")
         if self.order_by and not self.upsert_key:
@@ -127,7 +130,7 @@ class WriteSettings:
             for row in self.rows:
                 if row.column == "value":
                     check_field(row.type, self.event_time)
-            if self.layout == "none":
+            if self.layout not in ("day", "hour"):
                 raise ConfigError(f"event time {self.event_time!r} is for --partition-by hour or day")
 
     def with_rows(self, rows: tuple[RowSchema, ...]) -> WriteSettings:

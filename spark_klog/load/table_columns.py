@@ -7,6 +7,7 @@ values    the fields of the value, then _key, _topic, _partition, _offset, _time
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import pyarrow as pa
@@ -14,7 +15,9 @@ import pyarrow as pa
 from spark_klog.errors import LoadError
 from spark_klog.load.rows import fitted, merged
 from spark_klog.load.settings import VALUES, WriteSettings
+from spark_klog.load.values import name_now
 from spark_klog.tables.changes import ChangeFormat
+from spark_klog.tables.partitions import BY_TIME, layout_text, parse_terms, terms_of
 from spark_klog.tables.table import aliases_of, with_aliases
 
 #: Columns of records beside the fields of values, in which their names begin with "_".
@@ -108,6 +111,23 @@ def time_column(settings: WriteSettings) -> str:
     if settings.table_columns == VALUES:
         return settings.event_time or "_timestamp"
     return f"value.{settings.event_time}" if settings.event_time else "timestamp"
+
+
+def dated_columns(settings: WriteSettings, *, has_ids: bool) -> set[str]:
+    """The paths of the columns whose times, if they are some, need a date: a table whose columns have ids computes its
+    partitions of them, and in others texts of dates are the partitions."""
+    if not has_ids and settings.layout in BY_TIME:
+        return set()
+    terms = terms_of(settings.layout, time_column(settings))
+    return {term.column for term in terms if term.is_of_time or not has_ids}
+
+
+def layout_now(settings: WriteSettings, columns: pa.Schema) -> str:
+    """The layout, by the names that its columns have now, if they are some of these: they may have got others."""
+    if settings.layout in BY_TIME:
+        return settings.layout
+    kind = pa.struct(list(columns))
+    return layout_text([replace(term, column=name_now(kind, term.column)) for term in parse_terms(settings.layout)])
 
 
 def as_columns(batch: pa.RecordBatch, columns: pa.Schema, is_of_values: bool) -> pa.RecordBatch:

@@ -30,7 +30,7 @@ from spark_klog.load.journal.model import FileEntry, Manifest, Progress, Range, 
 from spark_klog.load.journal.store import arrow_file, open_store, read_json, to_json
 from spark_klog.load.rows import has_place
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.table_columns import run_columns, time_column
+from spark_klog.load.table_columns import layout_now, run_columns, time_column
 from spark_klog.load.target import Target, point_to
 from spark_klog.load.tasks.task import UNPARSED
 from spark_klog.tables.change_files import ChangeFiles, change_files
@@ -153,12 +153,10 @@ class TableTarget(Target):
     def prepare(self, load: str, settings: WriteSettings, topics: Sequence[str], stage: Stage) -> pa.Schema:
         """As of `Target` and of `Table.prepare`, also errors."""
         columns = run_columns(settings, topics)
-        layout = settings.layout
-        assert layout in ("none", "day", "hour")
-        place = time_column(settings)
+        layout, place = layout_now(settings, columns), time_column(settings)
         changes = settings.change_format(topics[0])
         key = () if changes is None else changes.key
-        return self._table.prepare(columns, layout, place, load, stage, key)  # type: ignore[arg-type]
+        return self._table.prepare(columns, layout, place, load, stage, key)
 
     def keeps(self, results: Sequence[RangeResult], columns: pa.Schema | None) -> bool:
         """As of `Target`: others may have vacuumed the files, or the table may have replaced a column of theirs."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,8 +50,8 @@ LACKING_TYPE = pa.struct(
 )
 #: The parts of an update that has changed whole columns.
 NO_PARTS = "{}"
-#: Rows of a table, with some of its columns.
-Rows = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
+#: Rows of a table, with some of its columns: all that have one of some keys, and maybe others.
+Rows = Callable[[Sequence[str], pa.Table], Iterable[pa.RecordBatch]]
 #: Between the texts of several fields: it comes before all that texts have.
 _SEPARATOR = "\x1f"
 _WHOLE_NUMBER = r"^-?[0-9]+$"
@@ -168,6 +169,24 @@ def outlived(rows: pa.Table, truncations: pa.Table) -> NDArray[np.bool_]:
     for number in range(len(truncations) if len(rows) else 0):
         gone |= newer(truncations.take(pa.array(np.full(len(rows), number))), rows)
     return gone
+
+
+def all_outlived(bounds: Mapping[str, tuple[Any, Any]], truncations: pa.Table) -> bool | None:
+    """Whether all rows whose places are within these bounds are older than one of the truncations, or, False, none is
+    older than any; None if that is not known. Times are microseconds."""
+    if ORDER in truncations.schema.names or not set(PLACE.names) <= bounds.keys():
+        return None
+    (inc, last_inc), (part, last_part), (at, last_at), (time, last_time) = (bounds[name] for name in PLACE.names)
+    columns = [numbers(truncations[name]).tolist() for name in PLACE.names]
+    may_be = False
+    for of_inc, of_part, of_at, of_time in zip(*columns, strict=True):
+        is_in, is_all_in = part <= of_part <= last_part, part == of_part == last_part
+        older_in = of_inc > last_inc or (of_inc == inc == last_inc and of_at > last_at)
+        if (older_in or not is_in) and (of_time > last_time or is_all_in):
+            return True
+        later_in = of_inc < inc or (of_inc == inc == last_inc and of_at <= at)
+        may_be |= not ((later_in or not is_in) and (of_time < time or is_all_in))
+    return None if may_be else False
 
 
 def _in_order(changes: pa.Table, group: Sequence[str], place: Sequence[str]) -> pa.Table:
@@ -342,7 +361,7 @@ def of_rows(
     asked = places.filter(pa.array(np.logical_or.reduce(list(lacks.values()))))
     like = pa.schema([*kinds, *(changes.schema.field(name) for name in names)])
     batches = [like.empty_table()]
-    for batch in rows(like.names):
+    for batch in rows(like.names, asked.select(key)):
         part = pa.Table.from_batches([batch]).select(like.names).cast(like)  # deltalake's views of texts have no take
         batches.append(part.take(pa.array(np.unique(matching(part, asked, key)[0]))))
     known = pa.concat_tables(batches)

@@ -7,6 +7,7 @@ info, with the run's token and its offsets. See Delta's PROTOCOL.md.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -37,18 +38,18 @@ from spark_klog.files.folder import LocalFolder, reason
 from spark_klog.files.keys import KeyedUri
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.change_order import INCARNATION
-from spark_klog.tables.columns import differences
+from spark_klog.tables.columns import differences, holds
 from spark_klog.tables.delta_expiry import expired, shorten
 from spark_klog.tables.delta_features import check_features
-from spark_klog.tables.delta_merge import merge, quoted
+from spark_klog.tables.delta_merge import merge, quoted, within
 from spark_klog.tables.delta_statistics import statistics_json
 from spark_klog.tables.delta_stores import keyed_options, storage_options
+from spark_klog.tables.partitions import BY_TIME, column_at, distinct, parse_terms, partition_row, partition_text
 from spark_klog.tables.table import (
     COMMIT_ENTRY,
     LOAD_PROPERTY,
     RUN_VERSION,
     DataFile,
-    Layout,
     Run,
     Stage,
     TableFile,
@@ -64,12 +65,14 @@ from spark_klog.tables.unity import SCHEME, unity_location
 from spark_klog.tables.upkeep import Expired, Kept, files_below
 
 PREFIX = "delta:"
-#: Partition columns by layout, with their types.
-_PARTITIONS: dict[str, tuple[tuple[str, pa.DataType], ...]] = {
-    "none": (),
-    "day": (("date", pa.date32()),),
-    "hour": (("date", pa.date32()), ("hour", pa.int32())),
+#: Partition columns of layouts by time.
+_BY_TIME = {
+    "none": pa.schema([]),
+    "day": pa.schema([("date", pa.date32())]),
+    "hour": pa.schema([("date", pa.date32()), ("hour", pa.int32())]),
 }
+#: Types that no partition column has.
+_NO_PARTITIONS = pa.types.is_binary, pa.types.is_floating, pa.types.is_decimal
 #: Commits that are looked through for a run before all of them are.
 _RECENT = 20
 #: How long a commit is tried again that others come before, and the pause before the next try, in seconds. A merge may
@@ -97,6 +100,7 @@ _SHARE = 8
 _room = MemoryRoom(memory_bytes() // _SHARE)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\s*↳\s*")
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 
 class DeltaLakeTable:
@@ -174,14 +178,17 @@ class DeltaLakeTable:
             for one in vectors
         }
 
-    def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def rows(self, columns: Sequence[str], keys: pa.Table | None = None) -> Iterator[pa.RecordBatch]:
         table = self._open()
         if table is not None:
-            yield from self._rows(table, columns)
+            yield from self._rows(table, columns, keys)
 
-    def _rows(self, table: DeltaTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _rows(
+        self, table: DeltaTable, columns: Sequence[str], keys: pa.Table | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        where = "" if keys is None else within(keys)
         # deltalake's dataset refuses a table that may have deletion vectors
-        query = f"SELECT {', '.join(map(quoted, columns))} FROM t"
+        query = f"SELECT {', '.join(map(quoted, columns))} FROM t{where and f' WHERE {where}'}"
         batches = self._trying("read", lambda: iter(QueryBuilder().register("t", table).execute(query)))
         while part := self._trying("read", lambda: list(islice(batches, _PARTS))):
             yield from pa.Table.from_batches(map(pa.record_batch, part)).combine_chunks().to_batches()
@@ -191,7 +198,7 @@ class DeltaLakeTable:
     def prepare(
         self,
         columns: pa.Schema,
-        layout: Layout,
+        layout: str,
         time_column: str,
         load: str,
         at: Stage = "commit",
@@ -201,33 +208,33 @@ class DeltaLakeTable:
         if internal := [name for name in columns.names if key and name in _OF_MERGE]:
             raise LoadError(f"{self.address}: deltalake merges by a column {internal[0]} of its own: rename the field")
         columns = pa.schema([pa.field(one.name, self._type(one.type, one.name)) for one in columns])
-        partitions = [name for name, _ in _PARTITIONS[layout]]
-        if clash := [name for name in columns.names if name.lower() in partitions]:
-            raise LoadError(
-                f"{self.address}: the column {clash[0]} is the table's partition column: leave --partition-by out, or "
-                "load the values as one column (--table-columns records)"
-            )
+        fields = self._partitions(layout, columns)
+        partitions = fields.names
 
         def attempt() -> pa.Schema:
-            table = self._open() or self._create(columns, layout, load)
+            table = self._open() or self._create(columns, fields, load)
             check_features(self.address, table, "merge" if key else "append")
             mine, missing, wrong = _compared(table, columns)
             if (wrong or table.metadata().partition_columns != partitions) and self._is_unused(table, load):
-                table = self._create(columns, layout, load, "overwrite")
+                table = self._create(columns, fields, load, "overwrite")
                 mine, missing, wrong = _compared(table, columns)
-            self._check(table, layout, load, is_any=bool(key))
+            owner = {} if LOAD_PROPERTY in table.metadata().configuration else {LOAD_PROPERTY: load}
+            self._check(table, fields, load, is_any=bool(key) and not (owner and partitions))
             if key:
                 self._check_key(table, key)
             if wrong:
                 raise self._differs(wrong)
             if key and missing and pa.table(table.get_add_actions()).num_rows:
                 self._check_maps(mine, missing)
-            owner = {} if LOAD_PROPERTY in table.metadata().configuration else {LOAD_PROPERTY: load}
             if at == "commit":
                 self._with_columns(table, columns, key, owner)
             elif owner:
                 table.alter.set_table_properties(owner, raise_if_not_exists=False)
-            types = {one.name: one.type for one in [*mine, *missing] if one.name not in partitions}
+            types = {
+                column.name: column.type
+                for column in [*mine, *missing]
+                if column.name in columns.names or column.name not in partitions
+            }
             return pa.schema(types)
 
         made = self._again("changed", attempt)
@@ -298,10 +305,28 @@ class DeltaLakeTable:
             actions: list[AddAction | RemoveAction] = []
             for item in files:
                 statistics = statistics_json(item.metadata, metadata.configuration)
-                actions.append(AddAction(item.path, item.size, _partition(item.hour, names), now, True, statistics))
+                actions.append(AddAction(item.path, item.size, self._partition(item, names), now, True, statistics))
             table.create_write_transaction(actions, "append", table.schema(), names, commit_properties=_committing(run))
 
         self._again("written", attempt)
+
+    def _partition(self, file: DataFile, names: Sequence[str]) -> dict[str, str | None]:
+        """The partition's values, as the log has them; `LoadError` if the table has got others than the file."""
+        row = partition_row(file.metadata)
+        if row is not None:
+            columns = [(name, column_at(row, name)) for name in row.column_names]
+            values = {name: partition_text(distinct(column)[0][0], column.type) for name, column in columns}
+            if list(values) != names:
+                raise LoadError(
+                    f"{self.address} is partitioned by {', '.join(names) or 'nothing'} now, and the run's files by "
+                    f"{', '.join(values)}: {layout_advice('as these')}"
+                )
+            return values
+        if file.hour is None or not names:
+            return {}
+        day, of_day = divmod(file.hour, 24)
+        text = (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+        return {"date": text, "hour": str(of_day)} if "hour" in names else {"date": text}
 
     def upsert(self, changes: ChangeFiles | None, run: Run) -> None:
         def attempt() -> None:
@@ -316,13 +341,14 @@ class DeltaLakeTable:
                 table = self._with_columns(table, self._added, () if changes is None else changes.key)
                 own |= own_columns(self.address, table.metadata().configuration)
                 names = [] if changes is None else changes.row.names
-                committing = _committing(replace(run, columns=names))
+                committing = partial(_committing, replace(run, columns=names))
                 if changes is not None:
-                    merge(table, changes, own, committing, partial(self._rows, table))
+                    figures = merge(table, changes, own, committing, partial(self._rows, table))
+                    _log.info("%s, run %d: %s", self.address, run.number, figures)
                 if table.transaction_version(run.load) != run.number:  # no row has changed, so nothing was committed
                     partitions = table.metadata().partition_columns
                     table.create_write_transaction(
-                        [], "append", table.schema(), partitions, commit_properties=committing
+                        [], "append", table.schema(), partitions, commit_properties=committing()
                     )
                 own.update(names)
             table = self._existing()
@@ -438,17 +464,46 @@ class DeltaLakeTable:
             raise LoadError(f"{self.address} is no longer there: restore it, or use another table")
         return table
 
+    def _partitions(self, layout: str, columns: pa.Schema) -> pa.Schema:
+        """The partition columns: those of the time, which the columns must not have, or some of the columns."""
+        if layout in BY_TIME:
+            fields = _BY_TIME[layout]
+            if clash := [name for name in columns.names if name.lower() in fields.names]:
+                raise LoadError(
+                    f"{self.address}: the column {clash[0]} is the table's partition column: leave --partition-by out, "
+                    "or load the values as one column (--table-columns records)"
+                )
+            return fields
+        terms = parse_terms(layout)
+        for term in terms:
+            if term.transform != "identity":
+                raise LoadError(
+                    f"{self.address} can't be partitioned by {term}, as Delta's tables are by columns alone: name a "
+                    "column of the rows that has these values, or load into an Iceberg table"
+                )
+            if term.column not in columns.names:
+                raise LoadError(f"{self.address} has no column {term.column} to be partitioned by")
+            kind = columns.field(term.column).type
+            if term.column in (f"_{name}" if "_offset" in columns.names else name for name in (*_PLACE, "timestamp")):
+                raise LoadError(
+                    f"{self.address} can't be partitioned by {term.column}, which tells where a row is from: Delta's "
+                    "files would not have it. Name another column, or load into an Iceberg table"
+                )
+            # deltalake reads a decimal -0.01 in a partition as 0.-1
+            if pa.types.is_nested(kind) or any(_is(kind) for _is in _NO_PARTITIONS):
+                raise LoadError(f"{self.address} can't be partitioned by {term.column}, which is {kind}")
+        return pa.schema([columns.field(term.column) for term in terms])
+
     def _create(
-        self, columns: pa.Schema, layout: Layout, load: str, mode: Literal["error", "overwrite"] = "error"
+        self, columns: pa.Schema, partitions: pa.Schema, load: str, mode: Literal["error", "overwrite"] = "error"
     ) -> DeltaTable:
-        partitions = _PARTITIONS[layout]
-        schema = pa.schema([*columns, *(pa.field(*one) for one in partitions)])
+        schema = pa.schema([*columns, *(column for column in partitions if column.name not in columns.names)])
         try:
             self._known = DeltaTable.create(
                 self._url,
                 schema,
                 mode,
-                partition_by=[name for name, _ in partitions],
+                partition_by=partitions.names,
                 configuration={LOAD_PROPERTY: load, **_own_property(self.address, {}, columns, columns.names)},
                 storage_options=self._options,
                 raise_if_key_not_exists=False,  # a property that deltalake does not know
@@ -460,14 +515,14 @@ class DeltaLakeTable:
                 raise
             return table  # another run has created it meanwhile
 
-    def _check(self, table: DeltaTable, layout: Layout, load: str, *, is_any: bool) -> None:
-        """`LoadError` if the table belongs to another load or has another layout, unless it may be `is_any` as a merge
-        writes any."""
+    def _check(self, table: DeltaTable, partitions: pa.Schema, load: str, *, is_any: bool) -> None:
+        """`LoadError` if the table belongs to another load or has other partitions, unless it may be `is_any` as a
+        merge writes any."""
         metadata = table.metadata()
         owner = metadata.configuration.get(LOAD_PROPERTY, load)
         if owner != load:
             raise LoadError(f"{self.address} belongs to another load ({owner}): use another table")
-        wanted = [name for name, _ in _PARTITIONS[layout]]
+        wanted = partitions.names
         if metadata.partition_columns != wanted and not is_any:
             texts = [
                 f"partitioned by {', '.join(names)}" if names else "not partitioned"
@@ -476,9 +531,11 @@ class DeltaLakeTable:
             raise LoadError(f"{self.address} is {texts[0]}; {layout_advice(texts[1])}")
         schema = pa.schema(table.schema().to_arrow())
         types = dict(zip(schema.names, schema.types, strict=True))
-        for name, kind in _PARTITIONS[layout]:
-            if types[name] != kind:
-                raise LoadError(f"{self.address} has the partition column {name} as {types[name]}, not {kind}")
+        for column in partitions if metadata.partition_columns == wanted else ():
+            if not holds(types[column.name], column.type):
+                raise LoadError(
+                    f"{self.address} has the partition column {column.name} as {types[column.name]}, not {column.type}"
+                )
 
     def _check_key(self, table: DeltaTable, key: Sequence[str]) -> None:
         names = {one.name: one.name for one in table.schema().fields}
@@ -590,20 +647,12 @@ def _taken_away(commits: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return last
 
 
-def _committing(run: Run) -> CommitProperties:
+def _committing(run: Run, figures: Mapping[str, int] = MappingProxyType({})) -> CommitProperties:
+    """The properties of a run's commit; of a merge with `figures` of what it reads."""
     # without a time Spark's next checkpoint drops it, if the table has delta.setTransactionRetentionDuration
     transaction = Transaction(run.load, run.number, time.time_ns() // 1_000_000)
-    entry = {"version": RUN_VERSION, **vars(run)}
+    entry = {"version": RUN_VERSION, **vars(run), **figures}
     return CommitProperties(custom_metadata={COMMIT_ENTRY: entry}, app_transactions=[transaction])
-
-
-def _partition(hour: int | None, names: Sequence[str]) -> dict[str, str | None]:
-    """The partition's values, as the log has them."""
-    if hour is None or not names:
-        return {}
-    day, of_day = divmod(hour, 24)
-    text = (date(1970, 1, 1) + timedelta(days=day)).isoformat()
-    return {"date": text, "hour": str(of_day)} if "hour" in names else {"date": text}
 
 
 def _reason(error: Exception) -> str:

@@ -97,7 +97,7 @@ def _text(value: Any, kind: pa.DataType, *, is_max: bool) -> str | None:
     if pa.types.is_decimal(kind):
         return format(value, "f")
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _quoted(_cut(value, is_max=is_max))
+        return _quoted(cut(value, is_max=is_max))
     try:
         if pa.types.is_date(kind):
             return _quoted(date.fromordinal(date(1970, 1, 1).toordinal() + value).isoformat())
@@ -108,7 +108,7 @@ def _text(value: Any, kind: pa.DataType, *, is_max: bool) -> str | None:
     return json.dumps(value)
 
 
-def _cut(text: str, *, is_max: bool) -> str:
+def cut(text: str, *, is_max: bool) -> str:
     """The text or one that is shorter and smaller, or larger."""
     rest = text[_PREFIX:]
     if not rest or not is_max:

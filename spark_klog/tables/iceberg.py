@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
@@ -31,12 +32,12 @@ from pyiceberg.exceptions import (
     ValidationError,
 )
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.partitioning import PARTITION_FIELD_ID_START, UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.transforms import DayTransform, HourTransform
-from pyiceberg.types import DateType, DoubleType, TimestampType, TimestamptzType
+from pyiceberg.types import DoubleType
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import doubled
@@ -45,20 +46,20 @@ from spark_klog.files import open_folder
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.iceberg_compaction import Batch, Compaction
 from spark_klog.tables.iceberg_expiry import Expiry
-from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
-from spark_klog.tables.iceberg_partitions import check_spec
+from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns
+from spark_klog.tables.iceberg_partitions import Pruning, by_partition, check_spec, spec_of, terms_in
 from spark_klog.tables.iceberg_rows import REWRITE, NotProjected, Rows
 from spark_klog.tables.iceberg_runs import last_run, run_properties, run_texts
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.iceberg_stores import opened, renewing, store_uri, table_place
 from spark_klog.tables.iceberg_transaction import OneAttempt
 from spark_klog.tables.iceberg_upsert import Upsert
+from spark_klog.tables.partitions import Term, partition_row, terms_of
 from spark_klog.tables.table import (
     COLUMNS_PROPERTY,
     LOAD_PROPERTY,
     STREAMS,
     DataFile,
-    Layout,
     Offsets,
     Run,
     Stage,
@@ -155,6 +156,7 @@ class IcebergTable:
         self._columns: Sequence[str] = ()
         #: By `expire`, of which files are removed.
         self._expired: Table | None = None
+        self._terms: Sequence[Term] = ()
 
     @property
     def _catalog(self) -> Catalog:
@@ -211,7 +213,7 @@ class IcebergTable:
     def prepare(
         self,
         columns: pa.Schema,
-        layout: Layout,
+        layout: str,
         time_column: str,
         load: str,
         at: Stage = "commit",
@@ -225,14 +227,15 @@ class IcebergTable:
         return self._trying(lambda: self._prepare(columns, layout, time_column, load, at, key), "prepared")
 
     def _prepare(
-        self, columns: pa.Schema, layout: Layout, time_column: str, load: str, at: Stage, key: Sequence[str]
+        self, columns: pa.Schema, layout: str, time_column: str, load: str, at: Stage, key: Sequence[str]
     ) -> pa.Schema:
+        self._terms = terms = terms_of(layout, time_column)
         table = self._table()
         if table is None:
             schema = to_iceberg(columns)
             if differences := changes(schema, columns, ()).differences:
                 raise LoadError(f"{self.address}: {'; '.join(differences)}")
-            spec = self._spec(schema, layout, time_column)
+            spec = self._spec(schema, terms)
             self._create_namespace()
             location = self._location or None
             properties = {**_PROPERTIES, LOAD_PROPERTY: load, **own_columns_property(self.address, {}, columns.names)}
@@ -250,7 +253,9 @@ class IcebergTable:
         unwritten = _unwritten(metadata, () if is_unused else metadata.partition_specs)
         needed = changes(metadata.schema(), columns, _own(self.address, metadata), unwritten, drops=drops)
         if not is_unused:
-            self._check_layout(metadata, layout, needed.path_before(time_column), is_any=bool(key))
+            is_others = bool(terms) and LOAD_PROPERTY not in metadata.properties
+            before = [replace(term, column=needed.path_before(term.column)) for term in terms]
+            self._check_layout(metadata, before, is_any=bool(key) and not is_others)
         if needed.differences:
             raise LoadError(
                 f"{self.address} does not fit: {'; '.join(needed.differences)}: change the table, or load into another"
@@ -284,8 +289,8 @@ class IcebergTable:
                     update.delete_column(path)
                 for path, kind in needed.added:
                     update.add_column(path, kind)
-        if is_unused and (not key or needed.removed):  # of a table of changes users decide
-            self._replace_spec(transaction, layout, time_column)
+        if is_unused and (not key or terms or needed.removed):  # of a table of changes users decide
+            self._replace_spec(transaction, terms)
         if transaction.has_updates or properties or LOAD_PROPERTY not in metadata.properties:
             if needed.removed or is_unused:  # others may be about to write to it
                 transaction.require_snapshot()
@@ -299,15 +304,15 @@ class IcebergTable:
         is_ours = _PROPERTIES.items() <= {**metadata.properties, "format-version": "2"}.items()
         return is_ours and metadata.properties.get(LOAD_PROPERTY) == load and not metadata.snapshots
 
-    def _replace_spec(self, transaction: OneAttempt, layout: Layout, time_column: str) -> None:
+    def _replace_spec(self, transaction: OneAttempt, terms: Sequence[Term]) -> None:
         metadata = transaction.table_metadata
-        spec = self._spec(metadata.schema(), layout, time_column)
+        spec = self._spec(metadata.schema(), terms)
         if not spec.compatible_with(metadata.spec()):
             with transaction.update_spec() as update:
                 for old in metadata.spec().fields:
                     update.remove_field(old.name)
-                for new in spec.fields:
-                    update.add_field(time_column, new.transform, new.name)
+                for term, new in zip(terms, spec.fields, strict=True):
+                    update.add_field(term.column, new.transform, new.name)
 
     def _check_key(self, metadata: TableMetadata, key: Sequence[str], renamed: Mapping[str, str] | None = None) -> None:
         """`LoadError` if changes by `key` would not find the table's rows, once it has `renamed` its columns."""
@@ -338,49 +343,26 @@ class IcebergTable:
                 "changed them meanwhile: run again, which compares them anew"
             )
 
-    def _spec(self, schema: Schema, layout: Layout, time_column: str) -> PartitionSpec:
-        if layout == "none":
-            return UNPARTITIONED_PARTITION_SPEC
-        source = self._time_source(schema, layout, time_column)
-        transform: Any = HourTransform() if layout == "hour" else DayTransform()
-        name = f"{time_column.replace('.', '_')}_{layout}"
-        return PartitionSpec(PartitionField(source, PARTITION_FIELD_ID_START, transform, name))
-
-    def _time_source(self, schema: Schema, layout: Layout, time_column: str) -> int:
-        """The id of the column that partitions are of."""
+    def _spec(self, schema: Schema, terms: Sequence[Term]) -> PartitionSpec:
         try:
-            source = schema.find_field(time_column)
-        except ValueError:
-            raise LoadError(f"{self.address} has no column {time_column} to be partitioned by") from None
-        types = (TimestampType, TimestamptzType, *((DateType,) if layout == "day" else ()))
-        if not isinstance(source.field_type, types):
-            raise LoadError(
-                f"{self.address} can't be partitioned by the {layout} of {time_column}, which is {source.field_type}: "
-                "Iceberg does so by timestamps" + ("" if layout == "hour" else " and dates")
-            )
-        return source.field_id
-
-    def _check_layout(self, metadata: TableMetadata, layout: Layout, time_column: str, *, is_any: bool) -> None:
-        """`LoadError` if the table is partitioned otherwise; unless it may be by `is_any`, as upserts write any."""
-        if is_any:
-            try:
-                check_spec(metadata.spec())
-            except LoadError as error:
-                raise LoadError(f"{self.address} {error}: load into another table") from None
-            return
-        asked = "not partitioned" if layout == "none" else f"partitioned by the {layout} of {time_column}"
-        advice = layout_advice(asked)
-        try:
-            field = time_field(metadata.spec())
+            return spec_of(schema, terms)
         except LoadError as error:
-            raise LoadError(f"{self.address} {error}; {advice}") from None
-        has: Layout = "none" if field is None else "hour" if isinstance(field.transform, HourTransform) else "day"
-        if has != layout or (
-            field is not None and field.source_id != self._time_source(metadata.schema(), layout, time_column)
-        ):
-            of = "" if field is None else f" of {metadata.schema().find_column_name(field.source_id)}"
-            is_now = "not partitioned" if field is None else f"partitioned by the {has}{of}"
-            raise LoadError(f"{self.address} is {is_now}; {advice}")
+            raise LoadError(f"{self.address} {error}") from None
+
+    def _check_layout(self, metadata: TableMetadata, terms: Sequence[Term], *, is_any: bool) -> None:
+        """`LoadError` if the table is partitioned otherwise; unless it may be by `is_any`, as upserts write any."""
+        spec, schema = metadata.spec(), metadata.schema()
+        try:
+            check_spec(spec)
+        except LoadError as error:
+            raise LoadError(f"{self.address} {error}: load into another table") from None
+        if not is_any and sorted(terms_in(spec)) != sorted(terms_in(self._spec(schema, terms))):
+            texts = [
+                ", ".join(_term_text(schema, source, transform) for source, transform in terms_in(each))
+                for each in (spec, self._spec(schema, terms))
+            ]
+            texts = [f"partitioned by {text}" if text else "not partitioned" for text in texts]
+            raise LoadError(f"{self.address} is {texts[0]}; {layout_advice(texts[1])}")
 
     def check(self, use: Use) -> None:
         """As of `Table.check`; of any use it is the same."""
@@ -416,12 +398,16 @@ class IcebergTable:
         if without is None:
             return
         table, last = without
-        footers = Footers(table.metadata)
-        base = table.metadata.location.rstrip("/")
+        footers, metadata = Footers(table.metadata), table.metadata
+        base = metadata.location.rstrip("/")
         transaction = OneAttempt(table)
         append = transaction.update_snapshot(snapshot_properties=run_texts(run)).merge_append()
         for one in files:
-            append.append_data_file(footers.data_file(f"{base}/{one.path}", one.size, one.metadata))
+            partition, row = None, partition_row(one.metadata)
+            if row is not None:
+                self._check_layout(metadata, self._terms, is_any=False)
+                [(partition, _)] = by_partition(row, metadata.spec(), metadata.schema())
+            append.append_data_file(footers.data_file(f"{base}/{one.path}", one.size, one.metadata, partition))
         has_rows = any(one.metadata.num_rows for one in files)
         self._commit_run(transaction, append, run, (last.offsets if last else {}) if has_rows else None)
 
@@ -446,7 +432,8 @@ class IcebergTable:
         transaction = OneAttempt(table)
         if by_key := key_property(self.address, table.metadata.properties, files.key, _ids(table.metadata)):
             transaction.set_properties(by_key)
-        overwrite = transaction.update_snapshot(snapshot_properties=run_texts(run)).overwrite()
+        texts = {**run_texts(run), **upsert.summary}
+        overwrite = transaction.update_snapshot(snapshot_properties=texts).overwrite()
         # The files to delete are given one by one; this lets pyiceberg look for them in all manifests.
         overwrite.delete_by_predicate(AlwaysTrue())
         for file in upsert.gone:
@@ -456,6 +443,12 @@ class IcebergTable:
         has_rows = bool(upsert.inserted)  # of one that only deletes no row can tell
         starts = (last.offsets if last else {}) if has_rows else run.offsets
         self._commit_run(transaction, overwrite, run, starts, [one.file_path for one in upsert.added])
+        number, read, rows, size = upsert.summary.values()
+        _log.info(
+            "%s, run %s: read %s rows (%s bytes) of %s of %s files, replaced %d files by %d (%d rows, %d bytes)",
+            *(self.address, run.number, rows, size, read, number, len(upsert.gone), len(upsert.added)),
+            *(sum(one.record_count for one in upsert.added), sum(one.file_size_in_bytes for one in upsert.added)),
+        )
 
     def _without(self, run: Run) -> tuple[Table, Run | None] | None:
         """The table before the run, and its last run; None if it has the run, after an attempt of unknown outcome."""
@@ -513,18 +506,23 @@ class IcebergTable:
             for live in disturbed
         }
 
-    def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def rows(self, columns: Sequence[str], keys: pa.Table | None = None) -> Iterator[pa.RecordBatch]:
         table = self._table()
         if table is not None:
             known = Rows(table)
             files = self._calling(known.files, "read")
+            scan = table.scan(selected_fields=tuple(columns))
+            may_have = (lambda _: True) if keys is None else Pruning(table.metadata, keys).may_have
+            batches: Iterator[pa.RecordBatch]
             if any(live.values for live in files):
                 schema = to_arrow(table.schema())
                 wanted = pa.schema([schema.field(name) for name in columns])
-                batches = chain.from_iterable(known.batches(live, wanted, known.deleted(live)) for live in files)
+                needed = [live for live in files if may_have(live.file)]
+                batches = chain.from_iterable(known.batches(live, wanted, known.deleted(live)) for live in needed)
             else:  # it reads files of any format
-                scan = table.scan(selected_fields=tuple(columns))
-                batches = self._calling(lambda: iter(scan.to_arrow_batch_reader()), "read")
+                tasks = self._calling(lambda: [task for task in scan.plan_files() if may_have(task.file)], "read")
+                reader = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
+                batches = self._calling(lambda: reader.to_record_batches(tasks), "read")
             while (batch := self._calling(lambda: next(batches, None), "read")) is not None:
                 yield batch.select(list(columns))
 
@@ -662,6 +660,12 @@ class IcebergTable:
         with suppress(Exception):
             return self._catalog.load_table(self._identifier).metadata_location != self._seen
         return True
+
+
+def _term_text(schema: Schema, source: int, transform: str) -> str:
+    """A field of a spec in words."""
+    name = schema.find_column_name(source) or f"a dropped column ({source})"
+    return name if transform == "identity" else f"the {transform} of {name}"
 
 
 def _own(address: str, metadata: TableMetadata) -> set[str]:

@@ -1,14 +1,15 @@
 """Merge changes into an Iceberg table: files with rows that change are replaced as a whole, in one commit.
 
 Only the columns of the key, of the place and of users are read, of files that may have one of the keys by their bounds
-and partitions. Rows are written to the partitions of the table's spec, whichever files had them. What is in memory at
-once is a slice of the changes, these columns of one file, what users have in the rows that the slice changes, and a bit
-for each row of the files that change. A truncation takes away files whose rows are all older than it.
+and partitions; then all columns of the files that change. Rows are written to the partitions of the table's spec,
+whichever files had them. What is in memory at once is a slice of the changes, these columns of one file, what users
+have in the rows that the slice changes, and a bit for each row of the files that change. A truncation takes away files
+whose rows are all older than it, without reading those whose bounds tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,14 +21,16 @@ from pyiceberg.typedef import Record
 
 from spark_klog.errors import LoadError
 from spark_klog.tables.change_files import ChangeFiles
-from spark_klog.tables.change_order import DELETED, Outcome, outlived, place_of
+from spark_klog.tables.change_order import DELETED, Outcome, all_outlived, outlived, place_of
 from spark_klog.tables.iceberg_files import DataFileWriter, Footers
-from spark_klog.tables.iceberg_partitions import Pruning, by_partition
+from spark_klog.tables.iceberg_partitions import Bounds, Pruning, by_partition
 from spark_klog.tables.iceberg_rows import REWRITE, NotProjected, Rows
 from spark_klog.tables.iceberg_schema import to_arrow
-from spark_klog.tables.table import own_columns
+from spark_klog.tables.table import field_ids, own_columns
 
 _FILE_BYTES = 256 * 1024 * 1024
+#: In the summary of a snapshot: the files that the table had, and what was read of them.
+SUMMARY = "klog.table-files", "klog.read-files", "klog.read-rows", "klog.read-bytes"
 #: Files that are written at a time, each of a partition of its own.
 _MOST_OPEN = 16
 
@@ -55,6 +58,9 @@ class Upsert:
         self.added: list[DataFile] = []
         #: Rows that the changes have left.
         self.inserted = 0
+        #: What was read of the table: files by their numbers, rows, and bytes of the columns.
+        self._files_read = set[int]()
+        self._rows_read = self._bytes_read = 0
 
     def write(self) -> None:
         try:
@@ -72,11 +78,17 @@ class Upsert:
                 for batch in self._read(number, self._schema.names):
                     rows = batch.filter(pa.array(kept[start : start + len(batch)]))
                     start += len(batch)
-                    self._output.write(pa.Table.from_batches([rows]))
+                    self._output.write(pa.Table.from_batches([rows]), self._tasks[number].file)
             self.added = self._output.finish()
         except BaseException:
             self.remove()
             raise
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """What was read, for the summary of a snapshot, which has what was written anyway."""
+        values = len(self._tasks), len(self._files_read), self._rows_read, self._bytes_read
+        return dict(zip(SUMMARY, map(str, values), strict=True))
 
     def remove(self) -> None:
         """Remove what was written, as nothing of it is committed."""
@@ -86,14 +98,27 @@ class Upsert:
         """Note which rows are older than one of the truncations."""
         names = place_of(self._changes.schema)
         kinds = pa.schema([self._schema.field(name) for name in names])
-        for number in range(len(self._tasks)):
+        bounds = Bounds(self._table.schema(), names)
+        for number, task in enumerate(self._tasks):
+            known = all_outlived(bounds.of(task.file), self._changes.truncations)
+            if known is not None:
+                if known:
+                    self._kept[number] = np.zeros(task.file.record_count, np.bool_)
+                continue
             rows = pa.Table.from_batches(self._read(number, names), kinds)
             if (gone := outlived(rows, self._changes.truncations)).any():
                 self._kept[number] = ~gone
 
-    def _rows(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for number in range(len(self._tasks)):
+    def _rows(self, names: Sequence[str], keys: pa.Table) -> Iterator[pa.RecordBatch]:
+        for number in self._candidates(keys):
             yield from self._read(number, list(names))
+
+    def _candidates(self, keys: pa.Table) -> Iterator[int]:
+        """The numbers of files that may have rows with the keys and that no truncation has emptied."""
+        pruning = Pruning(self._table.metadata, keys)
+        for number, task in enumerate(self._tasks):
+            if pruning.may_have(task.file) and (number not in self._kept or self._kept[number].any()):
+                yield number
 
     def _inserted(self, changes: pa.Table) -> pa.Table:
         """The rows that a slice of changes leaves; notes which rows of the table they replace."""
@@ -104,10 +129,7 @@ class Upsert:
         #: Of each change the number of the row in `replaced` whose place it takes.
         places = np.full(len(changes), -1)
         kinds = pa.schema([wanted.field(name) for name in self._changes.key])
-        pruning = Pruning(self._table.metadata, changes.select(kinds.names).cast(kinds))
-        for number, task in enumerate(self._tasks):
-            if not pruning.may_have(task.file):
-                continue
+        for number in self._candidates(changes.select(kinds.names).cast(kinds)):
             rows = pa.Table.from_batches(self._read(number, names), wanted)
             alive = np.flatnonzero(~outlived(rows, self._changes.truncations))
             if len(alive) != len(rows):
@@ -135,10 +157,15 @@ class Upsert:
     def _read(self, number: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         """The rows of a file that are not deleted, always in the same order, with the types of the table."""
         live, columns = self._tasks[number], pa.schema([self._schema.field(name) for name in names])
+        self._files_read.add(number)
+        ids = field_ids(columns)
+        self._bytes_read += sum(size for number, size in (live.file.column_sizes or {}).items() if number in ids)
         try:
             if number not in self._deleted:
                 self._deleted[number] = self._table_rows.deleted(live)
-            yield from self._table_rows.batches(live, columns, self._deleted[number])
+            for batch in self._table_rows.batches(live, columns, self._deleted[number]):
+                self._rows_read += len(batch)
+                yield batch
         except NotProjected as error:
             raise LoadError(f"{error}, which an upsert can't move into another file: {REWRITE}") from None
 
@@ -154,11 +181,15 @@ class _Output:
         self._open: dict[Record, DataFileWriter] = {}
         self._files: list[DataFile] = []
 
-    def write(self, rows: pa.Table) -> None:
+    def write(self, rows: pa.Table, source: DataFile | None = None) -> None:
+        """Write rows, which may all be of one file."""
         if not len(rows):
             return
-        metadata = self._table.metadata
-        for partition, part in by_partition(self._fitted(rows), metadata.spec(), metadata.schema()):
+        metadata, rows = self._table.metadata, self._fitted(rows)
+        parts: Iterable[tuple[Record, pa.Table]] = by_partition(rows, metadata.spec(), metadata.schema())
+        if source is not None and source.spec_id == metadata.default_spec_id:
+            parts = [(source.partition, rows)]
+        for partition, part in parts:
             writer = self._open.pop(partition, None)
             if writer is None:
                 if len(self._open) >= _MOST_OPEN:

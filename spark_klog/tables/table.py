@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from spark_klog.tables.change_files import ChangeFiles
 
-#: By what a table is partitioned.
-Layout = Literal["none", "day", "hour"]
 #: When a table is made ready: before a run has a plan, before its tasks write files, or before its commit.
 Stage = Literal["plan", "tasks", "commit"]
 #: What is done to a table: it gets the files of a load, changes are merged into it, or its own files are rewritten.
@@ -329,7 +327,7 @@ class Table(Protocol):
     def prepare(
         self,
         columns: pa.Schema,
-        layout: Layout,
+        layout: str,
         time_column: str,
         load: str,
         at: Stage = "commit",
@@ -342,9 +340,10 @@ class Table(Protocol):
         no commit has had.
 
         Returns the schema that files are to be written by: the table's own, with the ids of its fields if it has some.
-        `time_column` is the path of the column that the layout is by. `LoadError` names the difference if the table has
-        a column of another type or that is required, another layout, belongs to another load, or has rows that changes
-        by the columns `key` would not find.
+        The `layout` is none, day, hour, or as of `parse_terms`; it says nothing of a table of changes that the load has
+        already. `time_column` is the path of the column that a day or hour is of. `LoadError` names the difference if
+        the table has a column of another type or that is required, another layout, belongs to another load, or has rows
+        that changes by the columns `key` would not find.
 
         At "plan" a table that would rename columns is compared only: if the call dies, the next one may have the former
         schema, and would add the former names again.
@@ -372,8 +371,12 @@ class Table(Protocol):
     def deleted_rows(self) -> Mapping[str, NDArray[np.int64]]:
         """The rows that others have deleted, whose files still have them: by path, as `files` has it, their numbers."""
 
-    def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of the current table, with some of its columns; none if there is no table."""
+    def rows(self, columns: Sequence[str], keys: pa.Table | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of the current table, with some of its columns; none if there is no table.
+
+        Files are left out that, by their statistics and partitions, can't have rows with one of the `keys`, which are
+        values of some of its columns.
+        """
 
     def compact(self, target_bytes: int) -> int:
         """Rewrite small files as larger ones, in commits of their own that change no rows; how many files went.

@@ -167,7 +167,7 @@ def test_new_topics_and_partitions_with_offsets_in_files(
         ([*_TABLE, "--upsert-key", "id"], "'id' names fields of keys or values, which are bytes: give --value-format"),
         ([*_TABLE, *_JSON, "--upsert-key", "id"], "no such field"),
         ([*_TABLE, *_JSON, "--upsert-key", "key,value.key"], "upsert key 'key' is named twice"),
-        ([*_TABLE, "--upsert-key", "key", "--partition-by", "day"], "exclude each other"),
+        ([*_TABLE, "--upsert-key", "key", "--partition-by", "day"], "is by the time of records"),
         ([*_TABLE, "--upsert-key", "key", "--topics", "a,b"], "changes of several topics have no order"),
         ([*_TABLE, "--upsert-key", "key", "--sort-by", "key"], "--sort-by is for the files of records"),
         ([*_TABLE, "--envelope", "debezium", "--file-bytes", "9"], "--file-bytes is for the files of records"),

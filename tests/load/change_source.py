@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -15,6 +16,11 @@ from tests.spark.support import Sent, create_topic, produce
 ROW = "id bigint, name string"
 #: A tombstone has its row's id in its key only: keys are bytes, so those of the source are not read as rows.
 KEYED = WriteSettings(schema=ROW, upsert_key="key")
+#: The same into a table that the load partitions, by fields that change, too; by the name of a format.
+PARTITIONED = {
+    kind: replace(KEYED, schema=f"{ROW}, part int", layout=layout)
+    for kind, layout in {"delta": "part", "iceberg": "part, bucket(3, id), truncate(6, name)"}.items()
+}
 _PARTITIONS = 4
 
 
@@ -33,7 +39,7 @@ class ChangeSource:
         for number in range(count):
             key = self._chance.randrange(self._keys)
             name = None if self._chance.random() < 0.1 else f"name {number} of {key}"
-            value = None if name is None else json.dumps({"id": key, "name": name}).encode()
+            value = None if name is None else json.dumps({"id": key, "name": name, "part": number % 3}).encode()
             sent.append(Sent(value, json.dumps({"id": key}).encode(), key % _PARTITIONS))
             self._logs[key % _PARTITIONS].append((key, name))
         produce(self.servers, self.topic, sent)

@@ -1,6 +1,6 @@
 """Runs of a load into a table, merges and compactions, in processes that tests kill; without Spark.
 
-    python -m tests.load.table_run SERVERS TOPIC ADDRESS [merged]
+    python -m tests.load.table_run SERVERS TOPIC ADDRESS [merged|partitioned]
 
 Each request is a line with a MOMENT. A fork of this process, which has the modules already, loads what is new (or, at
 the moments "compaction" and "expiry", compacts the table, and expires what it can), and prints "at PID" when the
@@ -10,7 +10,8 @@ moment has come:
     commit                     before the first call of `Table.append`, or of `Table.upsert`
     before, after              it kills itself before or after that call, and prints nothing
 
-When the fork has ended, this process prints "ended CODE". Changes of rows are merged if it is told so.
+When the fork has ended, this process prints "ended CODE". Changes of rows are merged if it is told so, also into
+a table that the load partitions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from spark_klog.load.upkeep import expire
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.table import Table
 from spark_klog.tables.upkeep import Kept
-from tests.load.change_source import KEYED
+from tests.load.change_source import KEYED, PARTITIONED
 from tests.load.support import run
 
 _SMALL = 1 << 30
@@ -55,9 +56,10 @@ def _at(moment: str, real: Any) -> Any:
     return commit
 
 
-def _act(servers: str, topic: str, address: str, moment: str, is_merged: bool) -> None:
+def _act(servers: str, topic: str, address: str, moment: str, how: str) -> None:
     table: Table = open_table(address)
-    method = "upsert" if is_merged else "append"
+    method = "upsert" if how else "append"
+    settings = {"": WriteSettings(), "merged": KEYED, "partitioned": PARTITIONED[address.partition(":")[0]]}[how]
     setattr(type(table), method, _at(moment, getattr(type(table), method)))
     if moment in ("any", "compaction", "expiry"):
         _tell(f"at {os.getpid()}")
@@ -66,10 +68,10 @@ def _act(servers: str, topic: str, address: str, moment: str, is_merged: bool) -
         if moment == "expiry":
             expire(address, Kept(0.001))
     else:
-        run(servers, address, topic, max_task_records=20, settings=KEYED if is_merged else WriteSettings())
+        run(servers, address, topic, max_task_records=20, settings=settings)
 
 
-def main(servers: str, topic: str, address: str, *how: str) -> None:
+def main(servers: str, topic: str, address: str, how: str = "") -> None:
     for name in _MODULES:
         import_module(name)
     for line in sys.stdin:
@@ -77,7 +79,7 @@ def main(servers: str, topic: str, address: str, *how: str) -> None:
         if not child:
             code = 1
             try:
-                _act(servers, topic, address, line.strip(), "merged" in how)
+                _act(servers, topic, address, line.strip(), how)
                 code = 0
             except BaseException:
                 sys.excepthook(*sys.exc_info())

@@ -28,7 +28,7 @@ from spark_klog.files import open_folder
 from spark_klog.load.audit import status
 from spark_klog.load.journal import paths
 from spark_klog.tables.opening import open_table
-from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
+from tests.load.change_source import KEYED, PARTITIONED, ChangeSource, offsets_of, rows_of
 from tests.load.real_lakes import REAL
 from tests.load.support import expected, kills, run
 from tests.load.tables import Kind, Lake, by_spark, check_each_once, make_lake
@@ -216,7 +216,10 @@ def test_killed_at_any_time(
         assert by_spark(lake, tmp_path) == expected(topic, dict.fromkeys(range(_PARTITIONS), sent // _PARTITIONS))
 
 
-def test_killed_while_it_merges(cluster: EmbeddedCluster, topic: str, lake: Lake, lossy: HttpProxy | None) -> None:
+@pytest.mark.parametrize("how", ["merged", pytest.param("partitioned", marks=in_soak)])
+def test_killed_while_it_merges(
+    cluster: EmbeddedCluster, topic: str, lake: Lake, lossy: HttpProxy | None, how: str
+) -> None:
     """The rows are always those of the source at the offsets of the table's last run."""
     servers = cluster.bootstrap_servers
     source = ChangeSource(servers, topic, _KEYS)
@@ -229,7 +232,7 @@ def test_killed_while_it_merges(cluster: EmbeddedCluster, topic: str, lake: Lake
         return offsets
 
     offsets = check()
-    with _Victims(lake, servers, topic, lossy, "merged") as victims:
+    with _Victims(lake, servers, topic, lossy, how) as victims:
         for moment in victims.moments(kills() or len(_OF_MERGES), _OF_MERGES):
             source.change(_CHANGES)
             victims.kill(moment)
@@ -238,7 +241,7 @@ def test_killed_while_it_merges(cluster: EmbeddedCluster, topic: str, lake: Lake
             if moment in _BY_ITSELF and lossy is None:
                 assert (offsets == before) == (moment == "before")
     for _ in range(2):
-        run(servers, lake.address, topic, settings=KEYED)
+        run(servers, lake.address, topic, settings=PARTITIONED[lake.kind] if how == "partitioned" else KEYED)
         assert check() == source.end
     found = status(lake.address)
     assert (found.findings, found.unfinished) == ([], "")

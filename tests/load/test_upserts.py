@@ -348,7 +348,7 @@ def test_what_is_refused(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -
         run(servers, tmp_path / "files", topic, settings=BY_ID)
     with pytest.raises(ConfigError, match="changes of several topics have no order"):
         run(servers, address, topic, "another", settings=BY_ID)
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="is by the time of records"):
         WriteSettings(schema=ROW, upsert_key="id", layout="day")
     with pytest.raises(ConfigError, match="no such field, only id, name"):
         WriteSettings(schema=ROW, upsert_key="ids")

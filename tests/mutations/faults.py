@@ -503,8 +503,8 @@ FAULTS = (
     Fault(
         "tables-offsets-not-in-the-commit",
         "spark_klog/tables/delta.py",
-        '    entry = {"version": RUN_VERSION, **vars(run)}\n',
-        '    entry = {"version": RUN_VERSION, **vars(run), "offsets": {}}\n',
+        '    entry = {"version": RUN_VERSION, **vars(run), **figures}\n',
+        '    entry = {"version": RUN_VERSION, **vars(run), **figures, "offsets": {}}\n',
         _DELTA_TESTS,
     ),
     Fault(
@@ -569,6 +569,20 @@ FAULTS = (
         "        merger = merger.when_not_matched_by_source_delete(is_gone)\n",
         "        pass\n",
         _SEQUENCE_TESTS,
+    ),
+    Fault(
+        "tables-merge-misses-a-file",  # whose last key is in a change
+        "spark_klog/tables/iceberg_partitions.py",
+        "if at == len(values) or values[at] > last:",
+        "if at == len(values) or values[at] >= last:",
+        ("tests/tables/test_merge_reads.py",),
+    ),
+    Fault(
+        "tables-files-of-several-partitions",  # several values have one bucket, and each bucket one folder
+        "spark_klog/tables/iceberg_partitions.py",
+        "return list(numbers), np.array(of_values, np.int64)[places]",
+        "return [list(numbers)[one] for one in of_values], places",
+        ("tests/load/test_partitions.py",),
     ),
     Fault(
         "tables-value-of-a-deleted-row",  # is taken for one that an event lacks

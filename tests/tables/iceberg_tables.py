@@ -26,7 +26,7 @@ from pyiceberg.table import Table
 from spark_klog.columns.schema import FULL
 from spark_klog.files import open_folder
 from spark_klog.tables.iceberg import IcebergTable
-from spark_klog.tables.table import DataFile, Layout, Run
+from spark_klog.tables.table import DataFile, Run
 
 LOAD = "load-1"
 TOPIC = "a-topic-of-more-than-16-letters"
@@ -51,7 +51,7 @@ class Warehouse:
         """As a new process would."""
         return IcebergTable(self.name, self.options)
 
-    def prepared(self, layout: Layout = "hour", columns: pa.Schema = FULL) -> tuple[IcebergTable, pa.Schema]:
+    def prepared(self, layout: str = "hour", columns: pa.Schema = FULL) -> tuple[IcebergTable, pa.Schema]:
         table = self.open()
         return table, table.prepare(columns, layout, "timestamp", LOAD)
 

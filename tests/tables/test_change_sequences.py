@@ -11,7 +11,8 @@ import os
 import random
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import date
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -42,10 +43,21 @@ _ROW = pa.struct(
         ("city", pa.string()),
         ("day", pa.date32()),
         ("size", pa.int32()),
+        ("at", pa.timestamp("us")),
+        ("price", pa.decimal128(9, 2)),
     ]
 )
 #: What a later schema of the rows has: another column, and in Iceberg a wider one, too (deltalake can't widen any).
 _MORE, _WIDER = pa.field("more", pa.string()), pa.field("size", pa.int64())
+#: How tables are partitioned: not at all, by others, by the load itself; of Iceberg by transforms.
+_LAYOUTS = {
+    "delta": ["none", "others", "city, day", "at, city", "name"],
+    "iceberg": [
+        *("none", "others", "city, price", "bucket(3, id)", "truncate(2, name), month(day)"),
+        *("hour(at), bucket(2, city)", "year(_timestamp), truncate(5, price)"),
+    ],
+}
+_CITIES = None, "x", "y", "", "Ü/a=b %2F'"
 #: Fields by which others partition the table, one after the other.
 _FIELDS: list[tuple[str, Any]] = [
     ("city", IdentityTransform()),
@@ -95,7 +107,7 @@ def _value(event: Event) -> dict[str, Any] | None:
 class Database:
     """Its log, dealt out to the partitions of a topic, and the rows of what a load has read of it."""
 
-    def __init__(self, kind: str, folder: Path, *, has_order: bool, keeps_deletes: bool, is_partitioned: bool) -> None:
+    def __init__(self, kind: str, folder: Path, *, has_order: bool, keeps_deletes: bool, layout: str) -> None:
         self.keeps_deletes, self.store = keeps_deletes, LocalFolder(folder, LoadError)
         #: Deletions that are remembered, by the key, and the last truncation.
         self.gone: dict[int, int] = {}
@@ -105,7 +117,8 @@ class Database:
         self.fields = list(_FIELDS)
         self.columns = list(_ROW)
         self.has_more = False
-        if kind == "delta" and is_partitioned:
+        self.layout = "none" if layout == "others" else layout
+        if kind == "delta" and layout == "others":
             DeltaTable.create(folder / "table", self.format.row, partition_by=["city", "day"])
         self.read = [0, 0, 0]
         self.logs: list[list[Place]] = [[], [], []]
@@ -148,7 +161,7 @@ class Database:
         for number, start, end in spans:
             half = (start + end) // 2
             batches += [self.format.changes(self.records(number, *each)) for each in ((start, half), (half, end))]
-        self.table.prepare(self.format.row, "none", "", "load", key=self.format.key)
+        self.table.prepare(self.format.row, self.layout, "", "load", key=self.format.key)
         files = written(self.folder / f"changes-{self.runs}", batches, slice_bytes, self.format.key)
         schema, last = self.table.schema(), self.table.last_run("load")
         assert schema is not None
@@ -201,6 +214,11 @@ class Database:
         """Another field partitions an Iceberg table from now on, or one does so no longer."""
         if self.kind == "iceberg" and self.fields and self.runs:
             place = load_catalog("local", **catalog_options(self.folder)).load_table("space.table")
+            if self.layout != "none":
+                self.fields.clear()
+                with place.update_spec() as update:
+                    update.remove_field(place.spec().fields[0].name)
+                return
             name, transform = self.fields.pop(0)
             with place.update_spec() as update:
                 if len(self.fields) == 1:
@@ -259,7 +277,7 @@ def _check(
     slice_bytes: int,
     how: str,
     keeps_deletes: bool,
-    is_partitioned: bool,
+    layout: str,
 ) -> None:
     chance = random.Random(seed)
     places = {key: (chance.randrange(3), chance.randrange(3)) for key in range(1, 5)}
@@ -270,14 +288,16 @@ def _check(
             Path(name),
             has_order=how in ("order", "again"),
             keeps_deletes=keeps_deletes,
-            is_partitioned=is_partitioned,
+            layout=layout,
         )
         for lsn, (operation, key, other, partition, lacks) in enumerate(history, 1):
             if operation != "truncate":
                 partition = places[key][lsn > moves_at and how in ("order", "clocks")]
             partition = 0 if how == "offsets" else partition
             row = {"id": key, "name": f"n{lsn}", "note": f"note {lsn}", "tags": [str(lsn)]}
-            row |= {"city": (None, "x", "y")[lsn % 3], "day": date(2026, 1 + lsn % 5, 1)}
+            row |= {"city": _CITIES[lsn % 5], "day": (date(2026, 1 + lsn % 5, 1), date(1969, 12, 31))[lsn % 2]}
+            row["at"] = None if lsn % 4 == 0 else datetime(1969 + lsn % 2 * 57, 12, 31, 23, 59, 59, 999_999)
+            row["price"] = None if lsn % 5 == 0 else Decimal(lsn % 7 - 3) / 100
             row |= {"size": lsn, "more": f"more {lsn}"}
             event = Event(lsn, key, row, partition)
             if operation == "lacking" and key in alive:
@@ -313,9 +333,9 @@ def _check(
             ends = [min(at + count, len(log)) for at, count, log in zip(base.read, counts, base.logs, strict=True)]
             base.run(ends, slice_bytes, answer_is_lost=step == "again")
             base.check()
-            if is_partitioned:
+            if layout != "none":
                 base.partition()
-            if step == "compact" and not is_partitioned:
+            if step == "compact" and layout == "none":
                 base.table.compact(1 << 20)
                 base.check()
         base.run([len(log) for log in base.logs], slice_bytes)
@@ -330,21 +350,24 @@ _MODEL = st.fixed_dictionaries(
         "slice_bytes": st.sampled_from([300, 1 << 27]),
         "how": st.sampled_from(_HOW),
         "keeps_deletes": st.booleans(),
-        "is_partitioned": st.booleans(),
     }
 )
 
 
+def _models(kind: str) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(lambda drawn, layout: drawn | {"layout": layout}, _MODEL, st.sampled_from(_LAYOUTS[kind]))
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(deadline=None, max_examples=8)
-@given(_MODEL)
-def test_the_table_is_that_of_the_model(kind: str, drawn: dict[str, Any]) -> None:
-    _check(kind, **drawn)
+@given(st.data())
+def test_the_table_is_that_of_the_model(kind: str, data: st.DataObject) -> None:
+    _check(kind, **data.draw(_models(kind)))
 
 
 @pytest.mark.test_all("long")
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(deadline=None, max_examples=int(os.environ.get("SPARK_KLOG_UPSERTS", "100")))
-@given(_MODEL)
-def test_many_tables_are_those_of_the_model(kind: str, drawn: dict[str, Any]) -> None:
-    _check(kind, **drawn)
+@given(st.data())
+def test_many_tables_are_those_of_the_model(kind: str, data: st.DataObject) -> None:
+    _check(kind, **data.draw(_models(kind)))

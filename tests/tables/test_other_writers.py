@@ -277,7 +277,7 @@ def test_an_iceberg_table_that_others_change_between_runs(
     load.go()
     with table().update_spec() as spec:
         spec.add_field("offset", BucketTransform(4), "of_offset")
-    load.refused(r"is partitioned by of_offset \(bucket\[4\]\).*: give --partition-by", folder)
+    load.refused(r"is partitioned by the bucket\[4\] of offset.*: give --partition-by", folder)
     with table().update_spec() as spec:
         spec.remove_field("of_offset")
     load.go()

@@ -293,7 +293,7 @@ def test_changes_are_put_in_order_once_for_all_rows_of_a_table(tmp_path: Path, m
 
     monkeypatch.setattr(Outcome, "latest", property(counted))
     settled, is_newest = _settled(
-        changes, files, FORMAT.row, lambda names: rows.select(list(names)).to_batches(max_chunksize=1)
+        changes, files, FORMAT.row, lambda names, _: rows.select(list(names)).to_batches(max_chunksize=1)
     )
     assert is_newest
     assert len(calls) == 2

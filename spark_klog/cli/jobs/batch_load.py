@@ -83,7 +83,7 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
     from spark_klog.load.planning import Limits
     from spark_klog.load.run import Loaded, LoadOptions, MaxBad
-    from spark_klog.load.settings import CODECS, LAYOUTS, PARQUET, SORTED, TABLE_COLUMNS, WriteSettings
+    from spark_klog.load.settings import CODECS, PARQUET, SORTED, TABLE_COLUMNS, WriteSettings
     from spark_klog.load.tasks.task import SparkRunner, cause_of
     from spark_klog.load.upkeep import Upkeep
     from spark_klog.load.values import UTC, read_schema
@@ -91,6 +91,7 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.spark.options import PROTECTED
     from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, UNAVAILABLES, Envelope, Unavailable, debezium_type
     from spark_klog.tables.opening import check_address, is_table
+    from spark_klog.tables.partitions import BY_TIME, layout_text, parse_terms
     from spark_klog.tables.upkeep import Kept
 
 _log = logging.getLogger(__name__)
@@ -318,7 +319,12 @@ class JobOptions:
     )
     fail_on_data_loss: str = option(type=click.Choice(["true", "false"]), default="true", help="Default: true.")
     layout: str = option(
-        "--partition-by", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time."
+        "--partition-by",
+        type=_name,
+        metavar="LAYOUT",
+        default=_DEFAULTS.layout,
+        help="day or hour: by the records' time. Of a --table also columns, of Iceberg transforms: 'day(ts), "
+        "bucket(16, id), city'.",
     )
     event_time: str | None = option(type=_name, metavar="FIELD", help="Of values: the time for --partition-by.")
     time_zone: str = option(default=UTC, metavar="ZONE", help="For --partition-by and times without a zone.")
@@ -488,6 +494,8 @@ class JobOptions:
         written |= {"sort_by": self.sort_by or "", "upsert_key": self.key, "event_time": self.event_time or ""}
         order = self._order()
         written["order_by"] = ",".join(order)
+        if self.layout not in BY_TIME:  # later calls are compared with it, however they write it
+            written["layout"] = layout_text(parse_terms(self.layout))
         written["dictionary"] = tuple(name for name in self.dictionary.split(",") if name)
         if self.row_formats.value_format == "json" and str(self.row_formats.value_schema).strip().lower() == INFER:
             written["infers"] = True

@@ -31,7 +31,8 @@ from spark_klog.load.journal.history import task_results
 from spark_klog.load.journal.model import VERSION, FileEntry, Range, RangeResult, TaskResults
 from spark_klog.load.journal.store import Store, open_store, to_json
 from spark_klog.load.rows import fitted, named_type
-from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, WriteSettings
+from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, RECORDS, WriteSettings
+from spark_klog.load.table_columns import dated_columns
 from spark_klog.load.tasks.time_limit import TaskTime
 from spark_klog.load.tasks.writers import HOUR_US, ChangeRangeWriter, RangeWriter, time_text
 from spark_klog.load.values import (
@@ -90,8 +91,8 @@ class Values:
     The `bad` records, for which that is impossible, are lines of the file `letters`, which exists if there are some.
 
     A line is {"topic", "partition", "offset", "timestamp" (ms), "reason", "key", "value", "headers"}, bytes in base64.
-    With `of_dates`, timestamps, or the event times, need a date of the years 1 to 9999, as those do that a
-    table computes its partitions of. JSON is decoded by `inferring`, if its schema is inferred.
+    The columns `dated` need a date of the years 1 to 9999, as a table computes its partitions of them. JSON is decoded
+    by `inferring`, if its schema is inferred.
     """
 
     def __init__(
@@ -102,10 +103,13 @@ class Values:
         token: str,
         decoders: Mapping[str, ColumnDecoder] = NO_DECODERS,
         *,
-        of_dates: bool = False,
+        dated: Collection[str] = (),
         inferring: InferringDecoder | None = None,
     ) -> None:
-        self._of_dates = of_dates
+        prefix = "value." if settings.table_columns == RECORDS and not settings.upsert_key else ""
+        #: The fields that need a date, and whether the records' own times do.
+        self._dated = [path.removeprefix(prefix) for path in dated if path.startswith(prefix)]
+        self._is_dated = ("timestamp" if prefix else "_timestamp") in dated
         self._settings, self._columns, self._decoders = settings, settings.columns(span.topic), decoders
         self._parse: Callable[[pa.Array], Decoded] | None = None
         types = [decoder.type for decoder in decoders.values()]
@@ -144,7 +148,7 @@ class Values:
         times = batch["timestamp"].cast(pa.int64()).to_numpy()
         good = has_microseconds(times)
         bad = {row: f"timestamp {times[row]} ms does not fit into microseconds" for row in _rows(~good)}
-        if self._of_dates and not self._settings.event_time:
+        if self._is_dated:
             undated = good & ((times < FIRST_US // 1000) | (times > LAST_US // 1000))
             bad.update((row, f"timestamp {times[row]} ms is in no year from 1 to 9999") for row in _rows(undated))
         rows: dict[str, pa.Array] = {}
@@ -188,11 +192,12 @@ class Values:
         if self._settings.format == JSON_LINES and not is_dated(column):
             why = f"the {name} has a time before the year 1 or after 9999, which JSON lines do not have"
             bad += [(row, why) for row in range(len(column)) if not is_dated(column.slice(row, 1))]
-        if self._of_dates and self._settings.event_time and name == "value":
-            known = microseconds(pc.struct_field(column, self._settings.event_time.split(".")))
-            undated = pc.or_(pc.less(known, FIRST_US), pc.greater(known, LAST_US))
-            why = f"event time {self._settings.event_time} is in no year from 1 to 9999"
-            bad += [(row, why) for row in pc.indices_nonzero(undated).to_pylist()]
+        for path in self._dated if name == "value" or self._settings.upsert_key else ():
+            known = _times(column, path if name == "key" or self._settings.envelope == "none" else f"after.{path}")
+            if known is not None:
+                undated = pc.or_(pc.less(known, FIRST_US), pc.greater(known, LAST_US))
+                why = f"{path} is in no year from 1 to 9999"
+                bad += [(row, why) for row in pc.indices_nonzero(undated).to_pylist()]
         return column, bad
 
     def changes(
@@ -240,6 +245,15 @@ class Values:
             self._file = self.letters.open("w", encoding="utf-8")
         self.bad += len(reasons)
         self._file.writelines(f"{line}\n" for line in _letters(batch, reasons))
+
+
+def _times(column: pa.Array, path: str) -> pa.Array | None:
+    """The times at a path as microseconds; None if there is no such field of times."""
+    for name in path.split("."):
+        if not pa.types.is_struct(column.type) or column.type.get_field_index(name) < 0:
+            return None
+        column = pc.struct_field(column, [name])
+    return microseconds(column) if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type) else None
 
 
 def _letters(batch: pa.RecordBatch, reasons: list[str], per_ms: int = 1) -> list[str]:
@@ -463,10 +477,10 @@ class _RangeLoad(ReadObserver):
             writer = ChangeRangeWriter(span, change_format.key, attempt.folder, put, attempt.token, attempt.job.run)
         asked = OffsetRange(span.topic, span.partition, span.start, span.end)
         decoders, columns = attempt.decoders(span.topic), attempt.job.columns
-        of_dates = settings.layout != "none" and columns is not None and has_field_ids(columns)
+        dated = () if columns is None else dated_columns(settings, has_ids=has_field_ids(columns))
         inferring = attempt.inferring
         with Values(
-            *(span, settings, attempt.folder, attempt.token, decoders), of_dates=of_dates, inferring=inferring
+            *(span, settings, attempt.folder, attempt.token, decoders), dated=dated, inferring=inferring
         ) as values:
             batches = read_ranges(attempt.job.source, [asked], READ, ids, self, reader)
             for batch in chain.from_iterable(map(values.parts, batches)):

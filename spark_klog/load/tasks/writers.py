@@ -22,15 +22,19 @@ from spark_klog.columns.plain_json import plain_json
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.model import FileEntry, Range
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, VALUES, WriteSettings
-from spark_klog.load.table_columns import as_columns
+from spark_klog.load.table_columns import as_columns, layout_now, table_columns
 from spark_klog.load.values import microseconds
 from spark_klog.tables.change_files import ChangeWriter
 from spark_klog.tables.columns import NAN_COLUMNS, nan_columns
+from spark_klog.tables.partitions import BY_TIME, file_metadata, parse_terms
+from spark_klog.tables.splitting import Splitter
 from spark_klog.tables.table import has_field_ids
 
 HOUR_US = 3_600_000_000
 #: Files that are open at a time in one task; records of more hours begin new files.
 MOST_OPEN = 24
+#: The same of partitions by columns: each batch may have records of all of them.
+MOST_PARTITIONS = 200
 _STRFTIME = {"hour": "date=%Y-%m-%d/hour=%H", "day": "date=%Y-%m-%d"}
 _HOURS = {"hour": 1, "day": 24}
 #: Of records without an event time.
@@ -42,6 +46,8 @@ class FileWriter(ABC):
 
     _file: pa.OSFile
     _writer: Any
+    #: Of Parquet files, for their metadata.
+    metadata: dict[str, str]
 
     @abstractmethod
     def write(self, table: pa.Table) -> None: ...
@@ -65,8 +71,7 @@ class _ParquetWriter(FileWriter):
             use_dictionary=[name if name in schema.names else f"_{name}" for name in settings.dictionary] or False,
             sorting_columns=pq.SortingColumn.from_ordering(schema, ordering) if ordering else None,
         )
-
-        self._has_nan: dict[int, bool] = {}
+        self.metadata, self._has_nan = {}, dict[int, bool]()
 
     def write(self, table: pa.Table) -> None:
         self._writer.write_table(table, row_group_size=len(table))
@@ -75,7 +80,8 @@ class _ParquetWriter(FileWriter):
 
     def close(self) -> None:
         if self._has_nan:
-            self._writer.add_key_value_metadata({NAN_COLUMNS: json.dumps(self._has_nan)})
+            self.metadata[NAN_COLUMNS] = json.dumps(self._has_nan)
+        self._writer.add_key_value_metadata(self.metadata)
         super().close()
 
 
@@ -114,9 +120,11 @@ class _JsonWriter(FileWriter):
 
 
 class OpenFile:
-    """A file that takes records, and those that wait for its next row group."""
+    """A file that takes records, and those that wait for its next row group. `partition` is as of `Splitter.parts`."""
 
-    def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings, columns: pa.Schema | None) -> None:
+    def __init__(
+        self, path: Path, schema: pa.Schema, settings: WriteSettings, columns: pa.Schema | None, partition: str = ""
+    ) -> None:
         self.path = path
         self._columns, schema = columns, columns or schema
         self._is_of_values = settings.table_columns == VALUES
@@ -127,6 +135,8 @@ class OpenFile:
             JSON_LINES: _JsonWriter,
         }
         self._writer = kinds[settings.format](path, schema, settings)
+        if partition:
+            self._writer.metadata |= file_metadata(partition)
         self._ordering = settings.ordering
         self._waiting: list[pa.RecordBatch] = []
         self.rows = self.bytes = 0
@@ -171,7 +181,16 @@ class RangeWriter:
         token: str,
         columns: pa.Schema | None = None,
     ) -> None:
-        self._columns = columns
+        self._columns, self._splitter = columns, None
+        #: By folder: of a partition, as of `Splitter.parts`.
+        self._partitions: dict[str, str] = {}
+        if columns is not None and settings.layout not in BY_TIME:
+            terms = parse_terms(layout_now(settings, table_columns(settings, [span.topic])))
+            self._splitter = Splitter(terms, columns)
+            if not has_field_ids(columns):  # else files have what their partitions have
+                names = {term.column for term in terms}
+                self._columns = pa.schema([column for column in columns if column.name not in names])
+        self._most_open = MOST_OPEN if self._splitter is None else MOST_PARTITIONS
         self._range, self._schema, self._settings = span, settings.columns(span.topic), settings
         self._scratch, self._put, self._token = scratch, put, token
         self._files: dict[str, OpenFile] = {}
@@ -183,9 +202,9 @@ class RangeWriter:
         decide on their folders; these have a date, so that no two slots have one folder."""
         parts = list(self._by_layout(batch, times, layout_times))
         last = batch["offset"][len(batch) - 1].as_py()
-        if self._files and len(self._files.keys() | {folder for folder, _, _ in parts}) > MOST_OPEN:
+        if self._files and len(self._files.keys() | {folder for folder, _, _ in parts}) > self._most_open:
             self._roll(self._last)
-        if len(parts) > MOST_OPEN:  # of one Arrow batch: one file after the other
+        if len(parts) > self._most_open:  # of one Arrow batch: one file after the other
             for folder, part, part_times in parts:
                 self._file(folder).add(part, part_times)
                 self._complete(folder, self._files.pop(folder), last)
@@ -207,6 +226,12 @@ class RangeWriter:
     ) -> Iterator[tuple[str, pa.RecordBatch, NDArray[np.int64]]]:
         if self._settings.layout == "none":
             yield "", batch, times
+            return
+        if self._splitter is not None:
+            rows = as_columns(batch, self._splitter.columns, self._settings.table_columns == VALUES)
+            for folder, numbers, row in self._splitter.parts(rows):
+                self._partitions[folder] = row
+                yield folder, batch.take(pa.array(numbers)), times[numbers]
             return
         slot_us = HOUR_US * _HOURS[self._settings.layout]
         if self._columns is not None and has_field_ids(self._columns):
@@ -233,7 +258,8 @@ class RangeWriter:
     def _file(self, folder: str) -> OpenFile:
         if folder not in self._files:
             self._files[folder] = OpenFile(
-                self._scratch / uuid.uuid4().hex, self._schema, self._settings, self._columns
+                *(self._scratch / uuid.uuid4().hex, self._schema, self._settings, self._columns),
+                self._partitions.pop(folder, ""),
             )
         return self._files[folder]
 
