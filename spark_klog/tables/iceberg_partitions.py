@@ -93,16 +93,17 @@ def by_partition(rows: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterato
         yield Record(*values), rows if len(numbers) == len(rows) else rows.take(pa.array(numbers))
 
 
-def transformed_terms(
-    terms: Sequence[Term], columns: Sequence[pa.Array], schema: pa.Schema
-) -> list[tuple[Sequence[Any], NDArray[np.int64]]]:
-    """The partition values of some columns, as of `grouped`; `schema` has those that the terms are of."""
-    table = to_iceberg(schema)
-    made = []
-    for term, column in zip(terms, columns, strict=True):
-        number, transform = source_of(table, term)
-        made.append(_transformed(column, transform, table.find_type(number)))
-    return made
+class TermValues:
+    """The partition values of rows by terms; `schema` has the columns that these are of."""
+
+    def __init__(self, terms: Sequence[Term], schema: pa.Schema) -> None:
+        table = to_iceberg(schema)
+        sources = [source_of(table, term) for term in terms]
+        self._transforms = [(transform, table.find_type(number)) for number, transform in sources]
+
+    def of(self, columns: Sequence[pa.Array]) -> list[tuple[Sequence[Any], NDArray[np.int64]]]:
+        """Those of each term's column, as of `grouped`."""
+        return [_transformed(column, *each) for column, each in zip(columns, self._transforms, strict=True)]
 
 
 class Pruning:
