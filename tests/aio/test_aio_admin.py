@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 import pytest
 
 from spark_klog.aio import Admin
-from spark_klog.aio.driver import LoopDriver
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import AdminClosed, ConcurrentUse, ConfigError, ConnectionFailed, ProtocolError, RequestTimedOut
 from tests.support.brokers.faults import late
 from tests.support.brokers.scripted_broker import ScriptedCluster
-from tests.support.clients.on_loop import run
+from tests.support.clients.on_loop import Rounds, run
 
 
 def test_calls_take_turns() -> None:
@@ -66,18 +66,7 @@ def test_loops() -> None:
 
 def test_calls_that_are_cancelled_at_any_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are cancelled at each round of the driver: the next ones find the connections in order."""
-    at, rounds = -1, 0
-    victim: asyncio.Task[None] | None = None
-    original = LoopDriver._round
-
-    def counted(self: LoopDriver) -> None:
-        nonlocal rounds
-        original(self)
-        rounds += 1
-        if rounds == at and victim is not None:
-            victim.cancel()
-
-    monkeypatch.setattr(LoopDriver, "_round", counted)
+    rounds = Rounds(monkeypatch)
 
     async def calls(admin: Admin, name: str) -> None:
         await admin.create_topic(name, 2)
@@ -87,20 +76,13 @@ def test_calls_that_are_cancelled_at_any_round(monkeypatch: pytest.MonkeyPatch) 
         await admin.list_offsets({(name, 0): "latest", (name, 1): "earliest"})
 
     async def main(servers: str) -> None:
-        nonlocal at, rounds, victim
         async with Admin({"bootstrap.servers": servers}) as admin:
-            while True:
-                number = at + 1
-                rounds, at = 0, number + 1
-                victim = asyncio.create_task(calls(admin, f"t{number}"))
-                await asyncio.wait([victim])
-                is_cancelled, at = victim.cancelled(), number
-                rounds = number + 2  # none is cancelled meanwhile
+            for number in count():
+                is_cancelled = await rounds.cancelled(calls(admin, f"t{number}"), number + 1)
                 assert (await admin.list_group_offsets("none")) == {}
                 if not is_cancelled:
-                    await victim
                     break
-            assert f"t{at}" in {topic.name for topic in await admin.list_topics()}
+            assert f"t{number}" in {topic.name for topic in await admin.list_topics()}
 
     with EmbeddedCluster() as cluster:
         run(main(cluster.bootstrap_servers))

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from spark_klog.errors import (
     RecordTooLargeToSend,
 )
 from tests.support.brokers.model_cluster import Fate, ModelCluster
-from tests.support.clients.on_loop import run
+from tests.support.clients.on_loop import Rounds, run
 
 #: Seconds in which anything ends that should not wait.
 _PATIENCE = 60.0
@@ -453,17 +454,7 @@ async def _end_of(producer: Producer) -> None:
 
 def test_transactions_that_are_cancelled_at_any_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction is cancelled at each round of the driver: the log has all of it or nothing."""
-    at, rounds, victim = -1, 0, None
-    original = LoopDriver._round
-
-    def counted(self: LoopDriver) -> None:
-        nonlocal rounds
-        original(self)
-        rounds += 1
-        if rounds == at and victim is not None:
-            victim.cancel()
-
-    monkeypatch.setattr(LoopDriver, "_round", counted)
+    rounds = Rounds(monkeypatch)
 
     async def transaction(producer: Producer, number: int) -> None:
         await producer.begin_transaction()
@@ -474,22 +465,14 @@ def test_transactions_that_are_cancelled_at_any_round(monkeypatch: pytest.Monkey
         await producer.commit_transaction()
 
     async def main(servers: str) -> None:
-        nonlocal at, rounds, victim
         settings = {"bootstrap.servers": servers, "transactional.id": "x", "linger.ms": "0"}
         async with Producer(settings) as producer:
             await producer.init_transactions()
-            number = 0
-            while True:
-                rounds, at = 0, number + 1
-                victim = asyncio.create_task(transaction(producer, number))
-                await asyncio.wait([victim])
-                if not victim.cancelled():
-                    await victim
+            for number in count():
+                if not await rounds.cancelled(transaction(producer, number), number + 1):
                     return
-                at = -1
                 await _end_of(producer)
                 await transaction(producer, 1000 + number)
-                number += 1
 
     with EmbeddedCluster() as cluster:
         with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:

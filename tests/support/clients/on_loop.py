@@ -9,7 +9,10 @@ from concurrent.futures import Future, TimeoutError as Late
 from types import TracebackType
 from typing import Any, TypeVar
 
+import pytest
+
 from spark_klog.aio import Admin, Producer
+from spark_klog.aio.driver import LoopDriver
 from spark_klog.client import RecordMetadata
 from spark_klog.errors import BufferExhausted, DeliveryPending
 
@@ -60,24 +63,59 @@ class Loop:
         return [*(asyncio.all_tasks() - {asyncio.current_task()}), *watched[1:]]
 
 
-class LoopAdmin:
-    """The admin client of `spark_klog.aio`, whose calls are made in the loop's thread."""
+class Rounds:
+    """Counts the rounds of drivers, and cancels a task at one of them."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._left = 0
+        self._victim: asyncio.Task[None] | None = None
+        original = LoopDriver._round
+
+        def counted(driver: LoopDriver) -> None:
+            original(driver)
+            self._left -= 1
+            if self._left == 0 and self._victim is not None:
+                self._victim.cancel()
+
+        monkeypatch.setattr(LoopDriver, "_round", counted)
+
+    async def cancelled(self, work: Coroutine[Any, Any, None], number: int) -> bool:
+        """Do the work, or cancel it at this round; whether it was cancelled. Raises what the work raises."""
+        self._left, self._victim = number, asyncio.create_task(work)
+        victim = self._victim
+        await asyncio.wait([victim])
+        self._victim = None  # nothing is cancelled meanwhile
+        if not victim.cancelled():
+            await victim
+        return victim.cancelled()
+
+
+class _OnLoop:
+    """A client, opened in the thread of a loop of its own, where its calls are made."""
+
+    def __init__(self, kind: type[Admin | Producer], settings: Mapping[str, Any]) -> None:
         self._loop = Loop()
         try:
-            self._admin = Admin(settings)
-            self._loop.run(self._admin.__aenter__())
+            self._client: Any = kind(settings)
+            self._loop.run(self._client.__aenter__())
         except BaseException:
             self._loop.close()
             raise
 
     def __getattr__(self, name: str) -> Any:
-        call = getattr(self._admin, name)
+        """The calls that are not written here, by the same names."""
+        call = getattr(self._client, name)
         return (lambda *arguments, **named: self._loop.run(call(*arguments, **named))) if callable(call) else call
 
+
+class LoopAdmin(_OnLoop):
+    """The admin client of `spark_klog.aio`, whose calls are made in the loop's thread."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(Admin, settings)
+
     def close(self) -> None:
-        self._loop.run(self._admin.close())
+        self._loop.run(self._client.close())
         self._loop.close()
 
     def __enter__(self) -> LoopAdmin:
@@ -113,17 +151,11 @@ class LoopDelivery:
             raise DeliveryPending(self.topic, -1, timeout or 0.0) from None
 
 
-class LoopProducer:
+class LoopProducer(_OnLoop):
     """Calls are made in the loop's thread; `send` waits for room and the topic, not for the record."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._loop = Loop()
-        try:
-            self._producer = Producer(settings)
-            self._loop.run(self._producer.__aenter__())
-        except BaseException:
-            self._loop.close()
-            raise
+        super().__init__(Producer, settings)
 
     def send(self, topic: str, *arguments: Any, **named: Any) -> LoopDelivery:
         outcome: Future[RecordMetadata] = Future()
@@ -131,7 +163,7 @@ class LoopProducer:
         return LoopDelivery(topic, outcome)
 
     async def _send(self, outcome: Future[RecordMetadata], topic: str, *arguments: Any, **named: Any) -> None:
-        producer = self._producer
+        producer = self._client
         producer._check("send")
         if isinstance(topic, str):
             await producer.partitions(topic)
@@ -153,24 +185,19 @@ class LoopProducer:
 
         future.add_done_callback(done)
 
-    def __getattr__(self, name: str) -> Any:
-        """The other calls, by the same names."""
-        call = getattr(self._producer, name)
-        return (lambda *arguments, **named: self._loop.run(call(*arguments, **named))) if callable(call) else call
-
     def transaction_under_way(self) -> Any:
-        assert self._producer._transactions is not None
-        return self._producer._transactions.under_way
+        assert self._client._transactions is not None
+        return self._client._transactions.under_way
 
     def close(self) -> None:
         try:
-            self._loop.run(self._producer.close())
+            self._loop.run(self._client.close())
         finally:
             self._loop.close()
 
     def abort(self) -> None:
         async def end() -> None:
-            self._producer._end()
+            self._client._end()
 
         if not self._loop.loop.is_closed():
             self._loop.run(end())
@@ -183,6 +210,6 @@ class LoopProducer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._loop.run(self._producer.__aexit__(kind, error, trace))
+            self._loop.run(self._client.__aexit__(kind, error, trace))
         finally:
             self._loop.close()
