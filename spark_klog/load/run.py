@@ -134,6 +134,8 @@ class LoadOptions:
             raise ConfigError("--table-columns values is for --table")
         elif settings.layout not in BY_TIME:
             raise ConfigError(f"partition-by {settings.layout!r} must be {any_of(BY_TIME)}: columns are for --table")
+        elif settings.is_variant:
+            raise ConfigError("--schema variant is for --table delta:, as files have no such type: give a DDL")
         elif settings.upsert_key:
             raise ConfigError("an upsert key is for a table, as is an envelope: give --table delta: or iceberg:")
         if self.dead_letters:
@@ -159,6 +161,8 @@ class LoadOptions:
             raise ConfigError("--from-run loads again what the load has: for files only, as a table keeps it")
         if settings.table_columns == VALUES and not has_fields:
             raise ConfigError("--table-columns values needs a --value-format with a schema")
+        if settings.is_variant and (why := table.no_variant):
+            raise ConfigError(f"--schema variant is for --table delta:, as {why}: give a DDL, or infer")
         if settings.upsert_key:
             if settings.table_columns == VALUES:
                 raise ConfigError("--table-columns values is for records: with an upsert key fields are columns anyway")

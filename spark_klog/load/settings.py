@@ -13,7 +13,7 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 from spark_klog.load.rows import RowSchema
 from spark_klog.load.values import UTC, check_field, check_zone, name_now
-from spark_klog.schemas.json_schema.columns import stored_type
+from spark_klog.schemas.json_schema.columns import VARIANT, stored_type
 from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.tables.changes import RECORD_KEY, ChangeFormat, Envelope, Unavailable
 from spark_klog.tables.partitions import BY_TIME, parse_terms
@@ -119,6 +119,11 @@ class WriteSettings:
             raise ConfigError(f"envelope {self.envelope} needs an upsert key")
         if self.order_by and not self.upsert_key:
             raise ConfigError(f"order by {self.order_by!r} needs an upsert key")
+        if self.is_variant and (self.upsert_key or self.event_time or self.table_columns == VALUES):
+            raise ConfigError(
+                "--schema variant is one column without fields, and an upsert key, --event-time and --table-columns "
+                "values need some: give a DDL, or infer"
+            )
         if self.schema or self.rows:  # `LoadOptions` knows whether there will be some
             for topic in {row.topic for row in self.rows} or {""}:
                 self.change_format(topic)
@@ -158,6 +163,11 @@ class WriteSettings:
         fields = tuple(name.strip().removeprefix("value.") for name in names)
         order = tuple(self.order_by.split(",")) if self.order_by else ()
         return ChangeFormat(*kinds, fields, self.envelope, order, self.unavailable)
+
+    @property
+    def is_variant(self) -> bool:
+        """Whether values are VARIANTs."""
+        return bool(self.schema) and parse_schema(self.schema) == VARIANT
 
     def columns(self, topic: str) -> pa.Schema:
         """The columns of a topic's files."""

@@ -16,6 +16,7 @@ from spark_klog.errors import LoadError
 from spark_klog.load.rows import fitted, merged
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.load.values import name_now
+from spark_klog.schemas.json_schema.columns import VARIANT
 from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.partitions import BY_TIME, layout_text, parse_terms, terms_of
 from spark_klog.tables.table import aliases_of, with_aliases
@@ -35,6 +36,8 @@ def table_columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
         for field in _of_values(columns, topic) if settings.table_columns == VALUES else columns:
             kind = merged(made.get(field.name, field).type, field.type, field.name, moves=False)
             made[field.name] = field.with_type(kind)
+    if settings.is_variant:
+        made["value"] = made["value"].with_type(VARIANT)
     if settings.table_columns == VALUES:  # fields that a later topic has stand before these
         made |= {name: made.pop(name) for name in [f"_{name}" for name in BESIDE_VALUES]}
     return pa.schema(made.values())

@@ -137,6 +137,8 @@ def evolved_schema(before: str, asked: str, *, widens: bool) -> tuple[str, list[
 
 def _is_envelope(kind: pa.DataType) -> bool:
     """Whether the job has made the schema of a row's."""
+    if not pa.types.is_struct(kind):
+        return False
     order = envelope_order(kind)
     return kind.get_field_index("after") >= 0 and bool(kind == debezium_type(kind.field("after").type, order))
 
@@ -156,7 +158,7 @@ def _grown(old: pa.DataType, new: pa.DataType, path: str, widens: bool, hindranc
     if pa.types.is_list(old) and pa.types.is_list(new):
         return pa.list_(_grown(old.value_type, new.value_type, f"{path}[]", widens, hindrances))
     if old != new and not (widens and holds(new, old)):
-        hindrances.append(f"{path} is {type_text(new)}, and was {type_text(old)}")
+        hindrances.append(f"{path or 'the value'} is {type_text(new)}, and was {type_text(old)}")
     return new
 
 

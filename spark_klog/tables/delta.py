@@ -23,8 +23,9 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, QueryBuilder, Transaction
+from deltalake import CommitProperties, DeltaTable, Field, QueryBuilder, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import VariantType
 from deltalake.transaction import AddAction, RemoveAction
 from numpy.typing import NDArray
 
@@ -36,6 +37,7 @@ from spark_klog.files import open_folder
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder, reason
 from spark_klog.files.keys import KeyedUri
+from spark_klog.schemas.json_schema.columns import VARIANT
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.change_order import INCARNATION
 from spark_klog.tables.columns import differences, holds
@@ -110,6 +112,7 @@ class DeltaLakeTable:
     """
 
     renames: ClassVar[bool] = False
+    no_variant: ClassVar[str] = ""
     partition_zone: ClassVar[str | None] = None
 
     def __init__(self, uri: str) -> None:
@@ -231,7 +234,7 @@ class DeltaLakeTable:
             elif owner:
                 table.alter.set_table_properties(owner, raise_if_not_exists=False)
             types = {
-                column.name: column.type
+                column.name: VARIANT.storage_type if column.type == VARIANT else column.type
                 for column in [*mine, *missing]
                 if column.name in columns.names or column.name not in partitions
             }
@@ -256,7 +259,7 @@ class DeltaLakeTable:
             raise self._differs(wrong)
         new = [one.name for one in missing if one.name not in mine.names]
         if missing:
-            table.alter.add_columns([Field.from_arrow(pa.field(one.name, one.type)) for one in missing])
+            table.alter.add_columns([_field(pa.field(one.name, one.type)) for one in missing])
             table = self._existing()
             if missing := _compared(table, columns)[1]:
                 names = ", ".join(one.name for one in missing)
@@ -301,10 +304,11 @@ class DeltaLakeTable:
             table = self._with_columns(table, self._added)
             metadata = table.metadata()
             names = metadata.partition_columns
+            variants = _variants(table)
             now = time.time_ns() // 1_000_000
             actions: list[AddAction | RemoveAction] = []
             for item in files:
-                statistics = statistics_json(item.metadata, metadata.configuration)
+                statistics = statistics_json(item.metadata, metadata.configuration, variants)
                 actions.append(AddAction(item.path, item.size, self._partition(item, names), now, True, statistics))
             table.create_write_transaction(actions, "append", table.schema(), names, commit_properties=_committing(run))
 
@@ -497,11 +501,11 @@ class DeltaLakeTable:
     def _create(
         self, columns: pa.Schema, partitions: pa.Schema, load: str, mode: Literal["error", "overwrite"] = "error"
     ) -> DeltaTable:
-        schema = pa.schema([*columns, *(column for column in partitions if column.name not in columns.names)])
+        schema = [*columns, *(column for column in partitions if column.name not in columns.names)]
         try:
             self._known = DeltaTable.create(
                 self._url,
-                schema,
+                Schema([_field(one) for one in schema]),
                 mode,
                 partition_by=partitions.names,
                 configuration={LOAD_PROPERTY: load, **_own_property(self.address, {}, columns, columns.names)},
@@ -598,8 +602,19 @@ class DeltaLakeTable:
 
 def _compared(table: DeltaTable, columns: pa.Schema) -> tuple[pa.Schema, list[pa.Field], list[str]]:
     """The table's columns, and what `differences` finds between them and those of a load."""
-    mine = pa.schema(table.schema().to_arrow())
+    variants = _variants(table)
+    fields = pa.schema(table.schema().to_arrow())
+    mine = pa.schema([one.with_type(VARIANT) if one.name in variants else one for one in fields])
     return mine, *differences(mine, columns, set(table.metadata().partition_columns))
+
+
+def _field(column: pa.Field) -> Field:
+    return Field(column.name, VariantType()) if column.type == VARIANT else Field.from_arrow(column)
+
+
+def _variants(table: DeltaTable) -> set[str]:
+    """The columns of VARIANT, which deltalake's Arrow has as what they are stored as."""
+    return {one.name for one in table.schema().fields if isinstance(one.type, VariantType)}
 
 
 def _grown_map(mine: pa.DataType, merged: pa.DataType, path: str) -> str | None:

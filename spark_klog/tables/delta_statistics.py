@@ -9,7 +9,7 @@ nothing can stand for it, the file has no minima (or no maxima) at all, which re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -33,13 +33,15 @@ _NOTHING = ""
 _EPOCH = datetime(1970, 1, 1)
 
 
-def statistics_json(metadata: pq.FileMetaData, properties: Mapping[str, str]) -> str:
-    """The statistics of a file by its footer, for a table that has these properties."""
+def statistics_json(metadata: pq.FileMetaData, properties: Mapping[str, str], variants: Collection[str] = ()) -> str:
+    """The statistics of a file by its footer, for a table that has these properties; none of `variants`, its columns of
+    VARIANT, whose bytes have no order.
+    """
     indexed = -1 if _STATS_COLUMNS in properties else int(properties.get(_INDEXED, _DEFAULT_INDEXED))
     has_nan = json.loads((metadata.metadata or {}).get(NAN_COLUMNS.encode(), b"{}"))
     sides: dict[str, dict[str, Any] | None] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for number, leaf in enumerate(leaves(metadata.schema.to_arrow_schema())):
-        if leaf.path is None or (0 <= indexed <= leaf.before and leaf.path[0] not in PLACE):
+        if leaf.path is None or leaf.path[0] in variants or (0 <= indexed <= leaf.before and leaf.path[0] not in PLACE):
             continue
         chunks = [metadata.row_group(group).column(number) for group in range(metadata.num_row_groups)]
         low, high, nulls = _texts(chunks, leaf.type)

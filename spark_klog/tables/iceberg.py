@@ -138,6 +138,7 @@ class IcebergTable:
     """
 
     renames: ClassVar[bool] = True
+    no_variant: ClassVar[str] = "Iceberg has the type from format version 3 on, which pyiceberg 0.12 does not write"
     partition_zone: ClassVar[str | None] = "UTC"
 
     def __init__(self, name: str, options: Mapping[str, str] | None = None) -> None:

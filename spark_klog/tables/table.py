@@ -299,6 +299,8 @@ class Table(Protocol):
 
     #: Whether a column may get another name, by `with_aliases`.
     renames: ClassVar[bool]
+    #: Why it has no columns of VARIANT; "" if it has.
+    no_variant: ClassVar[str]
     #: The zone in whose hours and days the table has its partitions; None if files say which partition they are of.
     partition_zone: ClassVar[str | None]
 

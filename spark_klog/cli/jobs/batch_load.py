@@ -177,7 +177,7 @@ class RowFormatOptions:
     value_schema: str | None = option(
         *("--value-schema", "--schema"),
         metavar="FILE|TEXT",
-        help="The column's schema; of json as DDL, 'user_id bigint, at timestamp', or `infer`.",
+        help="The column's schema; of json as DDL, 'user_id bigint, at timestamp', `infer` or `variant`.",
     )
     value_schema_id: int | None = option(type=_ID, metavar="ID", help="The column's schema, of the registry.")
     value_subject: str | None = option(metavar="NAME", help="Of the schema: its latest version. Default: TOPIC-value.")

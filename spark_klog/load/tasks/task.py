@@ -52,6 +52,7 @@ from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
 from spark_klog.schemas.json_schema.inference import Seen
+from spark_klog.schemas.json_schema.variant import variants
 from spark_klog.schemas.rows import Decoded
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
@@ -113,7 +114,9 @@ class Values:
         self._settings, self._columns, self._decoders = settings, settings.columns(span.topic), decoders
         self._parse: Callable[[pa.Array], Decoded] | None = None
         types = [decoder.type for decoder in decoders.values()]
-        if settings.schema:
+        if settings.is_variant:
+            self._parse = variants
+        elif settings.schema:
             decoder = JsonDecoder(column_of(parse_schema(settings.schema), DDL))
             types.append(decoder.type)
             self._parse = partial(decoder.decode, programs=[None]) if inferring is None else inferring.decode

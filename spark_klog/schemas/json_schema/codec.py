@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from spark_klog.errors import ConfigError, SchemaError
 from spark_klog.schemas.json_schema import ddl
-from spark_klog.schemas.json_schema.columns import DDL
+from spark_klog.schemas.json_schema.columns import DDL, VARIANT
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
 from spark_klog.schemas.json_schema.from_arrow import column_of, schema_of
@@ -52,6 +52,8 @@ class JsonCodec(JsonSchemaCodec):
 
     def parse(self, text: str, references: References = NO_REFERENCES) -> JsonSchema:
         try:
-            return JsonSchema(column_of(ddl.parse_schema(text), DDL), "", None, {})
+            if (kind := ddl.parse_schema(text)) == VARIANT:
+                raise ConfigError(f"schema {text!r}: rows have no VARIANT here: {ddl.NO_VARIANT}")
+            return JsonSchema(column_of(kind, DDL), "", None, {})
         except ConfigError as error:
             raise SchemaError(str(error)) from None

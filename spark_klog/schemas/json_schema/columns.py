@@ -61,13 +61,35 @@ class _JsonText(pa.ExtensionType):  # type: ignore[misc]
         return cls()
 
 
+class _Variant(pa.ExtensionType):  # type: ignore[misc]
+    """A VARIANT. It is the type of a table's column; in batches and files it is its storage."""
+
+    def __init__(self) -> None:
+        parts = [pa.field(name, pa.binary(), nullable=False) for name in ("metadata", "value")]
+        super().__init__(pa.struct(parts), "klog.variant")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> _Variant:
+        return cls()
+
+    def __hash__(self) -> int:
+        return hash(self.extension_name)
+
+    def __str__(self) -> str:
+        return "variant"
+
+
 JSON_TEXT: Final = _JsonText()
+VARIANT: Final = _Variant()
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:
     """The type as columns have it, with strings for `JSON_TEXT`."""
-    if kind == JSON_TEXT:
-        return pa.string()
+    if kind in (JSON_TEXT, VARIANT):
+        return kind.storage_type
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(stored_type(field.type)) for field in kind])
     if pa.types.is_list(kind):

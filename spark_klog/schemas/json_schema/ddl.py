@@ -12,15 +12,13 @@ from typing import Final
 import pyarrow as pa
 
 from spark_klog.errors import ConfigError
-from spark_klog.schemas.json_schema.columns import JSON_TEXT
+from spark_klog.schemas.json_schema.columns import JSON_TEXT, VARIANT
 
 #: What stands for the text of a schema that is to be inferred.
 INFER: Final = "infer"
+#: What stands for values that are VARIANTs as a whole.
 _VARIANT: Final = "variant"
-_NO_VARIANT: Final = (
-    "no package at hand makes its bytes of JSON: give a DDL in which the field has the type json, whose text Spark's "
-    "parse_json makes a VARIANT"
-)
+NO_VARIANT: Final = "give the field the type json, whose text Spark's parse_json makes a VARIANT"
 _TYPES: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -56,12 +54,10 @@ _LEFT_OUT = {
 def parse_schema(text: str) -> pa.DataType:
     """Parse a schema to a struct type, in which `json` is `JSON_TEXT` (`stored_type` has it as files have it).
 
-    `ConfigError`.
+    It is `VARIANT` of values that are this as a whole. `ConfigError`.
     """
     if text.strip().lower() == _VARIANT:
-        raise ConfigError(
-            f"schema {text.strip()!r}: VARIANT is not written, as {_NO_VARIANT}, or give infer, which finds the columns"
-        )
+        return VARIANT
     parser = _Parser(text)
     fields = parser.all_fields()
     parser.expect_end()
@@ -70,6 +66,8 @@ def parse_schema(text: str) -> pa.DataType:
 
 def schema_text(kind: pa.DataType) -> str:
     """A schema as text that `parse_schema` takes; equal for equal schemas."""
+    if kind == VARIANT:
+        return type_text(kind)
     return ", ".join(f"{_quoted(field.name)} {type_text(field.type)}" for field in kind)
 
 
@@ -79,6 +77,8 @@ def _quoted(name: str) -> str:
 
 def type_text(kind: pa.DataType) -> str:
     """A type as a schema has it."""
+    if kind == VARIANT:
+        return _VARIANT
     if pa.types.is_struct(kind):
         return f"struct<{', '.join(f'{_quoted(field.name)}: {type_text(field.type)}' for field in kind)}>"
     if pa.types.is_list(kind):
@@ -169,7 +169,7 @@ class _Parser:
         if name in ("decimal", "dec", "numeric"):
             return self._decimal()
         if name == _VARIANT:
-            raise self._fail("VARIANT is not written", _NO_VARIANT)
+            raise self._fail("VARIANT is the type of whole values alone (--schema variant)", NO_VARIANT)
         if name not in _TYPES:
             raise self._fail(f"unknown type {name!r}; the types are {', '.join(_TYPES)}, decimal, array, struct")
         return _TYPES[name]

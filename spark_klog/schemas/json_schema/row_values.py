@@ -88,7 +88,8 @@ class NestedTooDeeply(ValueError):
         super().__init__("nested too deeply")
 
 
-def _refused(constant: str) -> Any:
+def refused(constant: str) -> Any:
+    """For parsers that know NaN and Infinity; ValueError."""
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -104,15 +105,16 @@ _PARSERS: Final = {
 }
 _MINUS_ZERO: Final = re.compile(rb"-0(?:[\s,\]}]|$)")
 _PLAIN: Final = json.JSONDecoder(parse_int=_integer)
-_STRICT: Final = json.JSONDecoder(parse_int=_integer, parse_constant=_refused)
+_STRICT: Final = json.JSONDecoder(parse_int=_integer, parse_constant=refused)
 
 
 def load_json(row: bytes, *, is_strict: bool = False) -> Any:
     """The value of a row; ValueError says why it is no JSON. NaN and Infinity are numbers here, if not `is_strict`."""
-    return _parsed(row, _STRICT if is_strict else _PLAIN)
+    return parsed(row, _STRICT if is_strict else _PLAIN)
 
 
-def _parsed(row: bytes, parser: json.JSONDecoder) -> Any:
+def parsed(row: bytes, parser: json.JSONDecoder) -> Any:
+    """What a parser makes of a row; ValueError says why it is no JSON."""
     try:
         text = str(row, "utf-8")
         return parser.decode(text)
@@ -137,7 +139,7 @@ class RowParser:
     def parse(self, row: bytes) -> Any:
         """ValueError says why a row is not of the column."""
         is_plain = len(row) <= _LONGEST_INTEGER and _MINUS_ZERO.search(row) is None
-        return self._converted(_parsed(row, _PARSERS[self._decimals, is_plain]))
+        return self._converted(parsed(row, _PARSERS[self._decimals, is_plain]))
 
     def convert(self, value: Any) -> Any:
         """As `parse`, of a value of `json.loads` for a plan of an Arrow type; its fractions may be Decimals."""
