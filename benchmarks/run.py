@@ -41,6 +41,7 @@ from benchmarks.tables import TABLES
 from benchmarks.topics import LOAD_TOPICS
 from benchmarks.typed import TYPED
 from benchmarks.upserts import UPSERTS
+from benchmarks.validation import VALIDATION
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ WORK: tuple[Work, ...] = (
     CONNECTIONS,
     GROUPS,
     EVENT_LOOP,
+    VALIDATION,
     INSTALLS,
 )
 

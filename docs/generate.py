@@ -42,6 +42,7 @@ from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import OFFSETS_WITH_TOPIC_IDS
 from spark_klog.protocol.tables.records import FETCH_WITH_TOPIC_IDS
 from spark_klog.protocol.tables.transactions import FIRST_END_OF_TRANSACTIONS_2, FIRST_OF_TRANSACTIONS_2
+from spark_klog.schemas.registry.settings import BROKER_URL
 from spark_klog.security import settings as security_settings
 from spark_klog.security.config import is_secret
 from spark_klog.spark import listener, option_table
@@ -211,7 +212,7 @@ def broker_settings_page() -> str:
     defaults = {name: item.default for name, item in BROKER_SETTINGS.items()}
     log_texts = setting_texts(LogConfig())
     of_logs = {broker_name(name): text for name, text in log_texts.items()}
-    names = sorted({*defaults, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *PLACES})
+    names = sorted({*defaults, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *PLACES, BROKER_URL})
     rows = ((_code(one), _default(defaults.get(one, of_logs.get(one))), DOCUMENTATION[one]) for one in names)
     topics = (
         (_code(one), _default(text), _code(broker_name(one) or ""), DOCUMENTATION[one])

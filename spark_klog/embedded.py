@@ -2,6 +2,7 @@
 
     DATA_DIR/broker-N/       data directory of broker N      DATA_DIR/broker-N.log   its log
     DATA_DIR/schema-registry.log                             the schema registry's log; its state is a topic
+    DATA_DIR/schema-registry.url                             its address, for the brokers
     DATA_DIR/directories/    the brokers' shared tree, without ZooKeeper
     DATA_DIR/zookeeper/      ZooKeeper's data                DATA_DIR/zookeeper.log
     DATA_DIR/klog-cluster.properties   marks the directory as a cluster's (see `log.layout`)
@@ -29,6 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from spark_klog.base.durable import replace_file
 from spark_klog.base.extras import require
 from spark_klog.broker.faults import Fault, control as fault_control
 from spark_klog.broker.metadata.registration import answers
@@ -37,6 +39,8 @@ from spark_klog.client.settings import check_settings
 from spark_klog.errors import ConfigError, DirectoryError, KlogError, LogDirLocked
 from spark_klog.log.file_system import take_lock
 from spark_klog.log.layout import check_cluster_directory, mark_cluster, usable
+from spark_klog.schemas.registry.settings import BROKER_URL
+from spark_klog.security.config import FILE
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.paths import host_and_port
 from spark_klog.wire.listening import bind, parse_listen
@@ -152,7 +156,8 @@ class EmbeddedCluster:
     the brokers' logs is "text" or "json". `ClusterStartError` names the process that did not start.
 
     With `schema_registry` a schema registry with Confluent's REST API is served at `schema_registry_url`: True picks a
-    free loopback port, a number is one, a text is HOST:PORT or a port. Its state is the topic `_schemas`, so it needs a
+    free loopback port, a number is one, a text is HOST:PORT or a port. For topics that validate schemas the brokers ask
+    it, unless `settings` have another `confluent.schema.registry.url`. Its state is the topic `_schemas`, so it needs a
     listener without security: otherwise `ConfigError`, and see `spark_klog.schema_registry`.
 
     `faults` (see `spark_klog.broker.faults`) apply from the first request on. If it is not None (it may be empty),
@@ -346,7 +351,8 @@ class EmbeddedCluster:
         command += ["--data-dir", str(self.data_dir / f"broker-{broker_id}"), "--log-format", self._log_format]
         if self._faults is not None:
             command += ["--faults"]
-        for name, value in self._settings.items():
+        settings = {BROKER_URL: f"{FILE}{self._url_file}"} if self._registry_address is not None else {}
+        for name, value in (settings | self._settings).items():
             command += ["--set", f"{name}={value}"]
         process = ChildProcess(command, self.data_dir / f"broker-{broker_id}.log", subprocess.PIPE, self._lock)
         name = f"broker {broker_id}"
@@ -386,6 +392,13 @@ class EmbeddedCluster:
             raise self._registry.start_error("the schema registry")
         self.schema_registry_url = line.rsplit(" ", 1)[1]
         self._registry_address = self.schema_registry_url.removeprefix("http://")
+        with usable(self.data_dir):
+            replace_file(self._url_file, self.schema_registry_url.encode(), self._url_file.with_suffix(".new"))
+
+    @property
+    def _url_file(self) -> Path:
+        """Where brokers find the registry, which has its port only after they have started."""
+        return self.data_dir / "schema-registry.url"
 
     def kill_schema_registry(self) -> None:
         """SIGKILL the schema registry; `ConfigError` if there is none."""

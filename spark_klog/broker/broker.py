@@ -18,6 +18,7 @@ from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.metrics import Metrics
 from spark_klog.broker.partitions import RENEWAL_POLL_SECONDS, RENEWAL_SECONDS, ServedPartitions
 from spark_klog.broker.registry_follower import RegistryFollower, register_logs
+from spark_klog.broker.schema_validation import SchemaValidator
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
@@ -77,6 +78,7 @@ class Broker:
             self.purgatory = Purgatory()
             self.turns = Turns()
             self.decompression = Decompression()
+            self.schemas = SchemaValidator(config.schema_registry)
             tasks = BackgroundTasks()
             self.follower = RegistryFollower(self.registry, self.logs, self.purgatory, tasks, controller, topics_07)
             self.flushes = LogFlushes(tasks)
@@ -139,6 +141,7 @@ class Broker:
     def close(self) -> None:
         """Close the logs, and leave the cluster."""
         self.decompression.close()
+        self.schemas.close()
         try:
             self.logs.close()
         finally:

@@ -20,10 +20,12 @@ from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, with_int
 from spark_klog.broker.metadata.nodes import InvalidPartitions, TopicExists, UnknownTopic
 from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Alter, Registry
 from spark_klog.broker.registry_follower import RegistryFollower
+from spark_klog.broker.schema_validation import check_validation
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.settings.group_settings import check_group_settings
 from spark_klog.broker.settings.log_settings import topic_settings
 from spark_klog.errors import DecodeError, DirectoryError
+from spark_klog.log.config import LogConfig
 from spark_klog.log.file_system import FileSystem
 
 _log = logging.getLogger(__name__)
@@ -59,10 +61,13 @@ class TopicChanges:
         chosen = assignment or self._registry.assign(partitions)
         self._registry.check_collision(name)
         settings = dict(with_internal_settings(name, settings or {}))
-        topic_settings(settings)
+        self._check(settings)
         if validate_only:
             return UUID(int=0)
         return await self._tasks.finish(self._create_topic(name, chosen, settings))
+
+    def _check(self, settings: Mapping[str, str]) -> None:
+        check_validation(LogConfig(**topic_settings(settings)), self._config.schema_registry)
 
     async def _create_topic(self, name: str, assignment: dict[int, list[int]], settings: dict[str, str]) -> UUID:
         topic = await self._follower.change(name, partial(self._register, name, assignment, settings))
@@ -128,7 +133,7 @@ class TopicChanges:
 
         def checked(before: Mapping[str, str]) -> Mapping[str, str]:
             settings = alter(before)
-            topic_settings({key: value for key, value in settings.items() if before.get(key) != value})
+            self._check({key: value for key, value in settings.items() if before.get(key) != value})
             return settings
 
         self._registry.alter_settings(name, checked, validate_only=validate_only)

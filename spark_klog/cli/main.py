@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 #: How often to check the processes of a cluster.
 _WATCH_SECONDS = 0.5
+#: Where a process reaches what listens on all addresses.
+_OWN_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 #: Seconds that a broker's end waits for that of its schema registry.
 _REGISTRY_SECONDS = 10.0
 #: Seconds if it has not started yet: most starts take less.
@@ -269,7 +271,8 @@ def broker(
             raise click.UsageError("give only one of --listen and the setting listeners")
         _log_as(ctx, log_format)
         config = broker_config(
-            parse_properties(properties.read_bytes(), str(properties)) if properties else {},
+            _own_registry_url(schema_registry)
+            | (parse_properties(properties.read_bytes(), str(properties)) if properties else {}),
             chosen,
             listen=listen,
             data_dir=data_dir,
@@ -334,10 +337,20 @@ def _reach_oneself(config: BrokerConfig, bound: str) -> str:
     host, port = parse_listen(bound, "--listen")
     listener = next(iter(config.security.listeners), Listener(PLAINTEXT, PLAINTEXT, host, port))
     (told,) = config.security.endpoints([listener._replace(port=port)])
-    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
+    own = _OWN_HOSTS.get(host, host), port
     if own != (told.host, told.port):
         own_addresses[told.host, told.port] = own
     return host_and_port(*own)
+
+
+def _own_registry_url(listen: str | None) -> dict[str, str]:
+    """The setting by which a broker validates schemas at its own registry, unless the port is any free one."""
+    from spark_klog.schemas.registry.settings import BROKER_URL
+    from spark_klog.trees.paths import host_and_port
+    from spark_klog.wire.listening import parse_listen
+
+    host, port = parse_listen(listen, "--schema-registry", "127.0.0.1") if listen is not None else ("", 0)
+    return {BROKER_URL: f"http://{host_and_port(_OWN_HOSTS.get(host, host), port)}"} if port else {}
 
 
 class _OwnRegistry:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from spark_klog.base.settings import INT32_MAX, INT64_MAX, Kind, choice, number, setting
+from spark_klog.base.names import SUBJECT_STRATEGIES
+from spark_klog.base.settings import BOOLEAN, INT32_MAX, INT64_MAX, Kind, choice, number, setting
 from spark_klog.errors import ConfigError
 from spark_klog.wire.codecs import CODECS, GZIP, LZ4, NONE, ZSTD, Codec, codec_by_name
 
@@ -23,6 +24,14 @@ PRODUCER, UNCOMPRESSED = "producer", "uncompressed"
 _COMPRESSIONS = choice(
     "string",
     {word: word for word in (PRODUCER, UNCOMPRESSED, *(codec.name for codec in CODECS.values() if codec is not NONE))},
+)
+
+#: Confluent's classes, by their names and by the last parts of these.
+_SUBJECTS = "io.confluent.kafka.serializers.subject."
+_STRATEGIES = choice(
+    "string",
+    {f"{before}{name}": f"{_SUBJECTS}{name}" for name in SUBJECT_STRATEGIES for before in (_SUBJECTS, "")},
+    f"{_SUBJECTS}NAME, of the names {', '.join(SUBJECT_STRATEGIES)}",
 )
 
 
@@ -104,6 +113,20 @@ class LogConfig:
     compression_gzip_level: int = _level_setting(GZIP)
     compression_lz4_level: int = _level_setting(LZ4)
     compression_zstd_level: int = _level_setting(ZSTD)
+
+    key_schema_validation: bool = setting("confluent.key.schema.validation", False, BOOLEAN)
+    value_schema_validation: bool = setting("confluent.value.schema.validation", False, BOOLEAN)
+    key_strategy: str = setting("confluent.key.subject.name.strategy", f"{_SUBJECTS}TopicNameStrategy", _STRATEGIES)
+    value_strategy: str = setting("confluent.value.subject.name.strategy", f"{_SUBJECTS}TopicNameStrategy", _STRATEGIES)
+
+    @cached_property
+    def validated(self) -> dict[str, str]:
+        """Columns ("key", "value") whose schemas are validated, with how subjects are called (`SUBJECT_STRATEGIES`)."""
+        chosen = {"key": self.key_strategy, "value": self.value_strategy}
+        needs = {"key": self.key_schema_validation, "value": self.value_schema_validation}
+        return {
+            column: SUBJECT_STRATEGIES[name.removeprefix(_SUBJECTS)] for column, name in chosen.items() if needs[column]
+        }
 
     @cached_property
     def codec(self) -> Codec | None:

@@ -26,7 +26,7 @@ _ASSIGNED = re.compile(
     r"(?:^|[\s;,\"'])[\w.]*(?:password|secret|sasl\.jaas\.config)[\"']?\s*(?:=|:(?!\s*[{\[]))", re.IGNORECASE
 )
 OAUTHBEARER, GSSAPI = "OAUTHBEARER", "GSSAPI"
-_VARIABLE, _FILE = "env:", "file:"
+_VARIABLE, FILE = "env:", "file:"
 
 
 def is_secret(name: str) -> bool:
@@ -187,8 +187,8 @@ def dereferenced(name: str, value: str) -> str:
         if secret is None:
             raise ConfigError(f"{name}: the environment variable {variable} is not set in this process")
         return secret
-    if value.startswith(_FILE):
-        path = Path(value.removeprefix(_FILE)).expanduser()
+    if value.startswith(FILE):
+        path = Path(value.removeprefix(FILE)).expanduser()
         try:
             return path.read_text(encoding="utf-8").rstrip("\r\n")
         except OSError as error:

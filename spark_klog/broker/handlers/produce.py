@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
+from spark_klog.broker.schema_validation import RegistryAway
 from spark_klog.broker.security.authorizer import WRITE
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.broker.transactions.verification import Verification, as_known
@@ -23,7 +24,7 @@ from spark_klog.protocol.tables.records import PRODUCE_OF_TRANSACTIONS_2, PRODUC
 from spark_klog.records.building.conversion import compressed_as, up_convert
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
-from spark_klog.records.reading.produced import RejectedRecords, check_keys, check_produced
+from spark_klog.records.reading.produced import RejectedRecords, check_keys, check_produced, schema_ids
 from spark_klog.wire.codecs import NO_CODEC, Codec, DecompressedTooLarge
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
 _RETIRED = "the topic was deleted, or the session with ZooKeeper has ended"
 #: Bytes of a request without compression that are compressed in the event loop, in less than a millisecond.
 _COMPRESSED_AT_ONCE = 8 * 1024
+#: The same of those whose schema ids are read.
+_READ_AT_ONCE = 64 * 1024
 #: What a batch that the broker decompresses may hold, as a multiple of max.message.bytes, or of 1 MiB if that is less:
 #: by most codecs and levels less than a second's work.
 _MOST_EXPANDED, _LEAST_BYTES = 16, 1024 * 1024
@@ -51,9 +54,11 @@ async def produce(broker: Broker, request: Request, message: Message) -> Message
     Versions 0-2 may carry message sets of magic 0 and 1, which the log stores as magic 2. Later versions carry exactly
     one batch per partition; from version 8 on the response names the records that a topic does not take (KIP-467).
     Batches are validated first (`records/reading/produced.py`), and compressed anew for a topic with a codec of its
-    own. No client may produce to internal topics; Kafka excepts clients named `__admin_client`, but a client's name
-    proves nothing. A transactional batch is accepted only if its partition is in the transaction (KIP-890), so a
-    late batch can't leave a transaction open; from version 12 on the partition is added to it, or begins it.
+    own. If the topic validates schemas, each record's is of its subject (`schema_validation.py`); while the registry
+    can't be asked, the error is the one of Confluent Server, which clients retry. No client may produce to internal
+    topics; Kafka excepts clients named `__admin_client`, but a client's name proves nothing. A transactional batch is
+    accepted only if its partition is in the transaction (KIP-890), so a late batch can't leave a transaction open; from
+    version 12 on the partition is added to it, or begins it.
     """
     acks = message["acks"]
     responses = []
@@ -113,6 +118,8 @@ async def _append(
             records = await _in_codec(broker, log, log.config.codec, records)
         if log.config.compacts:
             await _check_keys(broker, log, records)
+        if log.config.validated:
+            await _check_schemas(broker, log, topic, records)
         verified = []
         if produced.is_transactional:
             adds = request.version >= PRODUCE_OF_TRANSACTIONS_2
@@ -140,7 +147,9 @@ async def _append(
         code, reason = ErrorCode.MESSAGE_TOO_LARGE, str(error)
     except RejectedRecords as error:
         code, reason = ErrorCode.INVALID_RECORD, str(error)
-        rejected = [{"batch_index": each, "batch_index_error_message": error.reason} for each in error.indexes]
+        rejected = [{"batch_index": at, "batch_index_error_message": text} for at, text in error.reasons.items()]
+    except RegistryAway as error:
+        code, reason = ErrorCode.NOT_LEADER_OR_FOLLOWER, str(error)
     except DecodeError as error:
         code, reason = ErrorCode.INVALID_RECORD, str(error)
     except LogRetired as error:
@@ -190,6 +199,16 @@ async def _check_keys(broker: Broker, log: PartitionLog, records: memoryview) ->
         check_keys(records)
     else:
         await _decompressed(broker, log, check_keys, records)
+
+
+async def _check_schemas(broker: Broker, log: PartitionLog, topic: str, records: memoryview) -> None:
+    """`RejectedRecords` for records whose schemas are not of their subjects, see `SchemaValidator`; `RegistryAway`."""
+    validated = log.config.validated
+    if len(records) <= _READ_AT_ONCE and all(header.codec_id == NO_CODEC for header, _ in iter_batches(records)):
+        ids = schema_ids(records, validated)
+    else:
+        ids = await _decompressed(broker, log, lambda data, limit: schema_ids(data, validated, limit), records)
+    await broker.schemas.check(topic, validated, ids)
 
 
 async def _decompressed(

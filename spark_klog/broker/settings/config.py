@@ -27,10 +27,18 @@ from spark_klog.broker.settings.log_settings import (
     INTERNAL_SEGMENT_BYTES,
     TOPIC_SETTINGS,
     WORDING,
+    broker_name,
     topic_settings,
 )
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig
+from spark_klog.schemas.registry.settings import (
+    BROKER_PREFIX,
+    NAMES as REGISTRY_NAMES,
+    registry_config,
+    shown as shown_of_registry,
+)
+from spark_klog.security.config import FILE, Settings, is_secret
 from spark_klog.trees.tree import SESSION_SECONDS
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.listening import parse_listen
@@ -167,6 +175,8 @@ class BrokerConfig:
     max_connections_per_ip: int = setting("max.connections.per.ip", 10_000, _INT)
     queued_max_bytes: int = setting("queued.max.request.bytes", 256 * 1024 * 1024, _LONG)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    #: Where schemas are validated, by `schemas.registry.settings.NAMES`; empty without one. `url` may be file:PATH.
+    schema_registry: Settings = field(default_factory=Settings)
     paths_07: bool = setting("klog.zookeeper.paths.0.7", True, BOOLEAN)
     zookeeper_session_timeout_ms: int = setting("zookeeper.session.timeout.ms", int(1000 * SESSION_SECONDS), _INT)
 
@@ -177,6 +187,8 @@ class BrokerConfig:
 
 
 BROKER_SETTINGS = settings_of(BrokerConfig)
+#: Names of `registry_config` by those that a broker's settings have.
+REGISTRY_SETTINGS = {shown_of_registry(BROKER_PREFIX, name): name for name in REGISTRY_NAMES - {"bare"}}
 
 
 def has_no_use(name: str) -> bool:
@@ -186,7 +198,9 @@ def has_no_use(name: str) -> bool:
 
 def shown(name: str, value: str) -> str:
     """NAME=VALUE for logs and errors, with secrets hidden."""
-    return f"{name}={'[hidden]' if SECRET_NAME.search(name) else value}"
+    own = REGISTRY_SETTINGS.get(name, "")
+    is_hidden = SECRET_NAME.search(name) or (own and (is_secret(own) or "@" in value))
+    return f"{name}={'[hidden]' if is_hidden else value}"
 
 
 def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] = ()) -> dict[str, Any]:
@@ -195,15 +209,17 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
     `known_elsewhere` has further names to suggest for a misspelled one.
     """
     result: dict[str, Any] = {}
-    of_security = {}
+    of_security, of_registry = {}, Settings()
     for name, value in settings.items():
         if name in SECURITY_SETTINGS:
             of_security[name] = value
+        elif name in REGISTRY_SETTINGS:
+            of_registry[REGISTRY_SETTINGS[name]] = value
         elif name in BROKER_SETTINGS:
             row = BROKER_SETTINGS[name]
             result[row.name] = value_of(row.metadata["kind"], name, value, "setting {}={} must be {}")
         elif name not in BROKER_LOG_SETTINGS and name != INTERNAL_SEGMENT_BYTES:
-            known = {*BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *known_elsewhere}
+            known = {*BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *REGISTRY_SETTINGS, *known_elsewhere}
             raise ConfigError(f"unknown setting {name!r}; {advice(name, known, _WITHOUT_USE)}")
     of_logs = {
         attribute: value_of(kind, name, settings[name], WORDING)
@@ -212,13 +228,20 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
     }
     if INTERNAL_SEGMENT_BYTES in settings:
         of_logs |= topic_settings({INTERNAL_SEGMENT_BYTES: settings[INTERNAL_SEGMENT_BYTES]})
-    return result | {"log": LogConfig(**of_logs), "security": security_settings(of_security)}
+    if of_registry and not of_registry.get("url", "").startswith(FILE):
+        registry_config(of_registry, BROKER_PREFIX)
+    return result | {
+        "log": LogConfig(**of_logs),
+        "security": security_settings(of_security),
+        "schema_registry": of_registry,
+    }
 
 
 def broker_setting_values(config: BrokerConfig) -> dict[str, Any]:
     """Values of a broker's settings, by Kafka's names."""
     values = {name: getattr(config, row.name) for name, row in BROKER_SETTINGS.items()}
-    return values | {row.metadata["broker"]: getattr(config.log, row.name) for row in TOPIC_SETTINGS.values()}
+    of_logs = {name: TOPIC_SETTINGS[topic].name for topic in TOPIC_SETTINGS if (name := broker_name(topic))}
+    return values | {name: getattr(config.log, attribute) for name, attribute in of_logs.items()}
 
 
 def broker_config(

@@ -5,6 +5,7 @@ A setting's synonyms are the places that are searched for its value: the topic, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from spark_klog.broker.settings.log_settings import (
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.configs import BROKER_SOURCE, DEFAULT_SOURCE, GROUP_SOURCE, TOPIC_SOURCE
+from spark_klog.schemas.registry.settings import BROKER_URL
 
 _OF_TOPICS = {
     "cleanup.policy": "How old segments are cleaned up: delete, compact, or both.",
@@ -32,6 +34,10 @@ _OF_TOPICS = {
     "compression.type": "Codec of batches in the log: uncompressed, gzip, snappy, lz4, zstd, or that of the producer. "
     "The broker compresses batches of other codecs anew.",
     "compression.zstd.level": "Level of batches that the broker compresses by zstd: -131072 to 22.",
+    "confluent.key.schema.validation": "Whether keys must begin with the id of a schema of their subject.",
+    "confluent.key.subject.name.strategy": "How the subjects of keys' schemas are called.",
+    "confluent.value.schema.validation": "Whether values must begin with the id of a schema of their subject.",
+    "confluent.value.subject.name.strategy": "How the subjects of values' schemas are called.",
     "delete.retention.ms": "Time in milliseconds that compaction keeps tombstones and transaction markers.",
     "file.delete.delay.ms": "Time in milliseconds between the deletion of a segment and the removal of its files.",
     "flush.messages": "Number of records after which the log is flushed to disk.",
@@ -62,6 +68,8 @@ _OF_BROKERS = {
     "authentication.timeout.ms": "Time in milliseconds within which a client must authenticate.",
     "auto.create.topics.enable": "Whether Metadata requests create missing topics.",
     "broker.id": "Id of the broker.",
+    BROKER_URL: "Addresses of the schema registry that validates topics' schemas, or file:PATH of a file with them. "
+    "Other settings of its client begin with confluent., too.",
     "connection.failed.authentication.delay.ms": "Delay in milliseconds of the response to a failed authentication.",
     "controller.listener.names": "Listeners of these names are left out: there are no controllers.",
     "connections.max.idle.ms": "Time in milliseconds after which an idle connection is closed.",
@@ -199,6 +207,7 @@ def _deployment(config: BrokerConfig) -> dict[str, Any]:
     return {
         "advertised.listeners": ",".join(map(str, security.advertised or listeners)),
         "broker.id": config.broker_id,
+        BROKER_URL: re.sub("//[^,]*@", "//", config.schema_registry.get("url", "")),
         "klog.users.file": str(security.users_file or ""),
         "listener.security.protocol.map": ",".join(f"{listener.name}:{listener.protocol}" for listener in listeners),
         "listeners": ",".join(map(str, listeners)),

@@ -14,6 +14,8 @@ from spark_klog.log.config import LogConfig, log_number
 _log = logging.getLogger(__name__)
 _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 TOPIC_SETTINGS = settings_of(LogConfig)
+#: Those that a topic inherits from the broker.
+_INHERITED = [row for row in TOPIC_SETTINGS.values() if row.metadata["broker"]]
 _SEGMENT_BYTES = "segment.bytes"
 #: Sets the same, of a topic or of all, with no minimum, and is not described: for tests, as in Kafka 4.1.
 INTERNAL_SEGMENT_BYTES = f"internal.{_SEGMENT_BYTES}"
@@ -25,7 +27,7 @@ BROKER_LOG_SETTINGS = {
     "log.roll.hours": ("segment_ms", log_number("long", 1, factor=_HOUR_MS)),
     "log.retention.hours": ("retention_ms", log_number("long", -1, factor=_HOUR_MS)),
     "log.retention.minutes": ("retention_ms", log_number("long", -1, factor=_MINUTE_MS)),
-    **{row.metadata["broker"]: (row.name, row.metadata["kind"]) for row in TOPIC_SETTINGS.values()},
+    **{row.metadata["broker"]: (row.name, row.metadata["kind"]) for row in _INHERITED},
     f"log.{_SEGMENT_BYTES}": ("segment_bytes", log_number("int", _LEAST_SEGMENT_BYTES, INT32_MAX)),
 }
 #: Topic settings of Kafka that have no effect without replication: the value to show, and the broker's name.
@@ -85,7 +87,11 @@ def known_topic_settings(topic: str, settings: Mapping[str, str]) -> dict[str, A
 
 def topic_settings_of(overrides: Mapping[str, Any]) -> dict[str, str]:
     """Topic settings from `LogConfig` arguments: the inverse of `topic_settings`."""
-    return {name: str(overrides[row.name]) for name, row in TOPIC_SETTINGS.items() if row.name in overrides}
+    return {name: _text(overrides[row.name]) for name, row in TOPIC_SETTINGS.items() if row.name in overrides}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def is_list(name: str) -> bool:
@@ -96,12 +102,12 @@ def is_list(name: str) -> bool:
 def broker_name(name: str) -> str | None:
     """The broker setting from which a topic setting inherits; None if it has none."""
     if name in TOPIC_SETTINGS:
-        return str(TOPIC_SETTINGS[name].metadata["broker"])
+        return TOPIC_SETTINGS[name].metadata["broker"] or None
     return _WITHOUT_EFFECT.get(name, ("", None))[1]
 
 
 def setting_texts(config: LogConfig) -> dict[str, str]:
     """The texts of all topic settings of a `LogConfig`, by their names."""
     fixed = {name: text for name, (text, _) in _WITHOUT_EFFECT.items()}
-    own = {name: str(getattr(config, row.name)) for name, row in TOPIC_SETTINGS.items()}
+    own = {name: _text(getattr(config, row.name)) for name, row in TOPIC_SETTINGS.items()}
     return dict(sorted((fixed | own).items()))

@@ -8,13 +8,13 @@ find the batch corrupt. The kernel checks the records of uncompressed batches.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.records import kernels
-from spark_klog.records.contract import NO_TIMESTAMP, Kernel
+from spark_klog.records.contract import NO_TIMESTAMP, BinaryColumn, HeadersColumn, Kernel
 from spark_klog.records.formats.batch import check_crc, iter_batches, magic_of, whole_batch_size
 from spark_klog.records.formats.batch_v2 import CONTROL_BIT, HEADER_SIZE, BatchHeader, body, read_batch_header
 from spark_klog.wire.codecs import GZIP, LZ4, MAX_DECOMPRESSED, NO_CODEC, SNAPPY, codec_by_id
@@ -29,16 +29,18 @@ _SMALLEST_RECORD = 7
 #: Bytes that one byte can decompress to at most, by codec. zstd has no such bound, only `limit`.
 _MOST_EXPANDED = {NO_CODEC: 1, GZIP: 1032, SNAPPY: 22, LZ4: 256}
 _MAX_OFFSET = (1 << 63) - 1
+#: Bytes of a schema's id and of its GUID, each after a byte that tells which of them it is.
+_ID_SIZE, _GUID_SIZE, _OF_GUID = 5, 17, b"\1"
 _OFFSETS, _KEYS = frozenset({"offset"}), frozenset({"key"})
 _FEW_OFFSETS = memoryview(array("q", range(1 << 14))).cast("B")
 
 
 class RejectedRecords(DecodeError):
-    """Records that a topic does not take; `indexes` are their numbers in the batch, at most `MOST_INDEXES`."""
+    """Records that a topic does not take; `reasons` of at most `MOST_INDEXES`, by their numbers in the batch."""
 
-    def __init__(self, text: str, reason: str, indexes: Sequence[int]) -> None:
+    def __init__(self, text: str, reasons: Mapping[int, str]) -> None:
         super().__init__(text)
-        self.reason, self.indexes = reason, indexes
+        self.reasons = reasons
 
 
 class Produced(NamedTuple):
@@ -135,8 +137,47 @@ def check_keys(data: Buffer, limit: int = MAX_DECOMPRESSED) -> None:
             missing = (index for index in range(header.count) if not valid[index >> 3] >> (index & 7) & 1)
             count = f"{keys.null_count} of {header.count} records of a batch"
             text = f"{count} have no key, which those of a compacted topic must have"
-            raise RejectedRecords(text, "no key, which records of a compacted topic must have", _first(missing))
+            reason = "no key, which records of a compacted topic must have"
+            raise RejectedRecords(text, dict.fromkeys(islice(missing, MOST_INDEXES), reason))
 
 
-def _first(indexes: Iterable[int]) -> list[int]:
-    return list(islice(indexes, MOST_INDEXES))
+def schema_ids(data: Buffer, columns: Iterable[str], limit: int = MAX_DECOMPRESSED) -> dict[str, list[bytes | None]]:
+    """What names the schema of each record, by column, "key" or "value"; `CorruptBatchError`.
+
+    It is INT8 0 and an INT32, or INT8 1 and a GUID; less, or other bytes, of a record that names none; None of a null,
+    which needs no schema. The last header `__value_schema_id` (or of the key) counts, if its value is not null; without
+    one, what the value begins with. Decompresses each batch to at most `limit` bytes.
+    """
+    named: dict[str, list[bytes | None]] = {column: [] for column in columns}
+    builder = kernels.load().builder(frozenset({*named, "headers"}))
+    for header, batch in iter_batches(data):
+        assert isinstance(header, BatchHeader)
+        check_crc(header, batch)
+        builder.append(body(header, batch, limit), header.count, 0, header.base_timestamp, None, 0, _MAX_OFFSET)
+        records = builder.finish()
+        assert records.headers is not None
+        for column, ids in named.items():
+            values = records.key if column == "key" else records.value
+            assert values is not None
+            ids += _schema_ids(values, records.headers, f"__{column}_schema_id", header.count)
+    return named
+
+
+def _schema_ids(values: BinaryColumn, headers: HeadersColumn, name: str, count: int) -> list[bytes | None]:
+    ends, data = memoryview(values.offsets).cast("B").cast("i").tolist(), bytes(values.data)
+    ids: list[bytes | None] = [data[start : min(end, start + _ID_SIZE)] for start, end in pairwise(ends)]
+    if any(head[:1] == _OF_GUID for head in set(ids) if head):
+        ids = [
+            data[start : min(end, start + _GUID_SIZE)] if head and head[:1] == _OF_GUID else head
+            for head, (start, end) in zip(ids, pairwise(ends), strict=True)
+        ]
+    if headers.total and name.encode() in bytes(headers.keys.data):
+        for index, row in enumerate(headers.rows(count)):
+            for given, value in row:
+                if given == name and value is not None:
+                    ids[index] = value[: _GUID_SIZE if value[:1] == _OF_GUID else _ID_SIZE]
+    if values.null_count:
+        assert values.validity is not None
+        valid = memoryview(values.validity).cast("B")
+        ids = [head if valid[row >> 3] >> (row & 7) & 1 else None for row, head in enumerate(ids)]
+    return ids

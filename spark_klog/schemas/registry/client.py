@@ -246,6 +246,13 @@ class RegistryClient:
         answer = self._request("GET", f"/schemas/ids/{schema_id}/versions", what)
         return _parsed(lambda body: [(str(use["subject"]), int(use["version"])) for use in body], answer, what)
 
+    def id_of(self, guid: UUID) -> int | None:
+        """The id of a GUID in the default context, None if only others have it; `RegistryError` if none does."""
+        what = f"schema GUID {guid}"
+        answer = self._request("GET", f"/schemas/guids/{guid}/ids", what)
+        ids = _parsed(lambda body: {str(each["context"]): int(each["id"]) for each in body}, answer, what)
+        return ids.get(".", ids.get(""))
+
     def references(
         self, schema: Schema, key: int | UUID | None = None, subject: str = "", *, is_new: bool = False
     ) -> References:

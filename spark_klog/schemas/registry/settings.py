@@ -39,6 +39,8 @@ _TEXTS = words(
 _BASIC = ("URL", "USER_INFO", "SASL_INHERIT")
 _BEARER = ("STATIC_TOKEN", "OAUTHBEARER")
 _SCHEMES = ("http", "https")
+#: What a broker's settings of a registry begin with, as Confluent Server's, and its URL.
+BROKER_PREFIX, BROKER_URL = "confluent.", "confluent.schema.registry.url"
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ class RegistryConfig:
 
 
 def shown(prefix: str, name: str) -> str:
-    """A setting's name as users write it: Spark's option for the URL has no dot."""
+    """A setting's name as users write it: Spark's option for the URL has no dot, a broker's a longer prefix."""
+    if (prefix, name) == (BROKER_PREFIX, "url"):
+        return BROKER_URL
     return f"{prefix.removesuffix('.')}Url" if (prefix, name) == ("schemaRegistry.", "url") else prefix + name
 
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from spark_klog.records.contract import Record
+from spark_klog.records.contract import Headers, Record
 from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.records.reading.reader import AbortedTransactions, records_of, visible_batches
@@ -16,11 +16,16 @@ from spark_klog.wire.primitives import Buffer
 Pair = tuple["bytes | None", "bytes | None"]
 
 
-def make_batch(pairs: Sequence[Pair], timestamps: Sequence[int], codec: str = "none", **fields: int) -> bytearray:
-    """A batch of (key, value) pairs with create times in ms and offsets from 0; `fields` as of `build_batch`."""
+def make_batch(
+    pairs: Sequence[Pair], timestamps: Sequence[int], codec: str = "none", headers: Headers = (), **fields: int
+) -> bytearray:
+    """A batch of (key, value) pairs with create times in ms and offsets from 0; `fields` as of `build_batch`.
+
+    All have the same `headers`.
+    """
     body = bytearray()
     for delta, ((key, value), timestamp) in enumerate(zip(pairs, timestamps, strict=True)):
-        append_record(body, timestamp - timestamps[0], delta, key, value)
+        append_record(body, timestamp - timestamps[0], delta, key, value, headers)
     batch = build_batch(
         body,
         len(pairs),
