@@ -140,10 +140,10 @@ def _rows(ids: np.ndarray[Any, Any], number: int, rows: int) -> pa.Table:
         "name": pa.array([f"customer {one % 5000}" for one in ids.tolist()]),
         "amount": pa.array(chance.random(len(ids)).round(2)),
         "note": notes,
-        "_incarnation": pa.array(np.zeros(len(ids)), pa.int32()),
-        "_partition": pa.array(np.zeros(len(ids)), pa.int32()),
-        "_offset": pa.array(number * rows + np.arange(len(ids)), pa.int64()),
-        "_timestamp": pa.array(np.full(len(ids), 1_800_000_000_000_000 + number), pa.timestamp("us", tz="UTC")),
+        "_klog_incarnation": pa.array(np.zeros(len(ids)), pa.int32()),
+        "_klog_partition": pa.array(np.zeros(len(ids)), pa.int32()),
+        "_klog_offset": pa.array(number * rows + np.arange(len(ids)), pa.int64()),
+        "_klog_timestamp": pa.array(np.full(len(ids), 1_800_000_000_000_000 + number), pa.timestamp("us", tz="UTC")),
     }
     return pa.table(columns).select(_FORMAT.row.names)
 
@@ -155,7 +155,7 @@ def _changes(number: int, rows: int) -> pa.Table:
     regions = chance.choice(_REGIONS, _CHANGED, replace=False)
     ids = np.concatenate([region * each + chance.choice(each, rows // _SHARE // _CHANGED, False) for region in regions])
     deleted = pa.array(chance.random(len(ids)) < 0.05)
-    return _rows(ids, number, rows).append_column("_deleted", deleted)
+    return _rows(ids, number, rows).append_column("_klog_deleted", deleted)
 
 
 def _merge(kind: Kind, folder: Path, path: str) -> str:
@@ -165,9 +165,9 @@ def _merge(kind: Kind, folder: Path, path: str) -> str:
     assigned = ", ".join(f"t.{name} = c.{name}" for name in names)
     return (
         f"MERGE INTO {table} t USING parquet.`{path}` c ON t.region = c.region AND t.id = c.id "
-        "WHEN MATCHED AND c._deleted AND c._offset > t._offset THEN DELETE "
-        f"WHEN MATCHED AND NOT c._deleted AND c._offset > t._offset THEN UPDATE SET {assigned} "
-        f"WHEN NOT MATCHED AND NOT c._deleted THEN INSERT ({', '.join(names)}) VALUES ({values})"
+        "WHEN MATCHED AND c._klog_deleted AND c._klog_offset > t._klog_offset THEN DELETE "
+        f"WHEN MATCHED AND NOT c._klog_deleted AND c._klog_offset > t._klog_offset THEN UPDATE SET {assigned} "
+        f"WHEN NOT MATCHED AND NOT c._klog_deleted THEN INSERT ({', '.join(names)}) VALUES ({values})"
     )
 
 

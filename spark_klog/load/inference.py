@@ -31,7 +31,7 @@ from spark_klog.schemas.json_schema.from_arrow import column_of
 from spark_klog.schemas.json_schema.inference import MOST_NAMES, Seen, grown_schema, rounded, unplaced
 from spark_klog.schemas.json_schema.row_values import load_json
 from spark_klog.schemas.rows import BadRow, Decoded
-from spark_klog.tables.change_order import DELETED, LACKING, ORDER, PLACE
+from spark_klog.tables.change_order import DELETED, LACKING, ORDER, OWN, PLACE
 from spark_klog.tables.changes import debezium_type, envelope_order
 
 #: Where Debezium's envelope has rows, and what may stand around it.
@@ -90,7 +90,8 @@ def _reserved_names(settings: WriteSettings) -> set[str]:
         return {*PLACE.names, ORDER, DELETED, LACKING}
     if settings.table_columns != VALUES:
         return set()
-    return {f"_{name}" for name in BESIDE_VALUES} | ({"date", "hour"} if settings.layout in ("day", "hour") else set())
+    of_partitions = {"date", "hour"} if settings.layout in ("day", "hour") else set()
+    return {f"{OWN}{name}" for name in BESIDE_VALUES} | of_partitions
 
 
 class GrownError(Exception):

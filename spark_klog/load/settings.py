@@ -15,6 +15,7 @@ from spark_klog.load.rows import RowSchema
 from spark_klog.load.values import UTC, check_field, check_zone, name_now
 from spark_klog.schemas.json_schema.columns import VARIANT, stored_type
 from spark_klog.schemas.json_schema.ddl import parse_schema
+from spark_klog.tables.change_order import OWN
 from spark_klog.tables.changes import RECORD_KEY, ChangeFormat, Envelope, Unavailable
 from spark_klog.tables.partitions import BY_TIME, parse_terms
 
@@ -89,7 +90,7 @@ class WriteSettings:
     @property
     def ordering(self) -> list[tuple[str, str]]:
         """The columns and directions by which row groups are sorted, if not by offset."""
-        prefix = "_" if self.table_columns == VALUES else ""
+        prefix = OWN if self.table_columns == VALUES else ""
         return [(f"{prefix}{name}", "ascending") for name in (self.sort_by, "offset")] if self.sort_by else []
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """The columns of a table: those of the records of all topics, or a column for each field of their values.
 
 records   key, value, topic, partition, offset, timestamp, timestampType, headers
-values    the fields of the value, then _key, _topic, _partition, _offset, _timestamp
+values    the fields of the value, then _klog_key, _klog_topic, _klog_partition, _klog_offset, _klog_timestamp
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from spark_klog.load.rows import fitted, merged
 from spark_klog.load.settings import VALUES, WriteSettings
 from spark_klog.load.values import name_now
 from spark_klog.schemas.json_schema.columns import VARIANT
+from spark_klog.tables.change_order import OWN, TIMESTAMP
 from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.partitions import BY_TIME, layout_text, parse_terms, terms_of
 from spark_klog.tables.table import aliases_of, with_aliases
 
-#: Columns of records beside the fields of values, in which their names begin with "_".
+#: Columns of records beside the fields of values, in which their names begin with `OWN`.
 BESIDE_VALUES = ("key", "topic", "partition", "offset", "timestamp")
 
 
@@ -39,7 +40,7 @@ def table_columns(settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
     if settings.is_variant:
         made["value"] = made["value"].with_type(VARIANT)
     if settings.table_columns == VALUES:  # fields that a later topic has stand before these
-        made |= {name: made.pop(name) for name in [f"_{name}" for name in BESIDE_VALUES]}
+        made |= {name: made.pop(name) for name in [f"{OWN}{name}" for name in BESIDE_VALUES]}
     return pa.schema(made.values())
 
 
@@ -98,7 +99,7 @@ def _of_values(columns: pa.Schema, topic: str) -> list[pa.Field]:
     kind = columns.field("value").type
     if not pa.types.is_struct(kind):
         raise LoadError(f"the values of topic {topic} are {kind}, without fields: --table-columns records has them")
-    beside = [pa.field(f"_{name}", columns.field(name).type) for name in BESIDE_VALUES]
+    beside = [pa.field(f"{OWN}{name}", columns.field(name).type) for name in BESIDE_VALUES]
     names = {field.name.lower() for field in beside}
     for field in kind:
         if field.name.lower() in names:
@@ -112,7 +113,7 @@ def _of_values(columns: pa.Schema, topic: str) -> list[pa.Field]:
 def time_column(settings: WriteSettings) -> str:
     """The path of the column that decides on the partitions."""
     if settings.table_columns == VALUES:
-        return settings.event_time or "_timestamp"
+        return settings.event_time or TIMESTAMP
     return f"value.{settings.event_time}" if settings.event_time else "timestamp"
 
 
@@ -141,7 +142,7 @@ def as_columns(batch: pa.RecordBatch, columns: pa.Schema, is_of_values: bool) ->
     if is_of_values:
         values = batch["value"]
         arrays = dict(zip([field.name for field in values.type], values.flatten(), strict=True))
-        arrays |= {f"_{name}": batch[name] for name in BESIDE_VALUES}
+        arrays |= {f"{OWN}{name}": batch[name] for name in BESIDE_VALUES}
     else:
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
     made = [

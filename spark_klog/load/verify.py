@@ -35,6 +35,7 @@ from spark_klog.load.tasks.task import READ
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import OffsetRange
 from spark_klog.spark.read.tasks import read_ranges
+from spark_klog.tables.change_order import OWN
 from spark_klog.tables.table import without_rows
 
 #: Offsets of a sum of hashes, and windows whose records are compared at once.
@@ -135,7 +136,7 @@ class _Verification:
         if with_hash and (identity.schema or identity.rows):
             raise LoadError(f"{address} has decoded keys or values: their bytes can't be compared; leave out --hash")
         of_values = plan is not None and plan.settings.get("table_columns") == VALUES
-        self._place_columns = [f"_{name}" for name in _PLACE] if of_values else _PLACE
+        self._place_columns = [f"{OWN}{name}" for name in _PLACE] if of_values else _PLACE
         table = identity.table_at(output)
         self._files = committed(self._summary) if table is None else table_files(table, self._summary)
         self._deleted = {} if table is None else table.deleted_rows()

@@ -220,7 +220,7 @@ class ChangeFiles:
         return changes.filter(pa.array(is_left))
 
     def whole(self, kinds: pa.Schema, rows: Rows) -> Iterator[pa.Table]:
-        """`slices` with the columns of the rows and `_deleted`, whose changes have the values of their rows that they
+        """`slices` with the columns of the rows and `DELETED`, whose changes have the values of their rows that they
         lack. `rows` are those of the table, whose columns have the types of `kinds`.
 
         `LoadError` if another writer has taken away a row that had them.
@@ -250,7 +250,7 @@ class ChangeFiles:
         return changes.filter(pa.array(~np.isin(np.arange(len(changes)), letters)))
 
     def without_row(self, kinds: pa.Schema, rows: Rows) -> Iterator[dict[str, Any]]:
-        """Of each change that lacks values, and that has no row with them: its _partition, _offset and _lacking."""
+        """Of each change that lacks values, and that has no row with them: its partition, offset and `LACKING`."""
         names = [PARTITION, OFFSET, LACKING]
         for changes in self.slices() if LACKING in self.schema.names else ():
             changes, lost = of_rows(changes, self.key, self.truncations, kinds, rows, has_values=False)

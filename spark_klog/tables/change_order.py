@@ -3,8 +3,8 @@
 Which of two changes of a key is the later one: in a partition the one with the larger incarnation and offset. A key
 that is in several partitions, as its topic got more of them, goes by the records' timestamps, then by the number of the
 partition; of each partition only the last change counts, so that clocks in no order bring back nothing. Changes with an
-order of their own, a text in the column `_order`, go by that first. A table keeps the place of each row's last change,
-so no older change ever replaces a newer one.
+order of their own, a text in the column `_klog_order`, go by that first. A table keeps the place of each row's last
+change, so no older change ever replaces a newer one.
 
 A truncation is a deletion without a key, of all rows and changes that are older.
 """
@@ -23,7 +23,11 @@ from numpy.typing import NDArray
 
 from spark_klog.tables.mongodb import IMPOSSIBLE, Part, changed_column, json_text
 
-INCARNATION, PARTITION, OFFSET, TIMESTAMP = "_incarnation", "_partition", "_offset", "_timestamp"
+#: How the names of columns begin that are not the user's. Readers have names of their own that begin with "_" only:
+#: `_partition`, `_file` and `_deleted` are metadata columns of Iceberg, `_change_type` is one of both formats.
+OWN = "_klog_"
+INCARNATION, PARTITION = f"{OWN}incarnation", f"{OWN}partition"
+OFFSET, TIMESTAMP = f"{OWN}offset", f"{OWN}timestamp"
 #: The columns that a table has beside those of its rows.
 PLACE = pa.schema(
     [
@@ -34,13 +38,13 @@ PLACE = pa.schema(
     ]
 )
 #: One more of a table whose changes have an order of their own. Its texts, by `order_texts`, are compared byte by byte.
-ORDER = "_order"
+ORDER = f"{OWN}order"
 #: Whether a change is the deletion of its row; the table itself does not have this column.
-DELETED = "_deleted"
+DELETED = f"{OWN}deleted"
 #: Of changes only: which columns have no value, as the source does not have it, and what is kept of the record if no
 #: row has one; of an update with changed fields only (`mongodb.UPDATE`) the parts of columns that it changes, by column
 #: as JSON. Null of all others.
-LACKING = "_lacking"
+LACKING = f"{OWN}lacking"
 LACKING_TYPE = pa.struct(
     [
         pa.field("columns", pa.list_(pa.string())),
@@ -328,7 +332,7 @@ def lacking_column(
     letters: pa.Array | None = None,
     parts: pa.Array | None = None,
 ) -> pa.StructArray:
-    """The column `_lacking` of changes that lack these values."""
+    """The column `_klog_lacking` of changes that lack these values."""
     matrix = np.array(list(lacks.values()), np.bool_).reshape(len(lacks), length).T
     ends = np.append(0, np.cumsum(matrix.sum(axis=1))).astype(np.int32)
     names = pa.array(list(lacks), pa.string()).take(pa.array(np.nonzero(matrix)[1]))

@@ -3,11 +3,13 @@
 A change is a row, or the deletion of one, with its key and its place in the log:
 
     the row's columns            of a deletion only those of the key count; of a truncation they are null
-    _incarnation, _partition     the log: a topic that is created again begins incarnation 1 of its partitions
-    _offset, _timestamp          the record in it
-    _order                       the text of the fields by which changes are ordered, if there are some
-    _deleted                     whether the row is gone; the table itself does not have this column
-    _lacking                     the columns whose values the source does not have, if rows keep theirs; nor this one
+    _klog_incarnation,
+    _klog_partition              the log: a topic that is created again begins incarnation 1 of its partitions
+    _klog_offset,
+    _klog_timestamp              the record in it
+    _klog_order                  the text of the fields by which changes are ordered, if there are some
+    _klog_deleted                whether the row is gone; the table itself does not have this column
+    _klog_lacking                the columns whose values the source does not have, if rows keep theirs; nor this one
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ class ChangeFormat:
             raise ConfigError(f"upsert key {twice[0]!r} is named twice: name each field once")
         row = self._row
         own = {*self.schema.names[len(row) :], DELETED}
-        if reserved := [name for name in row if name in own]:
+        if reserved := [name for name in row if name.lower() in own]:
             raise ConfigError(f"the row has a field {reserved[0]}, which is a column of the table: rename it")
         for name in self.key:
             kind = row.get(name)
@@ -416,7 +418,7 @@ class ChangeFormat:
                 bad[number] = no_value(name)
 
     def _lacking(self, rows: dict[str, pa.Array], deleted: NDArray[np.bool_], updates: pa.Array) -> pa.Array:
-        """The column `_lacking`: which columns have a placeholder instead of their value, or are not in an update."""
+        """The column `LACKING`: which columns have a placeholder instead of their value, or are not in an update."""
         lacks = {name: _unavailable(rows[name]) & ~deleted for name in self._row}
         partial = np.flatnonzero(mask(updates.is_valid()) & ~deleted)
         parts = np.full(len(deleted), None, object)

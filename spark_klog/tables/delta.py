@@ -39,7 +39,7 @@ from spark_klog.files.folder import LocalFolder, reason
 from spark_klog.files.keys import KeyedUri
 from spark_klog.schemas.json_schema.columns import VARIANT
 from spark_klog.tables.change_files import ChangeFiles
-from spark_klog.tables.change_order import INCARNATION
+from spark_klog.tables.change_order import INCARNATION, OFFSET, OWN
 from spark_klog.tables.columns import differences, holds
 from spark_klog.tables.delta_expiry import expired, shorten
 from spark_klog.tables.delta_features import check_features
@@ -161,7 +161,7 @@ class DeltaLakeTable:
             return
         actions = self._trying("read", lambda: pa.table(table.get_add_actions(flatten=True)).to_pylist())
         known = {one.name for one in table.schema().fields}
-        names = [f"_{name}" for name in _PLACE]
+        names = [f"{OWN}{name}" for name in _PLACE]
         names = names if known.issuperset(names) else list(_PLACE)  # `topic` may be a field of the values
         for action in actions:
             offsets = {}
@@ -488,7 +488,8 @@ class DeltaLakeTable:
             if term.column not in columns.names:
                 raise LoadError(f"{self.address} has no column {term.column} to be partitioned by")
             kind = columns.field(term.column).type
-            if term.column in (f"_{name}" if "_offset" in columns.names else name for name in (*_PLACE, "timestamp")):
+            prefix = OWN if OFFSET in columns.names else ""
+            if term.column in (f"{prefix}{name}" for name in (*_PLACE, "timestamp")):
                 raise LoadError(
                     f"{self.address} can't be partitioned by {term.column}, which tells where a row is from: Delta's "
                     "files would not have it. Name another column, or load into an Iceberg table"

@@ -16,13 +16,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_klog.tables.change_order import OWN
 from spark_klog.tables.columns import NAN_COLUMNS, leaves
 
 #: Properties of a table that say which columns have bounds: their names, or how many leading ones (-1: all).
 _STATS_COLUMNS, _INDEXED = "delta.dataSkippingStatsColumns", "delta.dataSkippingNumIndexedCols"
 _DEFAULT_INDEXED = 32
 #: Columns that have bounds wherever they are: where a record is from.
-PLACE = ("topic", "partition", "offset", "timestamp", "_topic", "_partition", "_offset", "_timestamp")
+PLACE = tuple(f"{prefix}{name}" for prefix in ("", OWN) for name in ("topic", "partition", "offset", "timestamp"))
 #: Characters of a bound of strings, as Delta's writers cut them.
 _PREFIX = 32
 _LARGEST_CHARACTER = "\U0010ffff"

@@ -70,5 +70,5 @@ def offsets_of(address: str, topic: str) -> Mapping[str, int]:
 
 def rows_of(table: pa.Table) -> list[tuple[int, str, int]]:
     """(id, name, offset) of all rows, sorted."""
-    columns = [table[name].to_pylist() for name in ("id", "name", "_offset")] if len(table) else [[], [], []]
+    columns = [table[name].to_pylist() for name in ("id", "name", "_klog_offset")] if len(table) else [[], [], []]
     return sorted(zip(*columns, strict=True))

@@ -139,7 +139,7 @@ def test_the_database_says_which_change_is_the_last(
     produce(servers, topic, sent(write(1, "old", "x", 9), write(2, "newer", "x", 100)))
     run(servers, address, topic, settings=by_lsn)
     assert rows_at(address) == [(1, "new", "x"), (2, "newer", "x")]
-    assert sorted(content(address)["_order"].to_pylist()) == ["02:90", "03:100"]
+    assert sorted(content(address)["_klog_order"].to_pylist()) == ["02:90", "03:100"]
     produce(servers, topic, sent(write(1, "older", "x", 80), write(2, "same", "x", 100)))
     produce(servers, topic, sent({"op": "t", "source": {"lsn": 85}}, partition=1))
     run(servers, address, topic, settings=by_lsn)
@@ -196,7 +196,7 @@ def test_a_mistyped_order_is_mended_by_the_next_call(
         ):
             load(order)
     load("source.lsn")
-    assert [(row["name"], row["_order"]) for row in content(address).to_pylist()] == [("new", "01:9")]
+    assert [(row["name"], row["_klog_order"]) for row in content(address).to_pylist()] == [("new", "01:9")]
 
 
 @pytest.mark.parametrize("kind", _ICEBERG_FIRST)

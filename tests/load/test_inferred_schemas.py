@@ -105,13 +105,19 @@ def test_fields_come_and_types_stay(servers: str, topic: str, tmp_path: Path, en
     settings = WriteSettings(infers=True, table_columns=VALUES)
     _send(servers, topic, {"id": 1, "at": {"lat": 1.5}}, {"id": 2})
     run(servers, address, topic, settings=settings)
-    _send(servers, topic, {"id": 3, "at": {"lat": 2.5, "lon": 1}, "mail": "m"}, {"id": "four"}, {"id": 5, "_offset": 1})
+    _send(
+        servers,
+        topic,
+        {"id": 3, "at": {"lat": 2.5, "lon": 1}, "mail": "m"},
+        {"id": "four"},
+        {"id": 5, "_klog_offset": 1},
+    )
     _send(servers, topic, {"id": 6, "ID": 7}, {"id": 7, "mail": None})
     with pytest.raises(LoadError, match="has 3 bad record batches or values"):
         run(servers, address, topic, settings=settings)
     loaded = run(servers, address, topic, settings=settings, max_bad=MaxBad(3), max_task_records=2)
     assert (loaded.runs, loaded.bad) == ([2], 3)
-    rows = content(address).sort_by("_offset").select(["id", "at", "mail"]).to_pylist()
+    rows = content(address).sort_by("_klog_offset").select(["id", "at", "mail"]).to_pylist()
     lon = {"lon": None}
     assert rows == [
         {"id": 1, "at": {"lat": 1.5} | lon, "mail": None},
@@ -122,7 +128,7 @@ def test_fields_come_and_types_stay(servers: str, topic: str, tmp_path: Path, en
     letters = [json.loads(line) for path in tmp_path.rglob("values+*.jsonl") for line in path.open()]
     reasons = {letter["offset"]: letter["reason"] for letter in letters}
     assert "must be an integer of 64 bits" in reasons[3]
-    assert "field _offset gets no column" in reasons[4]
+    assert "field _klog_offset gets no column" in reasons[4]
     assert "field ID gets no column" in reasons[5]
     assert status(address).findings == []
 
@@ -191,7 +197,7 @@ def test_kills(
             load()
         at += 1 if SOAK else 8
     assert at < 200
-    found = _values(tmp_path / "files") if kind == "files" else content(output).sort_by("_offset").to_pylist()
+    found = _values(tmp_path / "files") if kind == "files" else content(output).sort_by("_klog_offset").to_pylist()
     assert [row["id"] for row in found] == list(range(count))
     for number, row in enumerate(found):
         expected = "x" if number % 2 else {"y": number % 4}

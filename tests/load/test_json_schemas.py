@@ -70,7 +70,7 @@ def _send(servers: str, topic: str, *rows: dict[str, Any] | None) -> None:
 
 
 def _rows(address: str, *names: str) -> list[tuple[Any, ...]]:
-    found = content(address).sort_by("_offset")
+    found = content(address).sort_by("_klog_offset")
     return list(zip(*(found[name].to_pylist() for name in names), strict=True))
 
 

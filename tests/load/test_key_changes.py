@@ -271,7 +271,7 @@ def test_a_column_of_the_key_that_others_change(make: Any, how: str, is_old: boo
     keys.send(_LONG, {"id": 1}, "user")
     keys.load()
     table = load_catalog("local").load_table("space.rows")
-    name = "_partition" if how == "the place" else "id"
+    name = "_klog_partition" if how == "the place" else "id"
     if is_old:
         with table.transaction() as transaction:
             transaction.remove_properties("klog.key")

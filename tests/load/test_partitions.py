@@ -239,7 +239,7 @@ def test_what_does_not_fit_is_refused(
     wrong = [
         (delta, "day(at)", r"can't be partitioned by day\(at\), as Delta's tables are by columns alone: name a column"),
         (delta, "weekly", "has no column weekly to be partitioned by"),
-        (delta, "_partition", "can't be partitioned by _partition, which tells where a row is from"),
+        (delta, "_klog_partition", "can't be partitioned by _klog_partition, which tells where a row is from"),
         (delta, "price", "can't be partitioned by price, which is decimal"),
         (delta, "inner", "can't be partitioned by inner, which is struct"),
         (iceberg, "weekly", "has no column weekly to be partitioned by"),

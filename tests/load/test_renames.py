@@ -105,7 +105,7 @@ def test_a_renamed_field_is_a_renamed_column(
 
     def rows() -> list[Any]:
         is_records = settings == WriteSettings()
-        found = content(address).sort_by("offset" if is_records else "_offset").to_pylist()
+        found = content(address).sort_by("offset" if is_records else "_klog_offset").to_pylist()
         if is_records:
             return [row["value"] for row in found]
         return [{name: value for name, value in row.items() if not name.startswith("_")} for row in found]
@@ -166,7 +166,7 @@ def test_a_name_that_another_topic_has_stays(
     for one, schema, name in ((mine, _RENAMED, "c"), (other, _FIRST, "a")):
         one.send(schema, name, 2)
     load(mine, other)
-    found = {(row["_topic"], row["id"]): row for row in content(address).to_pylist()}
+    found = {(row["_klog_topic"], row["id"]): row for row in content(address).to_pylist()}
     for one, last in ((mine, "c"), (other, "a")):
         for number in range(3):
             row = found.pop((one.name, number), None)
@@ -295,6 +295,6 @@ def test_numbers_that_a_version_makes_wider(
         source.send_rows(schema(digits, number), row)
         address, options = address_of("iceberg", tmp_path), {"evolution": "latest", "formats": (source.format,)}
         run(source.servers, address, topic, settings=WriteSettings(table_columns=VALUES), **options)
-    found = content(address).sort_by("_offset").select(["id", "prices"])
+    found = content(address).sort_by("_klog_offset").select(["id", "prices"])
     assert found.to_pylist() == rows
     assert found.schema.field("prices").type.value_type == pa.decimal128(20, 2)

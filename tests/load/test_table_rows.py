@@ -59,13 +59,13 @@ def _load(servers: str, location: Path, topic: str, url: str, **options: Any) ->
 
 def _rows(location: Path) -> list[dict[str, Any]]:
     """The rows in the order of offsets, without where they are from, by three readers that agree."""
-    found = sorted(DeltaTable(location).to_pyarrow_table().to_pylist(), key=lambda row: row["_offset"])
+    found = sorted(DeltaTable(location).to_pyarrow_table().to_pylist(), key=lambda row: row["_klog_offset"])
     by_polars = polars.read_delta(str(location)).to_dicts()
-    assert sorted(by_polars, key=lambda row: row["_offset"]) == found
+    assert sorted(by_polars, key=lambda row: row["_klog_offset"]) == found
     with duckdb.connect() as connection:
         uris = DeltaTable(location).file_uris()
-        query = f"SELECT count(*), sum(_offset) FROM read_parquet({uris!r}, union_by_name=true)"
-        assert connection.execute(query).fetchone() == (len(found), sum(row["_offset"] for row in found))
+        query = f"SELECT count(*), sum(_klog_offset) FROM read_parquet({uris!r}, union_by_name=true)"
+        assert connection.execute(query).fetchone() == (len(found), sum(row["_klog_offset"] for row in found))
     return [{name: value for name, value in row.items() if not name.startswith("_")} for row in found]
 
 
@@ -75,12 +75,12 @@ def test_a_column_for_each_field(cluster: EmbeddedCluster, registry: str, topic:
     _send(servers, registry, topic, _schema("a"), [{"id": 1, "a": "x"}, None])
     _load(servers, tmp_path, topic, registry)
     table = DeltaTable(tmp_path)
-    names = ["id", "a", "_key", "_topic", "_partition", "_offset", "_timestamp"]
+    names = ["id", "a", "_klog_key", "_klog_topic", "_klog_partition", "_klog_offset", "_klog_timestamp"]
     assert [field.name for field in table.schema().fields] == names
-    first, second = sorted(table.to_pyarrow_table().to_pylist(), key=lambda row: row["_offset"])
-    assert {**first, "_timestamp": None} == dict(zip(names, [1, "x", b"k", topic, 0, 0, None], strict=True))
-    assert (second["id"], second["_offset"]) == (None, 1)
-    assert [action["min._offset"] for action in pa.table(table.get_add_actions(flatten=True)).to_pylist()] == [0]
+    first, second = sorted(table.to_pyarrow_table().to_pylist(), key=lambda row: row["_klog_offset"])
+    assert {**first, "_klog_timestamp": None} == dict(zip(names, [1, "x", b"k", topic, 0, 0, None], strict=True))
+    assert (second["id"], second["_klog_offset"]) == (None, 1)
+    assert [action["min._klog_offset"] for action in pa.table(table.get_add_actions(flatten=True)).to_pylist()] == [0]
     with pytest.raises(LoadError, match="with --table-columns values, not with --table-columns records"):
         _load(servers, tmp_path, topic, registry, settings=WriteSettings())
 
@@ -153,7 +153,7 @@ def test_each_type(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path
         item["fields"].append({"name": "y", "type": ["null", "string"], "default": None})
     rows[0]["items"] = [{"x": 1, "y": None}, {"x": 2, "y": None}]
     table = DeltaTable(tmp_path).to_pyarrow_table()
-    found = table.sort_by("_offset").to_pylist(maps_as_pydicts="strict")
+    found = table.sort_by("_klog_offset").to_pylist(maps_as_pydicts="strict")
     assert [{name: one[name] for name in rows[0]} for one in found] == rows
 
 
@@ -201,8 +201,14 @@ def test_values_of_json(cluster: EmbeddedCluster, topic: str, tmp_path: Path) ->
     settings = WriteSettings(table_columns=VALUES, schema="a bigint, at timestamp", event_time="at", layout="day")
     loaded = run(servers, f"delta:{tmp_path}", topic, settings=settings, max_bad=MaxBad(1))
     assert loaded.bad == 1
-    found = DeltaTable(tmp_path).to_pyarrow_table().sort_by("_offset").select(["a", "_offset", "date"]).to_pylist()
-    assert [(row["a"], row["_offset"], str(row["date"])) for row in found] == [
+    found = (
+        DeltaTable(tmp_path)
+        .to_pyarrow_table()
+        .sort_by("_klog_offset")
+        .select(["a", "_klog_offset", "date"])
+        .to_pylist()
+    )
+    assert [(row["a"], row["_klog_offset"], str(row["date"])) for row in found] == [
         (1, 0, "2026-11-23"),
         (2, 2, "2023-11-14"),
     ]
@@ -216,7 +222,7 @@ def test_rows_sorted_by_the_records_key(cluster: EmbeddedCluster, topic: str, tm
         servers, f"delta:{tmp_path}", topic, settings=WriteSettings(table_columns=VALUES, schema="a int", sort_by="key")
     )
     found = DeltaTable(tmp_path).to_pyarrow_table()
-    places = list(zip(found["_key"].to_pylist(), found["_offset"].to_pylist(), strict=True))
+    places = list(zip(found["_klog_key"].to_pylist(), found["_klog_offset"].to_pylist(), strict=True))
     assert places == [(b"a", 1), (b"a", 4), (b"b", 3), (b"c", 0), (None, 2)]
 
 
@@ -229,7 +235,7 @@ def test_options_that_do_not_go_together(cluster: EmbeddedCluster, topic: str, t
     with pytest.raises(ConfigError, match="is for --table"):
         run(servers, tmp_path, topic, settings=WriteSettings(table_columns=VALUES, schema="a int"))
     for schema, layout, words in (
-        ("`_Offset` bigint", "none", "have the field _Offset"),
+        ("`_Klog_Offset` bigint", "none", "have the field _Klog_Offset"),
         ("a int, A int", "none", "a and A differ by case only"),
         ("date date", "day", "date is the table's partition column"),
     ):

@@ -135,7 +135,7 @@ def test_event_types_keep_their_columns(
             query = f"FROM read_parquet('{output}/**/*.parquet', union_by_name=true) ORDER BY \"offset\""
             rows = [row["value"] for row in connection.sql(query).to_arrow_table().to_pylist()]
     else:
-        rows = content(str(output)).sort_by("_offset").to_pylist()
+        rows = content(str(output)).sort_by("_klog_offset").to_pylist()
     assert len(rows) == 10
     assert _places(rows) == {
         "Paid_id": {"member0"},

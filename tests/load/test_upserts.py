@@ -222,7 +222,7 @@ def test_debeziums_json(cluster: EmbeddedCluster, topic: str, tmp_path: Path, en
         produce(servers, topic, _debezium(*events))
         run(servers, address, topic, settings=settings)
         found = content(address)
-        return sorted(zip(*(found[name].to_pylist() for name in ("id", "name", "_offset")), strict=True))
+        return sorted(zip(*(found[name].to_pylist() for name in ("id", "name", "_klog_offset")), strict=True))
 
     assert rows(
         {"before": None, "after": ada, "source": {"lsn": 1}, "op": "r", "ts_ms": 1},
@@ -265,7 +265,7 @@ def test_compaction_leaves_a_tombstone_alone(tmp_path: Path) -> None:
         left = [(each.offset, each.value) for each in consume(servers, "rows")]
         assert [one for one in left if one[0] < 7] == [(4, None), (6, None)]
         run(servers, address, "rows", settings=settings)
-    assert content(address).select(["id", "_offset"]).to_pylist() == [{"id": 3, "_offset": 66}]
+    assert content(address).select(["id", "_klog_offset"]).to_pylist() == [{"id": 3, "_klog_offset": 66}]
     assert status(address).findings == []
 
 
@@ -303,16 +303,18 @@ def test_debeziums_avro(cluster: EmbeddedCluster, topic: str, tmp_path: Path, en
             texts = _avro(registry.url, topic, schema, values, MessageField.VALUE)
             produce(servers, topic, [Sent(text, key) for text, key in zip(texts, keys, strict=True)])
             run(servers, address, topic, settings=settings, formats=formats, evolution="latest")
-            found = content(address).drop_columns(["_incarnation", "_partition", "_timestamp"]).to_pylist()
+            found = (
+                content(address).drop_columns(["_klog_incarnation", "_klog_partition", "_klog_timestamp"]).to_pylist()
+            )
             return sorted(found, key=lambda row: row["id"])
 
         ada, bob = {"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}
         created = [{"after": ada, "op": "c"}, {"after": bob, "op": "r"}, None]
-        assert rows(_envelope("name"), [1, 2, 2], created) == [{**ada, "_offset": 0}]
+        assert rows(_envelope("name"), [1, 2, 2], created) == [{**ada, "_klog_offset": 0}]
         more = {"id": 3, "name": "Cy", "mail": "cy@example.com"}
         assert rows(_envelope("name", "mail"), [3], [{"after": more, "op": "c"}]) == [
-            {**ada, "mail": None, "_offset": 0},
-            {**more, "_offset": 3},
+            {**ada, "mail": None, "_klog_offset": 0},
+            {**more, "_klog_offset": 3},
         ]
 
 
@@ -367,5 +369,5 @@ def test_records_that_are_no_changes_are_dead_letters(cluster: EmbeddedCluster, 
     letter = json.loads(letters.read_text())
     assert (letter["offset"], letter["value"]) == (1, None)
     assert letter["reason"].startswith("the record has no id, which is in the key of its row")
-    assert content(address)["_offset"].to_pylist() == [0, 2]
+    assert content(address)["_klog_offset"].to_pylist() == [0, 2]
     assert status(address).findings == []

@@ -123,7 +123,7 @@ def test_values_as_columns_beside_another_writer(cluster: EmbeddedCluster, topic
     DeltaTable(tmp_path).optimize.compact()
     [line] = verify(output, {"bootstrap.servers": servers}).partitions
     assert (line.records, line.in_files, line.lag) == (30, 30, 0)
-    DeltaTable(tmp_path).delete("_offset = 12")
+    DeltaTable(tmp_path).delete("_klog_offset = 12")
     [finding] = verify(output).findings
     assert finding.what == "[10, 20): 1 of 10 records are missing"
 

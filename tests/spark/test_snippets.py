@@ -221,7 +221,9 @@ def _call_test(reader: _Reader, name: str = "test_what_is_sent_is_read") -> None
 
 def _check_merged(reader: _Reader) -> None:
     rows = DeltaTable(reader.folder / "data" / "customers-stream").to_pyarrow_table()
-    assert rows.select(["id", "name", "_offset"]).to_pylist() == [{"id": 1, "name": "Ada Lovelace", "_offset": 2}]
+    assert rows.select(["id", "name", "_klog_offset"]).to_pylist() == [
+        {"id": 1, "name": "Ada Lovelace", "_klog_offset": 2}
+    ]
 
 
 def _check_clean(reader: _Reader) -> None:

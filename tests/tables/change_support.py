@@ -47,7 +47,7 @@ def records(changes: Sequence[Change]) -> pa.RecordBatch:
 def change_batch(changes: Sequence[Change]) -> pa.RecordBatch:
     batch = FORMAT.changes(records(changes))
     incarnations = pa.array([one.incarnation for one in changes], pa.int32())
-    return batch.set_column(batch.schema.get_field_index("_incarnation"), "_incarnation", incarnations)
+    return batch.set_column(batch.schema.get_field_index("_klog_incarnation"), "_klog_incarnation", incarnations)
 
 
 def written(
@@ -109,5 +109,5 @@ def rows_of(changes: Iterable[Change]) -> list[tuple[Any, ...]]:
 
 def rows_in(table: pa.Table) -> list[tuple[Any, ...]]:
     """The same of a table."""
-    columns = [table[name].to_pylist() for name in ("id", "name", "amount", "_partition", "_offset")]
+    columns = [table[name].to_pylist() for name in ("id", "name", "amount", "_klog_partition", "_klog_offset")]
     return sorted(zip(*columns, strict=True))

@@ -54,7 +54,7 @@ _LAYOUTS = {
     "delta": ["none", "others", "city, day", "at, city", "name"],
     "iceberg": [
         *("none", "others", "city, price", "bucket(3, id)", "truncate(2, name), month(day)"),
-        *("hour(at), bucket(2, city)", "year(_timestamp), truncate(5, price)"),
+        *("hour(at), bucket(2, city)", "year(_klog_timestamp), truncate(5, price)"),
     ],
 }
 _CITIES = None, "x", "y", "", "Ü/a=b %2F'"
@@ -168,7 +168,7 @@ class Database:
         if self.keeps_deletes:
             files = with_memory(files, self.store, last)
         lost = list(files.without_row(schema, self.table.rows))
-        places = {(each["_partition"], each["_offset"]) for each in lost}
+        places = {(each["_klog_partition"], each["_klog_offset"]) for each in lost}
         files = replace(files, letters=frozenset(places))
         self.runs += 1
         if self.keeps_deletes:

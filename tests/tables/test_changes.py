@@ -61,7 +61,7 @@ def test_the_last_changes_of_each_key_are_in_one_slice(log: list[Change], random
     with TemporaryDirectory() as folder:
         found = list(written(Path(folder), (change_batch(each) for each in dealt if each), size).slices())
     last = {(one.id, one.partition): one for one in sorted(log, key=lambda one: (one.incarnation, one.offset))}
-    names = ("id", "_partition", "_incarnation", "_offset")
+    names = ("id", "_klog_partition", "_klog_incarnation", "_klog_offset")
     kept = [[tuple(row.values()) for row in each.select(names).to_pylist()] for each in found]
     assert sorted(change for each in kept for change in each) == sorted(
         (one.id, one.partition, one.incarnation, one.offset) for one in last.values()
@@ -97,7 +97,7 @@ def test_which_changes_become_rows(before: list[Change], log: list[Change], rand
         assert changes["id"].take(pa.array(of_changes)).to_pylist() == [part[number].id for number in of_rows.tolist()]
     kept = pa.Table.from_batches([change_batch([one for one in rows.values() if one.id not in gone])])
     new = changes.take(pa.array(outcome.latest))
-    left = pa.concat_tables([kept, new.filter(pa.compute.invert(new["_deleted"]))])
+    left = pa.concat_tables([kept, new.filter(pa.compute.invert(new["_klog_deleted"]))])
     expected = [(one.id, one.name, one.offset / 2, one.partition, one.offset) for one in applied(rows, log).values()]
     assert rows_in(left) == sorted(expected)
 
@@ -159,8 +159,11 @@ def envelopes(*values: Any, keys: list[Any] | None = None) -> pa.RecordBatch:
 
 def shown(changes: pa.RecordBatch) -> list[tuple[Any, ...]]:
     """(id, name, offset, whether it is deleted), of deletions without the name."""
-    rows = changes.select(["id", "name", "_offset", "_deleted"]).to_pylist()
-    return [(row["id"], None if row["_deleted"] else row["name"], row["_offset"], row["_deleted"]) for row in rows]
+    rows = changes.select(["id", "name", "_klog_offset", "_klog_deleted"]).to_pylist()
+    return [
+        (row["id"], None if row["_klog_deleted"] else row["name"], row["_klog_offset"], row["_klog_deleted"])
+        for row in rows
+    ]
 
 
 ADA, BOB, BEA = {"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}, {"id": 2, "name": "Bea"}
@@ -185,7 +188,7 @@ def test_debeziums_operations() -> None:
         (2, None, 14, True),
     ]
     assert by_id.key == ("id",)
-    assert by_id.row.names == ["id", "name", "_incarnation", "_partition", "_offset", "_timestamp"]
+    assert by_id.row.names == ["id", "name", "_klog_incarnation", "_klog_partition", "_klog_offset", "_klog_timestamp"]
 
 
 def test_an_update_that_changes_the_key_deletes_the_row_of_the_old_one() -> None:
@@ -333,7 +336,7 @@ def test_fields_of_an_order(order: tuple[str, ...], message: str | None) -> None
         "ts_ms": ["01:3\x1f~Bob", "01:4\x1f~Bob", None, "01:5\x1f"],
         "name": ["~Bob", "~Bob", None, None],
     }
-    assert found["_order"].to_pylist() == expected[order[0]]
+    assert found["_klog_order"].to_pylist() == expected[order[0]]
 
 
 def test_a_row_without_an_order_is_bad() -> None:
@@ -370,7 +373,7 @@ def test_a_value_that_the_connector_does_not_have(kind: pa.DataType, mark: Any, 
     values.append({"op": "d", "before": {"id": 4, "more": mark}})
     batch = envelopes(*[None] * 5).set_column(1, "value", pa.array(values, debezium_type(row)))
     arguments: tuple[Any, ...] = pa.binary(), debezium_type(row), ("id",), "debezium", ()
-    kept = ChangeFormat(*arguments).changes(batch)["_lacking"].to_pylist()
+    kept = ChangeFormat(*arguments).changes(batch)["_klog_lacking"].to_pylist()
     assert [each and each["columns"] for each in kept] == [None, ["more"] if mark else None, None, None, None]
     bad: dict[int, str] = {}
     found = ChangeFormat(*arguments, "dead-letter").changes(batch, bad=bad)
@@ -394,9 +397,9 @@ def test_bytes_are_rows_of_two_columns() -> None:
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns |= {"key": pa.array([b"k", b"l"]), "value": pa.array([b"v", None], pa.binary())}
     found = plain.changes(pa.RecordBatch.from_pydict(columns))
-    assert found.select(["key", "value", "_deleted"]).to_pylist() == [
-        {"key": b"k", "value": b"v", "_deleted": False},
-        {"key": b"l", "value": None, "_deleted": True},
+    assert found.select(["key", "value", "_klog_deleted"]).to_pylist() == [
+        {"key": b"k", "value": b"v", "_klog_deleted": False},
+        {"key": b"l", "value": None, "_klog_deleted": True},
     ]
 
 
@@ -406,7 +409,7 @@ def test_bytes_are_rows_of_two_columns() -> None:
         ((pa.binary(), ROW, ("ids",)), "no such field, only id, name"),
         ((pa.binary(), ROW, ("id", "name", "id")), "upsert key 'id' is named twice"),
         ((pa.binary(), pa.struct([pa.field("id", ROW)]), ("id",)), "name fields with plain values"),
-        ((pa.binary(), pa.struct([pa.field("_offset", pa.int64())]), ("_offset",)), "rename it"),
+        ((pa.binary(), pa.struct([pa.field("_Klog_Offset", pa.int64())]), ("_Klog_Offset",)), "rename it"),
         ((pa.binary(), pa.struct([pa.field("key", pa.int64())])), "has a field 'key'"),
         ((pa.binary(), ENVELOPE, (), "debezium"), "keys are bytes"),
         ((ID, ROW, (), "debezium"), "no field before"),

@@ -171,7 +171,7 @@ def test_bounds_tell_what_a_truncation_outlives() -> None:
             return (by[0], by[2]) > (row[0], row[2])
         return (by[3], by[1]) > (row[3], row[1])
 
-    names = ["_incarnation", "_partition", "_offset", "_timestamp"]
+    names = ["_klog_incarnation", "_klog_partition", "_klog_offset", "_klog_timestamp"]
     told = set()
     for by in places:
         truncation = pa.table({name: pa.array([value]) for name, value in zip(names, by, strict=True)})

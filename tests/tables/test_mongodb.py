@@ -16,6 +16,7 @@ from spark_klog.schemas.json_schema.columns import DDL, stored_type
 from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
+from spark_klog.tables.change_order import PLACE
 from spark_klog.tables.changes import ChangeFormat, debezium_type
 from spark_klog.tables.mongodb import plain_events, plain_keys
 from tests.load import mongo_source
@@ -62,7 +63,7 @@ def _check(kind: str, mode: Mode, capture: Capture, seed: int, cuts: list[int], 
             assert schema is not None
             assert list(files.without_row(schema, table.rows)) == []
             table.upsert(replace(files, letters=frozenset()), run(number))
-            rows = content(kind, folder).drop_columns(["_incarnation", "_partition", "_offset", "_timestamp"])
+            rows = content(kind, folder).drop_columns(PLACE.names)
             found: list[dict[str, Any]] = sorted(rows.to_pylist(), key=lambda row: str(row["_id"]))
             for row in found:
                 row["any"] = json.dumps(json.loads(row["any"]), separators=(",", ":"))
@@ -97,12 +98,12 @@ def test_updates_of_a_row_that_is_not_there_in_several_partitions(tmp_path: Path
         event = {"op": "u", "before": None, "after": None, "updateDescription": update}
         value = json.dumps(event | {"source": {"connector": "mongodb"}}).encode()
         batch = _changes([Sent(value, b'{"id": "\\"x\\""}')], 0)
-        place = batch.schema.get_field_index("_partition")
-        batches.append(batch.set_column(place, "_partition", pa.array([partition], pa.int32())))
+        place = batch.schema.get_field_index("_klog_partition")
+        batches.append(batch.set_column(place, "_klog_partition", pa.array([partition], pa.int32())))
     files = written(tmp_path / "changes", batches, key=_FORMAT.key)
     schema = table.schema()
     assert schema is not None
-    lost = frozenset((one["_partition"], one["_offset"]) for one in files.without_row(schema, table.rows))
+    lost = frozenset((one["_klog_partition"], one["_klog_offset"]) for one in files.without_row(schema, table.rows))
     assert lost == {(0, 0), (1, 0)}
     table.upsert(replace(files, letters=lost), run(1))
     assert content("delta", tmp_path).num_rows == 0

@@ -36,16 +36,21 @@ def _set(name: str, value: str) -> str:
     return f"ALTER TABLE {{t}} SET TBLPROPERTIES ('delta.{name}' = '{value}')"
 
 
+_TOUCHES = "UPDATE {t} SET _klog_offset = _klog_offset"
 _OF_CONSTRAINT = _Case(
-    ("ALTER TABLE {t} ADD CONSTRAINT low CHECK (_offset >= 0)",),
+    ("ALTER TABLE {t} ADD CONSTRAINT low CHECK (_klog_offset >= 0)",),
     "the constraint delta.constraints.low",
     ("ALTER TABLE {t} DROP CONSTRAINT low",),
 )
 _CASES = {
-    "deletion vectors": _Case((_set("enableDeletionVectors", "true"), "DELETE FROM {t} WHERE _offset = 1")),
-    "change data feed": _Case((_set("enableChangeDataFeed", "true"), "UPDATE {t} SET _offset = _offset WHERE true")),
+    "deletion vectors": _Case((_set("enableDeletionVectors", "true"), "DELETE FROM {t} WHERE _klog_offset = 1")),
+    "change data feed": _Case((_set("enableChangeDataFeed", "true"), f"{_TOUCHES} WHERE true")),
     "v2 checkpoints": _Case(
-        (_set("checkpointPolicy", "v2"), _set("checkpointInterval", "2"), *["UPDATE {t} SET _offset = _offset"] * 3)
+        (
+            _set("checkpointPolicy", "v2"),
+            _set("checkpointInterval", "2"),
+            *[_TOUCHES] * 3,
+        )
     ),
     "timestamp without zone": _Case(
         (_set("feature.timestampNtz", "supported"), "ALTER TABLE {t} ADD COLUMN at TIMESTAMP_NTZ")
@@ -56,14 +61,14 @@ _CASES = {
     "column mapping": _Case(
         (
             _set("columnMapping.mode", "name"),
-            "ALTER TABLE {t} RENAME COLUMN _offset TO place",
-            "ALTER TABLE {t} RENAME COLUMN place TO _offset",
+            "ALTER TABLE {t} RENAME COLUMN _klog_offset TO place",
+            "ALTER TABLE {t} RENAME COLUMN place TO _klog_offset",
         ),
         r"columnMapping\.mode=name",
         (_set("columnMapping.mode", "none"),),
     ),
     "liquid clustering": _Case(
-        ("ALTER TABLE {t} CLUSTER BY (_offset)",),
+        ("ALTER TABLE {t} CLUSTER BY (_klog_offset)",),
         "feature clustering, domainMetadata, which deltalake does not write: load into another",
     ),
     "in-commit timestamps": _Case(
@@ -159,6 +164,38 @@ def test_a_delta_table_of_records_that_spark_changes(delta: SparkTables, tmp_pat
     assert delta.sql(f"SELECT offset FROM {name} ORDER BY 1")["offset"].to_pylist() == wanted
     assert sorted(pa.Table.from_batches(table.rows(["offset"]))["offset"].to_pylist()) == wanted
     assert table.last_run("load") == _run(4)
+
+
+def test_an_iceberg_table_of_upserts_that_spark_merges_into_and_rewrites(tmp_path: Path) -> None:
+    """Iceberg's MERGE and rewrite_data_files plan with its own column `_partition` beside the table's."""
+    options = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": str(tmp_path)}
+    source, name = Source("iceberg", tmp_path), "local.space.table"
+    table = source.table = IcebergTable(name, options)
+    source.merge([Change(number, "a", 0, number) for number in range(6)], 1)
+    with SparkTables("iceberg", tmp_path / "spark", "local", tmp_path) as spark:
+        spark.sql("SET `spark.sql.catalog.local.jdbc.init-catalog-tables`=false")
+
+        def check(**names: str | None) -> None:
+            wanted = sorted((int(key[2:]), value) for key, value in names.items())
+            spark.sql(f"REFRESH TABLE {name}")
+            rows = spark.sql(f"SELECT id, name FROM {name} ORDER BY 1")
+            assert list(zip(rows["id"].to_pylist(), rows["name"].to_pylist(), strict=True)) == wanted
+            mine = pa.Table.from_batches(table.rows(["id", "name"])).to_pylist()
+            assert sorted(tuple(row.values()) for row in mine) == wanted
+
+        for mode, number in (("copy-on-write", 2), ("merge-on-read", 4)):
+            spark.do(f"ALTER TABLE {name} SET TBLPROPERTIES ('format-version' = '2', 'write.merge.mode' = '{mode}')")
+            spark.do(
+                f"MERGE INTO {name} t USING (SELECT 0L AS id UNION ALL SELECT 1L) c ON t.id = c.id "
+                "WHEN MATCHED AND c.id = 0 THEN UPDATE SET t.name = 'theirs' WHEN MATCHED THEN DELETE "
+                "WHEN NOT MATCHED THEN INSERT (id, name) VALUES (c.id, 'new')"
+            )
+            source.merge([Change(1, "b", 0, 10 * number), Change(2, "b", 0, 10 * number + 1)], number)
+            check(id0="theirs", id1="b", id2="b", id3="a", id4="a", id5="a")
+            spark.do("CALL local.system.rewrite_data_files('space.table', options => map('rewrite-all', 'true'))")
+            source.merge([Change(0, "a", 0, 10 * number + 5)], number + 1)
+            check(id0="a", id1="b", id2="b", id3="a", id4="a", id5="a")
+        assert table.last_run("load") is not None
 
 
 def test_equality_deletes_of_icebergs_library(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ class KeyedSource:
             found = content(self.kind, self.folder)
             keys = {value: key for key, values in enumerate(self.keys.values) for value in values}
             ids = [keys[value] for value in found[self.id_name].to_pylist()]
-            rest = [found[name].to_pylist() for name in ("name", "amount", "_partition", "_offset")]
+            rest = [found[name].to_pylist() for name in ("name", "amount", "_klog_partition", "_klog_offset")]
             assert sorted(zip(ids, *rest, strict=True)) == sorted(
                 (one.id, one.name, one.offset / 2, one.partition, one.offset) for one in self.rows.values()
             )

@@ -57,7 +57,7 @@ from spark_klog.schemas.rows import Decoded
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
 from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
-from spark_klog.tables.change_order import LACKING, LACKING_TYPE, OFFSET
+from spark_klog.tables.change_order import LACKING, LACKING_TYPE, OFFSET, TIMESTAMP
 from spark_klog.tables.changes import ChangeFormat, no_row, no_value
 from spark_klog.tables.mongodb import plain_events
 from spark_klog.tables.table import has_field_ids
@@ -110,7 +110,7 @@ class Values:
         prefix = "value." if settings.table_columns == RECORDS and not settings.upsert_key else ""
         #: The fields that need a date, and whether the records' own times do.
         self._dated = [path.removeprefix(prefix) for path in dated if path.startswith(prefix)]
-        self._is_dated = ("timestamp" if prefix else "_timestamp") in dated
+        self._is_dated = ("timestamp" if prefix else TIMESTAMP) in dated
         self._settings, self._columns, self._decoders = settings, settings.columns(span.topic), decoders
         self._parse: Callable[[pa.Array], Decoded] | None = None
         types = [decoder.type for decoder in decoders.values()]

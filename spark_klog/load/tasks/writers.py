@@ -25,6 +25,7 @@ from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, VALUES, WriteSe
 from spark_klog.load.table_columns import as_columns, layout_now, table_columns
 from spark_klog.load.values import microseconds
 from spark_klog.tables.change_files import ChangeWriter
+from spark_klog.tables.change_order import OWN
 from spark_klog.tables.columns import NAN_COLUMNS, nan_columns
 from spark_klog.tables.partitions import BY_TIME, file_metadata, parse_terms
 from spark_klog.tables.splitting import Splitter
@@ -68,7 +69,7 @@ class _ParquetWriter(FileWriter):
             schema,
             compression=settings.compression,
             compression_level=settings.compression_level,
-            use_dictionary=[name if name in schema.names else f"_{name}" for name in settings.dictionary] or False,
+            use_dictionary=[name if name in schema.names else f"{OWN}{name}" for name in settings.dictionary] or False,
             sorting_columns=pq.SortingColumn.from_ordering(schema, ordering) if ordering else None,
         )
         self.metadata, self._has_nan = {}, dict[int, bool]()

@@ -140,7 +140,7 @@ def test_two_upserts_into_a_table_have_names(spark: SparkSession, servers: str, 
     with pytest.raises(PySparkException, match="give each a name="):
         _follow(spark, servers, topic, tmp_path / "bad", lambda *batch: write(*batch, "", ""))
     _follow(spark, servers, topic, tmp_path / "good", lambda *batch: write(*batch, "", "a"))
-    assert set(DeltaTable(tmp_path / "table").to_pyarrow_table()["_partition"].to_pylist()) == {0, 1}
+    assert set(DeltaTable(tmp_path / "table").to_pyarrow_table()["_klog_partition"].to_pylist()) == {0, 1}
 
 
 @pytest.mark.test_all("long")  # tests/load/test_upserts.py has it without Spark
@@ -163,8 +163,8 @@ def test_debeziums_envelope(spark: SparkSession, servers: str, topic: str, tmp_p
         merge(frame.withColumn("value", F.from_json(F.col("value").cast("string"), _ENVELOPE)), batch_id)
 
     _follow(spark, servers, topic, tmp_path / "checkpoint", write, rows=False)
-    found = DeltaTable(tmp_path / "table").to_pyarrow_table().select(["id", "name", "_offset"]).to_pylist()
-    assert found == [{"id": 1, "name": "Ada L.", "_offset": 2}]
+    found = DeltaTable(tmp_path / "table").to_pyarrow_table().select(["id", "name", "_klog_offset"]).to_pylist()
+    assert found == [{"id": 1, "name": "Ada L.", "_klog_offset": 2}]
     version = DeltaTable(tmp_path / "table").version()
     _forget_last(tmp_path / "checkpoint" / "commits")
     _follow(spark, servers, topic, tmp_path / "checkpoint", write, rows=False)
@@ -188,8 +188,8 @@ def test_debeziums_envelope(spark: SparkSession, servers: str, topic: str, tmp_p
     assert DeltaTable(tmp_path / "table").version() == version
     incarnation = 1
     write(batch, 0)
-    found = DeltaTable(tmp_path / "table").to_pyarrow_table().select(["id", "name", "_incarnation"]).to_pylist()
-    assert found == [{"id": 1, "name": "Ada again", "_incarnation": 1}]
+    found = DeltaTable(tmp_path / "table").to_pyarrow_table().select(["id", "name", "_klog_incarnation"]).to_pylist()
+    assert found == [{"id": 1, "name": "Ada again", "_klog_incarnation": 1}]
     assert list(changes.iterdir()) == [theirs]
 
 
