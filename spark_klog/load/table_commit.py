@@ -189,8 +189,8 @@ class TableTarget(Target):
         self._changes = replace(files, letters=frozenset((change[PARTITION], change[OFFSET]) for change in lost))
         parts, names = [], list(manifest.dead_letters)
         for part in manifest.partitions:
-            lines = [f"{each[LACKING]['letter']}\n" for each in lost if each[PARTITION] == part.partition]
-            if lines:
+            texts = [each[LACKING]["letter"] for each in lost if each[PARTITION] == part.partition]
+            if lines := [f"{line}\n" for text in texts for line in text.splitlines()]:
                 names.append(paths.letters(Range(part.topic, part.partition, part.start, part.until), _LOST))
                 self.store.write(paths.dead_letter(names[-1]), "".join(lines).encode())
                 gaps = dict(sorted({**part.gaps, UNPARSED: part.gaps.get(UNPARSED, 0) + len(lines)}.items()))

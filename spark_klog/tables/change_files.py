@@ -34,6 +34,7 @@ from spark_klog.tables.change_order import (
     PARTITION,
     Rows,
     last_changes,
+    last_rows,
     mask,
     matching,
     newer,
@@ -54,15 +55,15 @@ _MOST_HELD = 64 * 1024 * 1024
 _SLICE = 128 * 1024 * 1024
 
 
-def slots(rows: pa.Table, key: Sequence[str]) -> NDArray[np.int32]:
-    """The slot of each row's key, that of truncations where it is null."""
+def slots(rows: pa.Table, key: Sequence[str], count: int = _SLOTS) -> NDArray[np.int32]:
+    """The slot of each row's key among `count` ones, that of truncations where it is null."""
     texts = [_text(rows[name]) for name in key]
     joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, b"\x00")
     column = joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
     column = pa.concat_arrays([column, column.slice(0, 0)]) if column.offset or not len(column) else column
     _, offsets, data = column.buffers()
     keys = BinaryColumn(memoryview(offsets), b"" if data is None else memoryview(data), None, 0)
-    made = np.frombuffer(kernels.load().partitions(keys, len(column), _SLOTS), np.int32)
+    made = np.frombuffer(kernels.load().partitions(keys, len(column), count), np.int32)
     return np.where(column.is_null().to_numpy(zero_copy_only=False), _TRUNCATIONS, made) if column.null_count else made
 
 
@@ -196,7 +197,7 @@ class ChangeFiles:
         return pa.concat_tables([self.truncations, known])
 
     def slices(self) -> Iterator[pa.Table]:
-        """The last change of each key in each partition, `ordered`, each slice with other keys.
+        """The `last_changes` of each key, `ordered`, each slice with other keys.
 
         Those are deletions that are older than a truncation. Those are left out that are older than a deletion of an
         earlier run.
@@ -237,6 +238,7 @@ class ChangeFiles:
                         "the row meanwhile: run again".format(*missing[0])
                     )
                 changes = changes.filter(pa.array(~lost | mask(changes[DELETED])))
+            changes = changes.take(pa.array(last_rows(changes, [*self.key, PARTITION])))
             yield changes.select([*self.row.names, DELETED])
 
     def without_letters(self, changes: pa.Table) -> pa.Table:

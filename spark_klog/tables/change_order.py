@@ -135,20 +135,62 @@ def without_sign(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArr
 def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
     """The last change of each key in each partition, and the last truncation of each, in no order of keys.
 
-    What a truncation has emptied is a deletion. A column that a change lacks is that of the change before it.
+    What a truncation has emptied is a deletion. A column that a change lacks is that of the change before it. Updates
+    of parts of a row that may be impossible are all left, after the change before them: their row decides.
     """
     if not len(changes):
         return changes
     names = [*key, PARTITION]
     changes = _in_order(truncated(changes, truncations_of(changes, key)), names, (OFFSET, INCARNATION))
-    changes = _with_values_before(changes, names, of_last=True)
-    return changes.take(pa.array(last_rows(changes, names)))
+    rows = last_rows(changes, names)
+    last = _with_values_before(changes, names, rows).take(pa.array(rows))
+    if LACKING not in changes.schema.names or last[LACKING].null_count == len(last):
+        return last
+    return _with_undecided(changes, last, rows, names)
+
+
+def _with_undecided(changes: pa.Table, last: pa.Table, rows: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
+    """The `last` changes, whose numbers among all are `rows`. One that still lacks values has the letters of all that
+    it was made of; in place of one that changes parts, too, these are left."""
+    groups, is_start = _groups(changes, names), changes[LACKING].is_null().to_numpy() | mask(changes[DELETED])
+    by = np.argsort(groups, kind="stable")
+    places, at = np.empty(len(by), np.int64), np.arange(len(by))
+    places[by] = at
+    is_first = np.append(True, np.diff(groups[by]) != 0)
+    starts = np.maximum.accumulate(np.where(is_first | is_start[by], at, 0))
+    texts = pc.struct_field(changes[LACKING].combine_chunks(), 1)
+    letters = pc.struct_field(last[LACKING].combine_chunks(), 1).to_pylist()
+    parts, deleted = _parts(last), mask(last[DELETED])
+    is_left, numbers_left = np.ones(len(last), np.bool_), []
+    for number in np.flatnonzero(last[LACKING].is_valid().to_numpy()).tolist():
+        place = places[rows[number]]
+        made_of = by[starts[place] : place + 1]
+        if len(made_of) == 1:
+            continue
+        if parts.get(number) and not deleted[number]:
+            is_left[number] = False
+            numbers_left.append(made_of)
+        else:
+            letters[number] = "\n".join(filter(None, texts.take(pa.array(made_of)).to_pylist())) or None
+    columns, _, changed_parts = last[LACKING].combine_chunks().flatten()
+    arrays = [columns, pa.array(letters, pa.string()), changed_parts]
+    lacks_none = last[LACKING].combine_chunks().is_null()
+    last = _with(last, LACKING, pa.StructArray.from_arrays(arrays, fields=list(LACKING_TYPE), mask=lacks_none))
+    left = np.concatenate([np.zeros(0, np.int64), *numbers_left])
+    order = np.argsort(np.append(rows[is_left], left), kind="stable")
+    of_both = np.append(np.flatnonzero(is_left), left + len(last))
+    return pa.concat_tables([last, changes]).take(pa.array(of_both[order]))
 
 
 def ordered(changes: pa.Table, key: Sequence[str]) -> pa.Table:
     """`last_changes` of which those of a key are one after the other."""
-    several = np.ptp(numbers(changes[PARTITION])) and len(last_rows(changes, key)) < len(changes)
-    return _in_order(changes, key, (PARTITION, TIMESTAMP)) if several else changes
+    partitions, times = numbers(changes[PARTITION]), numbers(changes[TIMESTAMP])
+    if not np.ptp(partitions) or len(last_rows(changes, key)) == len(changes):
+        return changes
+    groups = _groups(changes, [*key, PARTITION])
+    of_last = np.empty(int(groups.max()) + 1, np.int64)
+    of_last[groups] = times  # changes that are left of one partition stay in their order
+    return _by_order(changes.take(pa.array(np.lexsort((partitions, of_last[groups])))), key)
 
 
 def truncations_of(changes: pa.Table, key: Sequence[str]) -> pa.Table:
@@ -202,6 +244,10 @@ def _in_order(changes: pa.Table, group: Sequence[str], place: Sequence[str]) -> 
     first, *others = (numbers(changes[name]) for name in place)
     if any(np.ptp(column) for column in others) or not bool(np.all(first[1:] >= first[:-1])):
         changes = changes.take(pa.array(np.lexsort((first, *others))))
+    return _by_order(changes, group)
+
+
+def _by_order(changes: pa.Table, group: Sequence[str]) -> pa.Table:
     if ORDER not in changes.schema.names:
         return changes
     # nulls come first
@@ -235,11 +281,11 @@ def _groups(table: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
     return made
 
 
-def _with_values_before(changes: pa.Table, group: Sequence[str], *, of_last: bool = False) -> pa.Table:
+def _with_values_before(changes: pa.Table, group: Sequence[str], wanted: NDArray[np.int64]) -> pa.Table:
     """The changes, which are in order, with those values that they lack and a change before them in the group has.
 
     One that comes after the deletion of its row, and still lacks values, is a deletion itself. Parts that have changed
-    are put together, if only `of_last` changes of groups are needed, of these alone.
+    are put together for the `wanted` changes alone.
     """
     if LACKING not in changes.schema.names or changes[LACKING].null_count == len(changes):
         return changes
@@ -249,9 +295,9 @@ def _with_values_before(changes: pa.Table, group: Sequence[str], *, of_last: boo
     at, deleted = np.arange(len(by)), mask(changes[DELETED])
     is_first = np.append(True, groups[1:] != groups[:-1])
     is_after = np.append(False, deleted[:-1]) & ~is_first
-    start = np.maximum.accumulate(np.where(is_first | is_after, at, 0))
-    lacks, parts = lacking(changes), _parts(changes)
-    is_wanted = np.append(is_first[1:], True) if of_last else np.ones(len(by), np.bool_)
+    lacks, parts, is_row = lacking(changes), _parts(changes), changes[LACKING].is_null().to_numpy()
+    start = np.maximum.accumulate(np.where(is_first | is_after | is_row, at, 0))
+    is_wanted = np.isin(by, wanted)
     for name, lacks_it in lacks.items():
         giver = np.maximum.accumulate(np.where(lacks_it, -1, at))
         has_giver = lacks_it & (giver >= start) & ~deleted
@@ -273,7 +319,7 @@ def _with_values_before(changes: pa.Table, group: Sequence[str], *, of_last: boo
             lacks[name][row] = True
             parts.setdefault(row, {})[name] = [IMPOSSIBLE]
     changes = with_lacking(changes, lacks, parts)
-    is_gone = np.logical_or.reduce(list(lacks.values())) & is_after[start]
+    is_gone = np.logical_or.reduce(list(lacks.values())) & is_after[start] & ~is_row[start]
     changes = _with(changes, DELETED, pa.array(deleted | is_gone))
     back = np.empty(len(by), np.int64)
     back[by] = at
@@ -373,27 +419,50 @@ def of_rows(
     in_rows, in_changes = matching(known, places, key)
     is_left = np.ones(len(changes), np.bool_)
     is_left[in_changes[~newer(places.take(pa.array(in_changes)), known.take(pa.array(in_rows)))]] = False
-    changes = _with_values_before(changes.filter(pa.array(is_left)), key)
-    lacks, parts = lacking(changes), _parts(changes)
-    in_rows, in_changes = matching(known, changes.select(wanted).cast(kinds), key)
-    givers = np.full(len(changes), -1)
-    givers[in_changes] = in_rows
-    givers[mask(changes[DELETED])] = -1
-    lost, is_last = np.zeros(len(changes), np.bool_), np.zeros(len(changes), np.bool_)
-    is_last[last_rows(changes, key)] = True
-    has_none = np.logical_or.reduce([lost, *lacks.values()]) & (givers < 0)
-    # those of other partitions before it, too
-    last = changes.filter(pa.array(is_last & has_none & ~mask(changes[DELETED])))
-    lost[matching(last, changes, key)[1]] = True
+    changes = changes.filter(pa.array(is_left))
+    # the rows, as changes before the others
+    columns = [
+        known[field.name].cast(field.type) if field.name in known.column_names else pa.nulls(len(known), field.type)
+        for field in changes.schema
+    ]
+    before = _with(pa.table(columns, changes.schema), DELETED, pa.array(np.zeros(len(known), np.bool_)))
+    both = pa.concat_tables([before, changes])
+    made = _with_values_before(both, key, last_rows(both, [*key, PARTITION])).slice(len(before))
+    lost, is_last = np.zeros(len(made), np.bool_), np.zeros(len(made), np.bool_)
+    is_last[last_rows(made, key)] = True
+    has_none = np.logical_or.reduce([lost, *lacking(made).values()])
+    # those before it, too
+    last = made.filter(pa.array(is_last & has_none & ~mask(made[DELETED])))
+    lost[matching(last, made, key)[1]] = True
     lost = has_none & (lost | is_last)
-    for name in lacks if has_values else ():
-        given = known[name].take(pa.array(givers, mask=givers < 0))
-        is_given = lacks[name] & ~lost
-        changes = _with(changes, name, pc.if_else(pa.array(is_given), given, changes[name]))
-        of_name = {row: parts[row][name] for row in parts if is_given[row] and name in parts[row]}
-        changes, bad = _with_parts(changes, name, of_name)
-        lost[bad] = True
-    return changes, lost
+    impossible = [
+        row for row, of_row in _parts(made).items() if any(not part[0] for each in of_row.values() for part in each)
+    ]
+    if not impossible:
+        return made, lost
+    of_key = np.unique(matching(made.take(pa.array(impossible)), made, key)[1])
+    of_both = np.unique(matching(made.take(pa.array(impossible)), both, key)[1])
+    one_by_one, is_lost = _one_by_one(both.take(pa.array(of_both)), key)
+    is_change = of_both >= len(before)
+    lost[of_key] = is_lost[is_change]
+    numbers_made = np.arange(len(made))
+    numbers_made[of_key] = len(made) + np.flatnonzero(is_change)
+    return pa.concat_tables([made, one_by_one]).take(pa.array(numbers_made)), lost
+
+
+def _one_by_one(changes: pa.Table, key: Sequence[str]) -> tuple[pa.Table, NDArray[np.bool_]]:
+    """The changes, of which some are impossible, each with the values that it lacks and the one before it leaves, and
+    which of them there is none for: these leave what was there."""
+    lost, made, before = np.zeros(len(changes), np.bool_), [], dict[int, pa.Table]()
+    for number, group in enumerate(_groups(changes, key).tolist()):
+        known = before.get(group, changes.slice(0, 0))
+        both = pa.concat_tables([known, changes.slice(number, 1)])
+        now = _with_values_before(both, key, np.array([len(known)])).slice(len(known))
+        lost[number] = not now[LACKING].null_count
+        made.append(now)
+        if not lost[number] or now[DELETED][0].as_py():
+            before[group] = now
+    return pa.concat_tables(made), lost
 
 
 def last_rows(table: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:

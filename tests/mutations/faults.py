@@ -587,8 +587,8 @@ FAULTS = (
     Fault(
         "tables-value-of-a-deleted-row",  # is taken for one that an event lacks
         "spark_klog/tables/change_order.py",
-        "np.where(is_first | is_after, at, 0)",
-        "np.where(is_first, at, 0)",
+        "np.where(is_first | is_after | is_row, at, 0)",
+        "np.where(is_first | is_row, at, 0)",
         _SEQUENCE_TESTS,
     ),
     Fault(

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from spark_klog.schemas.json_schema.columns import DDL, stored_type
 from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
-from spark_klog.tables.change_order import PLACE
+from spark_klog.tables.change_files import ChangeFiles
+from spark_klog.tables.change_order import DELETED, LACKING, LACKING_TYPE, OFFSET, PARTITION, PLACE
 from spark_klog.tables.changes import ChangeFormat, debezium_type
 from spark_klog.tables.mongodb import plain_events, plain_keys
 from tests.load import mongo_source
@@ -107,6 +110,107 @@ def test_updates_of_a_row_that_is_not_there_in_several_partitions(tmp_path: Path
     assert lost == {(0, 0), (1, 0)}
     table.upsert(replace(files, letters=lost), run(1))
     assert content("delta", tmp_path).num_rows == 0
+
+
+def _update(key: str, **fields: Any) -> Sent:
+    names = {name.replace("__", "."): value for name, value in fields.items()}
+    update = {"updatedFields": json.dumps(names), "removedFields": None, "truncatedArrays": None}
+    event = {"op": "u", "before": None, "after": None, "updateDescription": update, "source": {"connector": "mongodb"}}
+    return Sent(json.dumps(event).encode(), _key(key))
+
+
+def _key(key: str) -> bytes:
+    return json.dumps({"id": json.dumps(key)}).encode()
+
+
+class _Rows:
+    """Rows by their ids, as a table gives them to a merge, and the outcome of merges of one partition."""
+
+    def __init__(self) -> None:
+        self.rows = pa.schema(_FORMAT.row).empty_table()
+
+    def merge(self, files: ChangeFiles) -> set[int]:
+        """The offsets of what is a dead letter."""
+
+        def rows(names: Sequence[str], _: pa.Table) -> list[pa.RecordBatch]:
+            batches: list[pa.RecordBatch] = self.rows.select(names).to_batches()
+            return batches
+
+        lost = list(files.without_row(self.rows.schema, rows))
+        letters = frozenset((each[PARTITION], each[OFFSET]) for each in lost)
+        for changes in replace(files, letters=letters).whole(self.rows.schema, rows):
+            assert len(changes["_id"].unique()) == len(changes)
+            left = self.rows.filter(pc.invert(pc.is_in(self.rows["_id"], changes["_id"].combine_chunks())))
+            new = changes.filter(pc.invert(changes[DELETED])).drop_columns([DELETED]).cast(left.schema)
+            self.rows = pa.concat_tables([left, new])
+        return {int(line) for each in lost for line in each[LACKING]["letter"].splitlines()}
+
+
+_OPERATIONS = ("insert", "delete", "city", "zip", "amount", "impossible", "impossible too")
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    runs=st.lists(
+        st.lists(
+            st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(_OPERATIONS)), min_size=1, max_size=6),
+            min_size=1,
+            max_size=3,
+        ),
+        max_size=4,
+    ),
+    slice_bytes=st.sampled_from([300, 1 << 27]),
+)
+@example([[[("a", "insert"), ("a", "impossible"), ("a", "city")]]], 300)
+@example([[[("a", "insert")], [("a", "impossible"), ("a", "amount")]], [[("a", "zip"), ("a", "impossible")]]], 300)
+@example([[[("a", "city"), ("a", "amount")], [("a", "amount"), ("b", "amount")], [("b", "amount")]]], 300)
+def test_an_impossible_update_is_a_dead_letter_of_its_own(
+    runs: list[list[list[tuple[str, str]]]], slice_bytes: int
+) -> None:
+    """The others are applied in their order, in any cut of runs and files."""
+    table, documents, offset = _Rows(), dict[str, dict[str, Any]](), 0
+    for run_of in runs:
+        batches, letters = [], dict[str, set[int]]()
+        for part in run_of:
+            sent = []
+            for key, operation in part:
+                known, bad = documents.get(key), letters.setdefault(key, set())
+                if operation == "insert":
+                    documents[key] = {"_id": key, "amount": offset, "address": {"city": "x", "zip": offset}}
+                    whole = json.dumps(documents[key] | {"any": "text", "tags": []})
+                    event = {"op": "c", "after": whole, "source": {"connector": "mongodb"}}
+                    sent.append(Sent(json.dumps(event).encode(), _key(key)))
+                elif operation == "delete":
+                    documents.pop(key, None)
+                    sent.append(Sent(json.dumps({"op": "d", "source": {"connector": "mongodb"}}).encode(), _key(key)))
+                elif operation.startswith("impossible"):
+                    more = {"any__part": 1} if operation == "impossible" else {"tags__5000000": "too far"}
+                    sent.append(_update(key, amount=-1, **more))
+                    bad.add(offset)
+                elif operation == "amount":
+                    sent.append(_update(key, amount=offset))
+                    bad.update([offset] if known is None else [])
+                    documents.update({} if known is None else {key: known | {"amount": offset}})
+                else:
+                    value = str(offset) if operation == "city" else offset
+                    sent.append(_update(key, **{f"address__{operation}": value}))
+                    bad.update([offset] if known is None else [])
+                    if known is not None:
+                        documents[key] = known | {"address": {**known["address"], operation: value}}
+                if operation in ("insert", "delete"):
+                    bad.clear()  # updates before it change nothing
+                offset += 1
+            changes = _changes(sent, offset - len(sent))
+            names, _, parts = changes[LACKING].flatten()
+            numbered = pc.if_else(changes[LACKING].is_valid(), changes[OFFSET].cast(pa.string()), None)
+            arrays = [names, numbered, parts]
+            marked = pa.StructArray.from_arrays(arrays, fields=list(LACKING_TYPE), mask=changes[LACKING].is_null())
+            batches.append(changes.set_column(changes.schema.get_field_index(LACKING), LACKING, marked))
+        with TemporaryDirectory() as name:
+            lost = table.merge(written(Path(name), batches, slice_bytes, _FORMAT.key))
+        assert lost == set().union(*letters.values())
+        found = table.rows.select(["_id", "amount", "address"]).sort_by("_id").to_pylist()
+        assert found == [documents[key] for key in sorted(documents)]
 
 
 def test_kinds_of_values() -> None:
