@@ -9,7 +9,6 @@ are one after the other. A change is one of a thousandth of the rows, in 4 of 64
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -63,9 +62,10 @@ def _of_format(bench: Bench, kind: Kind, folder: Path) -> Iterator[Result]:
         Result(f"{work}, {unit}", unit, Side(names[0]), Side(names[1]), bench.command, higher_is_better=False)
         for unit in units
     ]
-    warehouse = folder if kind == "iceberg" else None
+    warehouse = _warehouse(folder, _NAMES[1]) if kind == "iceberg" else None
     confs = table_settings(kind, "bench", warehouse) | {"spark.driver.memory": "4g"}
     confs |= {"spark.sql.parquet.compression.codec": "zstd", "spark.sql.shuffle.partitions": "4"}
+    confs |= {"spark.databricks.delta.snapshotPartitions": "4"}  # 50 tasks for the log, by default
     spark = SparkSide(names[1], "klog", folder, python=table_python(kind), confs=confs)
     with _OurSide(kind, folder) as ours, spark:
         spark.start()
@@ -94,16 +94,16 @@ def _of_format(bench: Bench, kind: Kind, folder: Path) -> Iterator[Result]:
     yield from results
 
 
-def _table(kind: Kind, folder: Path, name: str) -> str:
-    if kind == "delta":
-        return f"delta:{folder / name}"
-    place = {"URI": f"sqlite:///{folder / 'catalog.db'}", "WAREHOUSE": str(folder), "TYPE": "sql"}
-    os.environ |= {f"PYICEBERG_CATALOG__BENCH__{key}": value for key, value in place.items()}
-    return f"iceberg:bench.web.{name}"
+def _warehouse(folder: Path, name: str) -> Path:
+    """The folder of a side's catalog: each has its own, as readers of one in SQLite keep writers from committing."""
+    made = folder / f"{name}-catalog"
+    made.mkdir(exist_ok=True)
+    return made
 
 
-def _options(folder: Path) -> dict[str, str]:
-    return {"uri": f"sqlite:///{folder / 'catalog.db'}", "warehouse": str(folder), "type": "sql"}
+def _options(folder: Path, name: str) -> dict[str, str]:
+    warehouse = _warehouse(folder, name)
+    return {"uri": f"sqlite:///{warehouse / 'catalog.db'}", "warehouse": str(warehouse), "type": "sql"}
 
 
 def _fill(kind: Kind, folder: Path, name: str, rows: int) -> None:
@@ -119,15 +119,15 @@ def _fill(kind: Kind, folder: Path, name: str, rows: int) -> None:
         if kind == "delta":
             write_deltalake(str(folder / name), part, mode="append")
         else:
-            load_catalog("bench", **_options(folder)).load_table(f"web.{name}").append(part)
+            load_catalog("bench", **_options(folder, name)).load_table(f"web.{name}").append(part)
 
 
 def _open(kind: Kind, folder: Path, name: str) -> Any:
     if kind == "delta":
-        return open_table(_table(kind, folder, name))
+        return open_table(f"delta:{folder / name}")
     from spark_klog.tables.iceberg import IcebergTable
 
-    return IcebergTable(f"bench.web.{name}", _options(folder))
+    return IcebergTable(f"bench.web.{name}", _options(folder, name))
 
 
 def _rows(ids: np.ndarray[Any, Any], number: int, rows: int) -> pa.Table:
