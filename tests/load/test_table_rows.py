@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -239,7 +240,6 @@ def test_options_that_do_not_go_together(cluster: EmbeddedCluster, topic: str, t
         ("a int, A int", "none", "a and A differ by case only"),
         ("date date", "day", "date is the table's partition column"),
     ):
-        settings = WriteSettings(table_columns=VALUES, schema=schema, layout=layout)
         with pytest.raises((LoadError, ConfigError), match=words):
-            run(servers, f"delta:{tmp_path}", topic, settings=settings)
+            run(servers, f"delta:{tmp_path}", topic, settings=replace(_OF_VALUES, schema=schema, layout=layout))
         assert list(tmp_path.rglob("*.*")) == []
