@@ -81,6 +81,48 @@ def test_a_truncation_empties_the_table_at_its_place(
     assert rows_at(addresses[0]) == [(9, "z", None)]
 
 
+@pytest.mark.parametrize("kind", _ICEBERG_FIRST)
+def test_a_key_that_changes(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str) -> None:
+    """Debezium deletes the row of the old key and creates that of the new one, each in the partition of its key: runs
+    may read them in any order. Headers name the other key, and nobody needs them.
+    """
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    create_topic(servers, topic, 3)
+
+    def gone(key: int, other: int, lsn: int) -> list[Sent]:
+        event = {"before": {"id": key}, "after": None, "op": "d", "source": {"lsn": lsn}}
+        headers = (("__debezium.newkey", b'{"id": %d}' % other),)
+        body, name = json.dumps(event).encode(), b'{"id": %d}' % key
+        return [Sent(body, name, key, headers=headers), Sent(None, name, key)]
+
+    def made(key: int, other: int, note: str, lsn: int) -> list[Sent]:
+        headers = (("__debezium.oldkey", b'{"id": %d}' % other),)
+        return [Sent(json.dumps(write(key, "a", note, lsn, "c")).encode(), b'{"id": %d}' % key, key, headers=headers)]
+
+    def rows(*records: list[Sent]) -> list[tuple[Any, ...]]:
+        for each in records:
+            produce(servers, topic, each)
+        run(servers, address, topic, settings=settings_by("source.lsn"))
+        return rows_at(address)
+
+    assert rows(sent(write(0, "a", "x", 1, "c"))) == [(0, "a", "x")]
+    assert rows(made(1, 0, "x", 2)) == [(0, "a", "x"), (1, "a", "x")], "its deletion comes in a later run"
+    assert rows(gone(0, 1, 2)) == [(1, "a", "x")]
+    assert rows(gone(1, 2, 3)) == [], "its creation comes in a later run"
+    assert rows(made(2, 1, "y", 3)) == [(2, "a", "y")]
+    # there and back, and on
+    assert rows(gone(2, 1, 4), made(1, 2, "y", 4), gone(1, 2, 5), made(2, 1, "z", 5)) == [(2, "a", "z")]
+    assert rows(made(1, 2, "z", 6), gone(2, 1, 6), gone(1, 0, 7), made(0, 1, "z", 7)) == [(0, "a", "z")]
+    assert status(address).findings == []
+
+    # the event of the new key has what the database's log has
+    for each in (gone(0, 1, 8), made(1, 0, UNAVAILABLE, 8)):
+        produce(servers, topic, each)
+    with pytest.raises(LoadError, match=f"{topic}-1 at offset .* the record has {UNAVAILABLE} as note"):
+        run(servers, address, topic, settings=settings_by("source.lsn"))
+    assert rows_at(address) == [(0, "a", "z")]
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_value_that_was_not_sent(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str
