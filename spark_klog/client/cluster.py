@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 #: handshake. A restarting broker does so too, but usually the settings do not fit the port. Without TLS and SASL a
 #: round counts only if the brokers have answered ApiVersions: a proxy whose broker is not up yet closes, too.
 _INTERRUPTED_ROUNDS = 5
+#: Of the time that is left, each broker gets this part at least to answer what any broker may be asked.
+_SHARES = 4
 #: The first version of Metadata that does not create missing topics unless it is asked to.
 _FIRST_NOT_CREATING = 4
 _T = TypeVar("_T")
@@ -413,9 +415,10 @@ class Cluster:
             stranger: DecodeError | None = None
             interrupted = 0
             for number, address in enumerate(candidates):
-                # each address gets a share of the time, so that a silent one leaves time for the others
+                # each address gets a share of the time, so that a silent one leaves time for the others; of a hundred
+                # brokers none is given a hundredth, in which none may be able to answer
                 now = time.monotonic()
-                share = now + max(0, bounds.deadline - now) / (len(candidates) - number)
+                share = now + max(0, bounds.deadline - now) / min(_SHARES, len(candidates) - number)
                 try:
                     connection = self._begin((*address, None), share)
                     yield from opened(connection, share)

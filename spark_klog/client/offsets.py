@@ -90,8 +90,9 @@ def offsets_of_led(
 
     def leader(topic: str, partition: int) -> int | KlogError:
         node = cluster.last_leader(topic, partition)
-        without = ProtocolError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition}")
-        return without if node is None else node
+        if node is None:
+            return ProtocolError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition}")
+        return node
 
     leaders, failed = by_node({key: leader(*key) for key in times})
     offsets, refused = _offsets_at(cluster, leaders, times, isolation_level)

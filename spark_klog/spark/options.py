@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
-from spark_klog.base.names import OF_REGISTRY, Format, topic_pattern
+from spark_klog.base.names import OF_REGISTRY, Format, TopicPartition, topic_pattern
 from spark_klog.base.settings import BOOLEAN, items, nearest, value_of
 from spark_klog.client.places import (
     GroupSpec,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from spark_klog.schemas.registry.client import RegistrySettings
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report), the bytes per record
 #: of each partition (estimateRecordBytes), and the partitions that open transactions hold up (read_committed). No topic
 #: has a space in its name.
@@ -215,6 +216,13 @@ class Subscription:
         if self.pattern is not None:
             return re.search(self.pattern, topic) is not None
         return topic in (self.topics or ())
+
+    def named(self, partitions: Mapping[TopicPartition, _T]) -> dict[TopicPartition, _T]:
+        """Those of the partitions that the subscription includes."""
+        if self.assign is None:  # a topic is looked at once, not once for each partition
+            topics = {topic for topic in {topic for topic, _ in partitions} if self.names(topic, 0)}
+            return {key: value for key, value in partitions.items() if key[0] in topics}
+        return {key: value for key, value in partitions.items() if self.names(*key)}
 
 
 #: All topics that are not internal: the empty pattern matches every name.

@@ -17,7 +17,7 @@ from functools import partial
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import doubled
 from spark_klog.base.names import TopicPartition, check_topic_name
-from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
+from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, numbers_of
 from spark_klog.client.fetch.sampling import next_timestamps, record_sizes, timestamp_types
 from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.client.places import GroupSpec, Offsets, Spec
@@ -70,14 +70,14 @@ class BrokerSource(QuerySource):
     def partitions(self, *, missing_ok: bool = False) -> list[TopicPartition]:
         """The subscribed partitions; `ConfigError` if a named one does not exist, unless `missing_ok`."""
         subscription = self._options.subscription
-        if subscription.pattern is not None:
-            pattern, metadata = re.compile(subscription.pattern), self.cluster.metadata(None)
-            topics = [name for name, topic in metadata.items() if not topic["is_internal"] and pattern.search(name)]
-            missing_ok = True  # a topic may be deleted between the two requests
-        else:
-            topics = list(subscription.assign or subscription.topics or ())
+        topics = list(subscription.assign or subscription.topics or ())
         try:
-            there = self.cluster.partitions(topics, missing_ok=missing_ok)
+            if subscription.pattern is not None:
+                pattern, metadata = re.compile(subscription.pattern), self.cluster.metadata(None)
+                topics = [name for name, topic in metadata.items() if not topic["is_internal"] and pattern.search(name)]
+                there = numbers_of(metadata, topics, missing_ok=True)
+            else:
+                there = self.cluster.partitions(topics, missing_ok=missing_ok)
         except ProtocolError as error:
             if error.code not in UNKNOWN_TOPIC:
                 raise

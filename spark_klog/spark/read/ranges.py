@@ -57,11 +57,7 @@ def check_ends(first: Offsets, last: Offsets, start_option: str, end_option: str
 
 
 def nonempty_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
-    return [
-        OffsetRange(topic, partition, start[topic, partition], until)
-        for (topic, partition), until in sorted(end.items())
-        if start.get((topic, partition), until) < until
-    ]
+    return sorted(OffsetRange(*key, start[key], until) for key, until in end.items() if start.get(key, until) < until)
 
 
 class Lost(NamedTuple):
@@ -134,7 +130,7 @@ def plan_micro_batch(
     micro-batch's end.
     """
     readable, lost = readable_start(start, earliest, recreated), []
-    for key, until in sorted(end.items()):
+    for key, until in end.items():
         first = start.get(key, 0)
         low = earliest.get(key)
         if low is None:
@@ -146,8 +142,8 @@ def plan_micro_batch(
             lost.append(Lost(*key, first, first, low, until, NOT_YET if is_first else TRUNCATED))
         elif first < min(low, until):
             lost.append(Lost(*key, first, min(low, until), low, until, RETENTION))
-    lost += [Lost(*key, offset, offset, -1, -1, DELETED) for key, offset in sorted(start.items()) if key not in end]
-    return nonempty_ranges(readable, end), lost
+    lost += [Lost(*key, offset, offset, -1, -1, DELETED) for key, offset in start.items() if key not in end]
+    return nonempty_ranges(readable, end), sorted(lost)
 
 
 def readable_start(start: Offsets, earliest: Offsets, recreated: Collection[str]) -> Offsets:

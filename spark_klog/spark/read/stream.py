@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Set
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -186,7 +188,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Reports lost records now: before the micro-batch is in the checkpoint, and in time for its progress record.
         """
         try:
-            return self._next_end(start, limit)
+            with _uncollected():
+                return self._next_end(start, limit)
         finally:
             self._may_be_last = False
 
@@ -205,7 +208,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if latest == before and not is_first and not self._recreated:
             self._is_due(0)
             return start
-        earliest = self._list_offsets(latest.keys() - self._waiting, EARLIEST)
+        # no request for partitions without news: of a start that is the log's end nothing is lost
+        still = {key: end for key, end in latest.items() if begin.get(key) == end and key[0] not in self._recreated}
+        earliest = still | self._list_offsets(latest.keys() - still.keys() - self._waiting, EARLIEST)
         for key in latest.keys() - earliest.keys():
             self._wait_for_leader(latest, key, begin)
         readable = readable_start(begin, earliest, self._recreated)
@@ -279,7 +284,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         records or the topic was created again.
         """
         deadline = time.monotonic() + _GONE_SECONDS
-        start = {key: offset for key, offset in start.items() if self._options.subscription.names(*key)}
+        start = self._options.subscription.named(start)
         for attempt in itertools.count():
             there = self._partitions()
             self._waiting.clear()
@@ -290,7 +295,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._wait_for_leader(latest, key, start)
             if self._cluster.config.isolation_level:
                 latest |= self._unstable(start, latest)
-            behind = {key for key in start if latest.get(key, -1) < start[key]}
+            behind = {key for key, offset in start.items() if latest.get(key, -1) < offset}
             self._gone -= latest.keys()
             if not behind or all(topic in self._recreated for topic, _ in behind):
                 return latest
@@ -342,7 +347,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The existing partitions. Retries before an expected one counts as deleted: a broker that has just started may
         not know it yet."""
         deadline = time.monotonic() + _GONE_SECONDS
-        expected = {key for key in expected if self._options.subscription.names(*key)}
+        expected = set(self._options.subscription.named(dict.fromkeys(expected)))
         while expected - (there := set(self._partitions())) and time.monotonic() < deadline:
             self._pause()
         self._gone = expected - there
@@ -378,6 +383,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_connected": None}
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python from looking for cycles: answers about 50,000 partitions have none, and it takes half the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Leaderless:

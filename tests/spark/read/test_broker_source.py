@@ -34,7 +34,11 @@ class Logs:
 
     def metadata(self, topics: Collection[str] | None) -> dict[str, Any]:
         assert topics is None
-        return {topic: {"is_internal": topic in self.internal} for topic, _ in self._logs}
+        topic_entries: dict[str, Any] = {}
+        for topic, partition in self._logs:
+            entry = {"is_internal": topic in self.internal, "error_code": 0, "partitions": []}
+            topic_entries.setdefault(topic, entry)["partitions"].append({"partition_index": partition})
+        return topic_entries
 
     def partitions(self, topics: Collection[str], missing_ok: bool) -> dict[str, list[int]]:
         found = {name: sorted(partition for topic, partition in self._logs if topic == name) for name in topics}

@@ -1,0 +1,113 @@
+"""What a query asks of a cluster of many partitions and brokers: requests, partitions in them, connections.
+
+The numbers do not depend on the machine. The cluster is simulated; docs/explanation/scale.md has its sizes and times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.columns.schema import FULL
+from spark_klog.spark import worker_process
+from spark_klog.spark.options import SourceOptions, source_options
+from spark_klog.spark.read.stream import RangePartition, StreamReader
+from spark_klog.spark.read.tasks import read_ranges
+from spark_klog.spark.versions import ReadAllAvailable
+from tests.support.brokers.simulated_cluster import SimulatedCluster
+
+TOPICS, PARTITIONS, BROKERS, RECORDS = 40, 5, 8, 20
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[SimulatedCluster]:
+    with SimulatedCluster(TOPICS, PARTITIONS, BROKERS, RECORDS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running: SimulatedCluster) -> SimulatedCluster:
+    running.tell("forget")
+    return running
+
+
+def _options(cluster: SimulatedCluster, **more: str) -> SourceOptions:
+    servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribepattern": "t.*"}
+    return source_options({**servers, "startingoffsets": "earliest", **more}, True)
+
+
+@pytest.fixture
+def reader(cluster: SimulatedCluster) -> Iterator[StreamReader]:
+    reader = StreamReader(_options(cluster), FULL)
+    yield reader
+    reader.stop()
+
+
+def _asked(cluster: SimulatedCluster) -> tuple[dict[str, int], dict[str, int]]:
+    """The requests by API, and the partitions in them, since the last call."""
+    figures = cluster.figures()
+    cluster.tell("forget")
+    return {api: count for api, count in figures["requests"].items() if api != "ApiVersions"}, figures["partitions"]
+
+
+def test_plans(cluster: SimulatedCluster, reader: StreamReader) -> None:
+    """A plan asks for metadata once, and each leader once; for first offsets only of partitions with news."""
+    first = reader.latestOffset({}, ReadAllAvailable())
+    requests, partitions = _asked(cluster)
+    assert requests == {"Metadata": 3, "ListOffsets": 3 * BROKERS}  # connecting, the start, the end
+    assert partitions == {"ListOffsets": 3 * TOPICS * PARTITIONS}
+    assert reader.latestOffset(first, ReadAllAvailable()) == first
+    requests, partitions = _asked(cluster)
+    assert requests == {"Metadata": 1, "ListOffsets": BROKERS}
+    assert partitions == {"ListOffsets": TOPICS * PARTITIONS}
+    cluster.tell("append", every=100, records=7)
+    second = reader.latestOffset(first, ReadAllAvailable())
+    requests, partitions = _asked(cluster)
+    assert partitions == {"ListOffsets": TOPICS * PARTITIONS + 2}
+    assert requests["ListOffsets"] <= BROKERS + 2
+    tasks: list[Any] = reader.partitions(first, second)
+    assert sum(span.end - span.start for task in tasks for span in task.ranges) == 14
+    assert _asked(cluster) == ({}, {})
+
+
+def test_many_tasks_share_connections(cluster: SimulatedCluster, reader: StreamReader) -> None:
+    """The tasks of a worker, however many, have two connections to each broker, and ask each once for short ranges."""
+    options = _options(cluster, minpartitions="100")
+    end = reader.latestOffset({}, ReadAllAvailable())
+    tasks = [task for task in reader.partitions({}, end) if isinstance(task, RangePartition)]
+    cluster.tell("forget")
+    rows = 0
+    for _ in range(3):
+        for task in tasks:
+            rows += sum(batch.num_rows for batch in read_ranges(options, task.ranges, FULL, task.topic_ids))
+    figures = cluster.figures()
+    worker_process._forget_clusters()
+    assert rows == 3 * sum(span.end - span.start for task in tasks for span in task.ranges)
+    assert figures["opened"] <= 2 * BROKERS
+    assert figures["requests"].get("ListOffsets", 0) == 0
+
+
+def test_a_leader_that_moves_costs_its_partitions_alone(cluster: SimulatedCluster, reader: StreamReader) -> None:
+    first = reader.latestOffset({}, ReadAllAvailable())
+    cluster.tell("move", topic="t00007", partition=1, node=0)
+    _asked(cluster)
+    assert reader.latestOffset(first, ReadAllAvailable()) == first
+    requests, partitions = _asked(cluster)
+    assert requests == {"Metadata": 1, "ListOffsets": BROKERS}
+    assert partitions == {"ListOffsets": TOPICS * PARTITIONS}
+
+
+def test_all_brokers_are_slow(cluster: SimulatedCluster) -> None:
+    """Of a request's time each of many brokers gets a quarter of what is left: one that takes longer than its share of
+    a fair division can still answer."""
+    cluster.tell("slow", node=-1, seconds=0.5)
+    try:
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "request.timeout.ms": "20000"}
+        with Cluster.connect(settings) as client:
+            cluster.tell("slow", node=-1, seconds=3.5)  # 20 s by 8 brokers are 2.5 s
+            assert len(client.metadata(None)) == TOPICS
+    finally:
+        cluster.tell("slow", node=-1)
