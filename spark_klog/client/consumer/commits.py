@@ -34,6 +34,7 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import OFFSET_COMMIT
 from spark_klog.protocol.codec import Message
+from spark_klog.tracing import trace_client
 
 _log = logging.getLogger(__name__)
 Offsets = Mapping[TopicPartition, Committed]
@@ -82,6 +83,7 @@ class Commits:
         self._group = config.group_id or ""
         self._coordinators = Coordinators(cluster)
         self._under_way: deque[_UnderWay] = deque()
+        trace_client(self, cluster, "commit", "begin", group=config.group_id)
 
     def commit(self, offsets: Offsets, *, skips_deleted: bool = False) -> None:
         """Commit, and wait for the answer for up to default.api.timeout.ms. `skips_deleted`: see `Uncommitted`.
@@ -170,13 +172,15 @@ class Commits:
         self._tell(first.offsets, failure, first.on_done)
 
     def _tell(self, offsets: Offsets, failure: KlogError | None, on_done: OnCommit | None) -> None:
-        if on_done is not None:
-            try:
-                on_done(offsets, failure)
-            except BaseException as error:
-                between_steps(error)
-                raise
-        elif failure is not None:
+        try:
+            (on_done or self.log_failure)(offsets, failure)
+        except BaseException as error:
+            between_steps(error)
+            raise
+
+    def log_failure(self, _: Offsets, failure: KlogError | None) -> None:
+        """Log the failure of a commit that nobody else is told of."""
+        if failure is not None:
             _log.warning("offsets of group %s were not committed: %s", self._group, failure)
 
     def _request(self, offsets: Offsets, member: GroupMetadata | None, topic_ids: Mapping[str, UUID]) -> Message:

@@ -51,6 +51,7 @@ from spark_klog.errors import (
     WokenUp,
 )
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.tracing import trace_client
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -210,6 +211,7 @@ class Consumer:
         limit, checks_crcs = self._config.client.decompressed_max_bytes, self._config.check_crcs
         self._arrow = ArrowDecoder(limit, include_headers, checks_crcs, unit, deserializers)
         self._records = RecordDecoder(limit, self._config.max_poll_records, checks_crcs, deserializers)
+        trace_client(self, self._cluster, "_read", group=self._config.group_id)
         self._decoding: _Decoding | None = None
         #: Whether `_decoding` is from the Arrow decoder.
         self._decodes_arrow = False

@@ -45,6 +45,7 @@ from spark_klog.errors import (
 )
 from spark_klog.records import kernels
 from spark_klog.records.contract import Headers, RecordColumns
+from spark_klog.tracing import trace_client
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,6 +100,7 @@ class Producer(ProducerCore):
         """Connect with `settings` by Kafka's names; raises what `Cluster.connect` raises."""
         of_client, serializers = producer_settings(settings)
         self._start(Cluster.connect(of_client), serializers, has_thread=True, creates_topics=True)
+        trace_client(self, self._cluster, "send", "send_arrow")
 
     @classmethod
     def of_cluster(cls, cluster: Cluster, *, creates_topics: bool = True) -> Producer:

@@ -58,6 +58,7 @@ from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import GROUP, TRANSACTION
 from spark_klog.protocol.tables.records import PRODUCE_OF_TRANSACTIONS_2
 from spark_klog.protocol.tables.transactions import FIRST_END_OF_TRANSACTIONS_2, FIRST_OF_TRANSACTIONS_2
+from spark_klog.tracing import trace_client
 
 #: The first InitProducerId with the current producer id and epoch, so that it can't fence a newer producer (KIP-360).
 _FIRST_WITH_EPOCH = 3
@@ -116,6 +117,7 @@ class Transactions:
         #: Whether a failed transaction has ended, and only another epoch is missing.
         self._has_aborted = False
         self._coordinators = Coordinators(cluster)
+        trace_client(self, cluster, "send_offsets")
         #: The transaction.version by which the open transaction is made; None until that is known.
         self._version: int | None = None
         #: The request for that version, then the one that adds partitions.
