@@ -404,7 +404,8 @@ def _write_with_progress(
     """Write records, to the topic of `key`, and an offset of the group in one transaction."""
     producer.begin_transaction()
     if table is not None:
-        producer.send_arrow(table, key[0], is_any_time=is_any_time)
+        # records as they were: `send_arrow` would give those without headers the context of a trace
+        producer.send_rows(producer.record_rows(table, key[0], is_any_time=is_any_time))
     producer.send_offsets_to_transaction({key: progress}, group)
     producer.commit_transaction()
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import any_of
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
+from spark_klog.client.range_spans import RangeSpans
 from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.binding import BINDING, check_output, check_schema, event_time_now, open_target
@@ -267,12 +269,28 @@ def load_steps(
         run = _Run(options, target, shared, time, identity)
         if owner is not None:  # its journal is lost
             run.claim()
-        loaded = yield from run.all(is_new and owner is None, look)
+        loaded = yield from _with_span(run.all(is_new and owner is None, look), options.topics, shared)
         if publish is not None:
             if isinstance(target.store, ArrowFolder):
                 target.store.guard()  # if this call stood still, another one may have taken over
             publish(loaded.offsets)
         return loaded
+
+
+def _with_span(steps: Steps[Loaded], topics: Sequence[str], shared: Shared) -> Steps[Loaded]:
+    """The steps of a load, which are a span if there is a TracerProvider; what they raise is its error."""
+    spans = RangeSpans(shared.cluster, shared.asking)
+    began = time_ns()
+    try:
+        loaded = yield from steps
+    except BaseException as error:
+        spans.processed({(topic, -1): (0, 0) for topic in topics}, 0, began, error=error)
+        raise
+    parts = [part for part in loaded.partitions if part.records or part.error]
+    ranges = {(part.topic, part.partition): (part.start, part.until) for part in parts}
+    failed = "spark_klog.errors.LoadError" if loaded.failed else None  # of single partitions; their errors are texts
+    spans.processed(ranges, sum(part.records for part in parts), began, error=failed)
+    return loaded
 
 
 class _Run:

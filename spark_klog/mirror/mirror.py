@@ -31,6 +31,7 @@ from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.offsets import Committed, high_watermarks, list_offsets, offsets_of_led
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.client.producer.transactions import NEVER_COMMITTED
+from spark_klog.client.range_spans import RangeSpans
 from spark_klog.errors import (
     ConfigError,
     DataLossError,
@@ -279,6 +280,10 @@ class Session:
         self._until: dict[TopicPartition, int] = {}
         #: The source's ends at the last look.
         self._seen_ends: dict[TopicPartition, int] = {}
+        self._spans = RangeSpans(self._source_admin.cluster)
+        #: Where partitions were, how many records were copied, and the time in ns at the last span.
+        self._starts: dict[TopicPartition, int] = {}
+        self._records_before, self._span_at = totals.records, time.time_ns()
         self._waiting = Waiting()
         self._noted: dict[TopicPartition, deque[_Noted]] = {}
         self._noted_count = 0
@@ -299,6 +304,7 @@ class Session:
         try:
             if isinstance(error, DataLossError) and not self.target.is_transactional:
                 self._ownership.release(self.target)
+            self._trace(error)
         finally:
             self._stack.close()
         if (fenced := self.target.fenced(error)) is not None:
@@ -599,6 +605,7 @@ class Session:
     def _note(self, key: TopicPartition, noted: _Noted) -> None:
         self._noted.setdefault(key, deque()).append(noted)
         self._noted_count += 1
+        self._starts.setdefault(key, self._positions[key])
         self._positions[key] = noted.following
 
     def _commit(self) -> None:
@@ -611,7 +618,15 @@ class Session:
             self.target.send_progress(changes)
         if self.target.is_transactional:
             self.target.commit()
+        self._trace()
         self._commit_at = time.monotonic() + self._settings.commit_seconds
+
+    def _trace(self, error: BaseException | None = None) -> None:
+        """Make a span of what was copied since the last commit, up to this one or an error."""
+        ranges = {key: (start, self._positions.get(key, start)) for key, start in self._starts.items()}
+        self._spans.processed(ranges, self.totals.records - self._records_before, self._span_at, error=error)
+        self._starts.clear()
+        self._records_before, self._span_at = self.totals.records, time.time_ns()
 
     def _note_confirmed(self, key: TopicPartition, noted: deque[_Noted]) -> None:
         known = self._maps[key]

@@ -26,10 +26,15 @@ __all__ = ["processing"]
 _SPANS = "_spans"
 
 
+def is_on() -> bool:
+    """Whether there is a TracerProvider."""
+    trace = sys.modules.get("opentelemetry.trace")
+    return trace is not None and not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
 def spans_of(**client: Any) -> Spans | None:
     """What makes the spans of a client, by the arguments of `Spans`; None without a TracerProvider."""
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    if not is_on():
         return None
     from spark_klog.tracing.spans import Spans
 

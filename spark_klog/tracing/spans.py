@@ -113,20 +113,19 @@ class Spans:
     """
 
     def __init__(
-        self, client_id: str, server: tuple[str, int], group: str | None, cluster_id: Callable[[], str | None]
+        self,
+        client_id: str | None = None,
+        server: tuple[str, int] | None = None,
+        group: str | None = None,
+        cluster_id: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._tracer = trace.get_tracer("spark_klog", VERSION, schema_url=_SCHEMA)
         self._propagator = propagate.get_global_textmap()
         self._fields = frozenset(self._propagator.fields)
         self._cluster_id = cluster_id
-        self._base: dict[str, Any] = {
-            "messaging.system": "kafka",
-            "messaging.client.id": client_id,
-            "server.address": server[0],
-            "server.port": server[1],
-        }
-        if group is not None:
-            self._base[_GROUP] = group
+        address, port = server or (None, None)
+        base = {"messaging.client.id": client_id, "server.address": address, "server.port": port, _GROUP: group}
+        self._base = {name: value for name, value in base.items() if value is not None} | {"messaging.system": "kafka"}
         self._attributes = lru_cache(1000)(self._new_attributes)
 
     def _new_attributes(self, name: str, kind: str, topic: str | None) -> dict[str, Any]:
@@ -170,8 +169,8 @@ class Spans:
 
     def context_in(self, headers: Iterable[Header] | None) -> SpanContext | None:
         """The context in which a record was made, by its headers; None without a valid one."""
-        headers = [] if headers is None else list(headers)
-        if not any(name in self._fields for name, _ in headers):
+        headers = [header for header in headers or () if header[0] in self._fields and header[0] != _BAGGAGE]
+        if not headers:
             return None
         extracted = self._propagator.extract(headers, contexts.Context(), _GETTER)
         context = trace.get_current_span(extracted).get_span_context()
@@ -305,7 +304,7 @@ class Spans:
     ) -> None:
         """Records of topics were processed between two times, in ns since 1970: by a micro-batch, a load, a mirror.
 
-        `contents` are some of them, for links: only of those whose own trace is sampled.
+        `contents` are some of them, which are looked at if the span is recorded: it links to those that are sampled.
         """
         names = sorted(set(topics))
         topic = names[0] if len(names) == 1 else None

@@ -56,6 +56,7 @@ MODULES = (
     "spark_klog.spark.decisions",
     "spark_klog.spark.lineage",
     "spark_klog.spark.listener",
+    "spark_klog.spark.tracing",
     "spark_klog.tables",
     "spark_klog.tracing",
 )
@@ -69,6 +70,7 @@ _OF_ROOMS = {
     "LineageListener": "onQueryIdle onQueryProgress onQueryStarted onQueryTerminated",
     "Producer": "abort finish_at_exit of_cluster record_rows refresh send_rows transaction_under_way unknown",
     "ProgressListener": "onQueryIdle onQueryProgress onQueryStarted onQueryTerminated",
+    "TracingListener": "onQueryIdle onQueryProgress onQueryStarted onQueryTerminated",
     "RegistryClient": "begin or_before",
 }
 #: Programs that stand beside `klog`, by the files that hold them.

@@ -670,7 +670,9 @@ def _subscribed(options: JobOptions) -> tuple[str, str]:
 def _load_table(options: JobOptions, client: dict[str, str]) -> int:
     """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
     from spark_klog.lineage.datasets import folder_use
+    from spark_klog.spark.tracing import TracingListener
     from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
+    from spark_klog.tracing import is_on
 
     spark = spark_session(_APPLICATION)
     reader = (
@@ -695,6 +697,9 @@ def _load_table(options: JobOptions, client: dict[str, str]) -> int:
 
         lineage = LineageListener(spark)
         spark.streams.addListener(lineage)
+    tracing = TracingListener(client) if is_on() else None
+    if tracing is not None:
+        spark.streams.addListener(tracing)
     try:
         writer = (
             reader.load()
@@ -714,6 +719,8 @@ def _load_table(options: JobOptions, client: dict[str, str]) -> int:
         if lineage is not None:
             lineage.close()
         spark.stop()
+        if tracing is not None:
+            tracing.close()
     output = without_user(options.destination)
     say(options.as_json, {"records": records, "output": output}, f"loaded {records:,} records into {output}")
     return DONE if records else NOTHING_NEW

@@ -11,7 +11,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.entries import Fetched, FetchInFlight, FetchParameters, Larger, Limits, read_entry
 from spark_klog.errors import DecodeError, KlogError
 from spark_klog.protocol.tables.records import READ_UNCOMMITTED
-from spark_klog.records.contract import NO_TIMESTAMP_TYPE
+from spark_klog.records.contract import NO_TIMESTAMP_TYPE, Headers
 from spark_klog.records.formats.batch import Header, check_crc, iter_batches
 from spark_klog.records.formats.message_set import MessageHeader
 from spark_klog.records.reading.reader import records_of
@@ -50,6 +50,27 @@ def next_timestamps(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> 
     `Cluster.attempt` raises.
     """
     return _sample(cluster, offsets, _RECORD_BYTES, _RECORD_GROWTH, _first_timestamp)
+
+
+def first_headers(
+    cluster: Cluster, offsets: Mapping[TopicPartition, int], most: int = 20
+) -> Iterator[tuple[Headers, str, int, int]]:
+    """The headers of the first records from each partition's offset on, at most so many, with topic, partition, offset.
+
+    Partitions whose records can't be read are left out. Raises what `Cluster.attempt` raises.
+    """
+
+    def read(fetched: Fetched | KlogError) -> list[tuple[Headers, str, int, int]] | _Later | None:
+        records: list[tuple[Headers, str, int, int]] = []
+        with suppress(DecodeError):
+            for header, batch in iter_batches(b"" if isinstance(fetched, KlogError) else fetched.data):
+                for record in () if header.is_control else records_of(header, batch):
+                    if record.offset >= fetched.offset and len(records) < most:  # type: ignore[union-attr]
+                        records.append((record.headers, fetched.topic, fetched.partition, record.offset))  # type: ignore[union-attr]
+        return records
+
+    for sampled in _sample(cluster, offsets, _RECORD_BYTES, _RECORD_GROWTH, read).values():
+        yield from sampled or ()
 
 
 class _Later(NamedTuple):
