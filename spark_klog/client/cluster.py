@@ -14,7 +14,7 @@ from spark_klog.base.names import PLAINTEXT, TopicPartition
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import SOFTWARE, BrokerIdentity, Connection
-from spark_klog.client.requests import Steps, answered, at_once, each, opened, paused, run, unsent
+from spark_klog.client.requests import Steps, answered, at_once, each, opened, retried, run, unsent
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.errors import (
@@ -333,7 +333,7 @@ class Cluster:
                 failure = ConnectionFailed("a broker answers, but its metadata lists no brokers")
             if self._described_by is not None:
                 self._silent.add(self._described_by)
-            yield from paused(time.monotonic() + retry.seconds(failure))
+            yield from retried(retry, failure)
 
     @staticmethod
     def metadata_message(version: int, topics: Collection[str] | None, create: bool) -> Message:
@@ -446,7 +446,7 @@ class Cluster:
             self._unreached_since = self._unreached_since or time.monotonic()
             if self._has_no_patience() or is_retried:
                 raise failure
-            yield from paused(time.monotonic() + retry.seconds(failure))
+            yield from retried(retry, failure)
 
     def _has_no_patience(self) -> bool:
         """Whether no broker has answered for `patience`."""
@@ -534,7 +534,7 @@ class Cluster:
                     if not error.retriable:
                         raise
                     failure = error
-                yield from paused(time.monotonic() + retry.seconds(failure))
+                yield from retried(retry, failure)
                 # what lasts is told by `retry`, at intervals that double
                 _log.log(logging.INFO if is_first else logging.DEBUG, "trying again: %s", failure)
                 is_first = False

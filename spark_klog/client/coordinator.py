@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 from spark_klog.client.answers import answer_error, by_key
 from spark_klog.client.cluster import Bounds, Cluster
-from spark_klog.client.requests import Steps, at_once, paused, run
+from spark_klog.client.requests import Steps, at_once, retried, run
 from spark_klog.client.retry import Retry
 from spark_klog.errors import ConnectionFailed, KlogError, ProtocolError, RequestTimedOut, is_retriable
 from spark_klog.protocol.apis import FIND_COORDINATOR
@@ -138,9 +137,8 @@ class Coordinators:
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 if not is_retriable(error):
                     raise
-                until = time.monotonic() + retry.seconds(error)
+                yield from retried(retry, error)
                 _log.debug("trying again: %s", error)
-            yield from paused(until)
 
     def forget(self) -> None:
         """Look all coordinators up again: a request to one of them has failed."""

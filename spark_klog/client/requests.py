@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 from spark_klog.base.interrupts import closing_if_interrupted
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.net.waiting import wait_until_ready
+from spark_klog.client.retry import Retry
 from spark_klog.errors import ConnectionFailed, KlogError, RequestTimedOut
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
@@ -101,6 +102,12 @@ def received(connection: Connection, handle: Handle, begin: float, deadline: flo
 def paused(until: float) -> Steps[None]:
     while time.monotonic() < until:
         yield Wait(None, until)
+
+
+def retried(retry: Retry, failure: Exception) -> Steps[None]:
+    """The pause before the next attempt; raises `failure` as of `Retry.pause`."""
+    yield from paused(time.monotonic() + retry.seconds(failure))
+    retry.resume()
 
 
 def run(steps: Steps[_Result]) -> _Result:

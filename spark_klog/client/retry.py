@@ -85,10 +85,14 @@ class Retry:
         seconds = self.seconds(failure)
         with WAIT:
             time.sleep(seconds)
+        self.resume()
+
+    def resume(self) -> None:
+        """Note that the next attempt begins: on a busy machine later than it was to."""
         self._resumed = time.monotonic()
 
     def seconds(self, failure: Exception) -> float:
-        """Like `pause`, but leave the sleep to the caller."""
+        """Like `pause`, but leave the sleep to the caller, who calls `resume` after it."""
         now = time.monotonic()
         left = self._deadline - now
         if left < _LEAST:
@@ -103,9 +107,7 @@ class Retry:
                 shown = (now - self._begin, left, self._limit_reached(), failure)
                 _log.warning("still trying after %.0f s, giving up in %.0f s (%s): %s", *shown)
         # shorter pauses near the deadline, so that the last attempt has time to succeed
-        pause = min(pause_seconds(self._config, self._attempts), left / 2)
-        self._resumed = now + pause
-        return pause
+        return min(pause_seconds(self._config, self._attempts), left / 2)
 
     def _limit_reached(self) -> str:
         """Name the setting that limits the call now: an attempt that began in time may last beyond `connect_until`."""

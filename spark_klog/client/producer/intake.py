@@ -19,7 +19,7 @@ from spark_klog.base.settings import INT64_MAX
 from spark_klog.client.cluster import Cluster, numbers_of
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.producer.receipts import OnDelivery, Receipt
-from spark_klog.client.requests import PendingRequest, Steps, paused
+from spark_klog.client.requests import PendingRequest, Steps, retried
 from spark_klog.client.retry import Retry
 from spark_klog.client.serialization import Column, Context, Function, PlainType, Serialization
 from spark_klog.errors import (
@@ -200,8 +200,7 @@ class PartitionChoice:
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 if not is_retriable(error):
                     raise
-                until = time.monotonic() + retry.seconds(error)
-                yield from paused(until)
+                yield from retried(retry, error)
 
     def _know(self, topic: str, count: int) -> None:
         self._known[topic] = count

@@ -50,13 +50,16 @@ def _batch(count: int) -> bytes:
     return bytes(make_batch([(None, _VALUE)] * count, [_NOW] * count))
 
 
-def records_from(offset: int, end: int, most: int) -> bytes:
-    """Batches with all records from the offset on to the end, of at most so many bytes, but one batch at least."""
+def records_from(offset: int, end: int, most: int, *, is_first: bool) -> bytes:
+    """Batches with the records from the offset on to the end, of at most so many bytes.
+
+    The first partition of a response gets one batch at least, whatever its size is.
+    """
     first = offset - offset % _IN_BATCH
     batches = bytearray()
     while first < end:
         batch = _batch(min(_IN_BATCH, end - first))
-        if batches and len(batches) + len(batch) > most:
+        if (batches or not is_first) and len(batches) + len(batch) > most:
             break
         batches += struct.pack(">qii", first, len(batch) - 12, 0) + batch[16:]
         first += _IN_BATCH
@@ -239,7 +242,8 @@ class Simulation:
                         end = self._end((number, partition))
                         code = 0 if 0 <= offset <= end else _OUT_OF_RANGE
                     if not code and left > 0:
-                        data = records_from(offset, end, min(left, wanted["partition_max_bytes"]))
+                        most = min(left, wanted["partition_max_bytes"])
+                        data = records_from(offset, end, most, is_first=not total)
                     total, left = total + len(data) + bool(code), left - len(data)
                     watermarks = {"high_watermark": end, "last_stable_offset": end, "log_start_offset": 0}
                     entries.append({"partition_index": partition, "error_code": code, **watermarks, "records": data})

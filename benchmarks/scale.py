@@ -1,0 +1,198 @@
+"""How requests, bytes, connections, memory and processor time grow with partitions, brokers and tasks.
+
+    python -m benchmarks.scale [--plot docs/explanation/scale.svg] [--json FILE]
+
+prints the tables of docs/explanation/scale.md. The cluster is simulated, in a process of its own: what is measured is
+this side's. Each size has a process of its own, for its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.machine import ROOT
+from spark_klog.client import Admin
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import GroupOffsets
+from spark_klog.columns.schema import FULL
+from spark_klog.groups.lag import partition_lags
+from spark_klog.spark.options import SourceOptions, source_options
+from spark_klog.spark.read.batch_query import plan_batch_query
+from spark_klog.spark.read.broker_source import BrokerSource
+from spark_klog.spark.read.pushdown import Pushed
+from spark_klog.spark.read.stream import StreamReader
+from spark_klog.spark.read.tasks import read_ranges
+from spark_klog.spark.versions import ReadAllAvailable
+from tests.support.brokers.simulated_cluster import SimulatedCluster
+
+#: (topics, partitions of each, brokers): by partitions, then by brokers.
+SIZES = ((100, 10, 100), (500, 10, 100), (1000, 10, 100), (2500, 10, 100), (5000, 10, 100))
+BROKERS = ((1000, 10, 1), (1000, 10, 10), (1000, 10, 30), (1000, 10, 100))
+_RECORDS, _NEWS, _TASKS = 100, 100, 1000
+Step = tuple[str, Callable[[], object]]
+
+
+def _options(cluster: SimulatedCluster, **more: str) -> SourceOptions:
+    servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.request.timeout.ms": "120000"}
+    return source_options({**servers, "subscribepattern": "t.*", "startingoffsets": "earliest", **more}, True)
+
+
+def _stream(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
+    reader, ends = StreamReader(_options(cluster), FULL), [{}]
+
+    def plan() -> None:
+        ends.append(reader.latestOffset(ends[-1], ReadAllAvailable()))
+        if ends[-1] != ends[-2]:
+            reader.partitions(ends[-2], ends[-1])
+
+    yield "stream: first plan", plan
+    yield "stream: plan without news", plan
+    cluster.tell("append", every=max(1, partitions // _NEWS), records=_RECORDS)
+    yield f"stream: plan, {_NEWS} partitions have news", plan
+    yield "stream: offsets as JSON and back", lambda: json.loads(json.dumps(ends[-1]))
+    reader.stop()
+
+
+def _batch(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
+    options = _options(cluster)
+    with closing(BrokerSource.connect(options)) as source:
+        yield "batch: plan", lambda: plan_batch_query(source, options, Pushed())
+
+
+def _tasks(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
+    options = _options(cluster, minpartitions=str(_TASKS))
+    reader = StreamReader(options, FULL)
+    tasks: list[Any] = reader.partitions({}, reader.latestOffset({}, ReadAllAvailable()))
+
+    def read() -> None:
+        rows = 0
+        for task in tasks:
+            rows += sum(batch.num_rows for batch in read_ranges(options, task.ranges, FULL, task.topic_ids))
+        assert rows >= partitions * _RECORDS
+
+    yield f"{len(tasks)} tasks in one worker", read
+    reader.stop()
+
+
+def _client(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
+    settings = {"bootstrap.servers": cluster.bootstrap_servers, "request.timeout.ms": "120000"}
+    with Admin(settings) as admin:
+        yield "Admin: list of topics", admin.list_topics
+    with Cluster.connect(settings) as client:
+        group = GroupOffsets(client, "g")
+        names = client.partitions(list(client.metadata(None)))
+        offsets = {(topic, number): 1 for topic, numbers in names.items() for number in numbers}
+        yield "group: commit of all offsets", lambda: group.commit(offsets)
+        yield "group: lag (klog groups lag)", lambda: partition_lags(client, {"g": group.fetch()})
+
+
+def _measure(name: str, topics: int, each: int, brokers: int) -> list[dict[str, Any]]:
+    lines, process = [], psutil.Process()
+    with SimulatedCluster(topics, each, brokers, _RECORDS) as cluster:
+        before = process.memory_info().rss
+        for step, run in _KINDS[name](cluster, topics * each):
+            cluster.tell("forget")
+            start, busy = time.monotonic(), time.process_time()
+            run()
+            line = {"step": step, "cpu_s": time.process_time() - busy, "wall_s": time.monotonic() - start}
+            line |= {"memory_mb": (process.memory_info().rss - before) / 1e6, **cluster.figures()}
+            lines.append({**line, "at": [topics, each, brokers]})
+    return lines
+
+
+_KINDS: dict[str, Callable[[SimulatedCluster, int], Iterator[Step]]] = {
+    "stream": _stream,
+    "batch": _batch,
+    "tasks": _tasks,
+    "client": _client,
+}
+
+
+def _apart(name: str, size: tuple[int, int, int]) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", __spec__.name, "--one", name, *map(str, size)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=600)
+    lines: list[dict[str, Any]] = json.loads(done.stdout)
+    return lines
+
+
+def _row(line: dict[str, Any]) -> str:
+    topics, each, brokers = line["at"]
+    requests = ", ".join(f"{count} {name}" for name, count in sorted(line["requests"].items()) if name != "ApiVersions")
+    cells = (
+        f"{topics * each:,}",
+        str(brokers),
+        requests or "none",
+        f"{line['received'] / 1e6:.2f}, {line['sent'] / 1e6:.2f}",
+        f"{line['opened']}, {line['open']}",
+        f"{line['cpu_s']:.2f}",
+        f"{line['memory_mb']:.0f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+_HEAD = "| partitions | brokers | requests | MB sent, received | connections opened, open | processor s | memory MB |"
+
+
+def _tables(lines: list[dict[str, Any]]) -> str:
+    parts = []
+    for step in dict.fromkeys(line["step"] for line in lines):
+        rows = [_row(line) for line in lines if line["step"] == step]
+        parts.append("\n".join([f"### {step[0].upper()}{step[1:]}\n", _HEAD, "| --- " * 7 + "|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _plot(lines: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "scale"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    for step in dict.fromkeys(line["step"] for line in lines):
+        points = [line for line in lines if line["step"] == step and line["at"][2] == SIZES[0][2]]
+        places = [line["at"][0] * line["at"][1] for line in points]
+        for axis, figure_name in zip(axes, ("cpu_s", "memory_mb"), strict=True):
+            axis.plot(places, [line[figure_name] for line in points], marker="o", label=step)
+    for axis, label in zip(axes, ("processor seconds", "memory above the start, MB"), strict=True):
+        axis.set(xlabel="partitions", ylabel=label)
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.one:
+        name, *size = arguments.one
+        json.dump(_measure(name, *map(int, size)), sys.stdout)
+        return
+    lines = []
+    for name in _KINDS:
+        for size in dict.fromkeys((*SIZES, *BROKERS)):
+            sys.stderr.write(f"{name} {size}\n")
+            lines += _apart(name, size)
+    sys.stdout.write(_tables(lines))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(lines, indent=1) + "\n")
+    if arguments.plot:
+        _plot(lines, arguments.plot)
+
+
+if __name__ == "__main__":
+    _main()
