@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from _pytest.terminal import TerminalReporter
+from hypothesis import settings
 
 from spark_klog.broker.faults import Fault
 from spark_klog.embedded import EmbeddedCluster
@@ -54,6 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_failed] = set()
     config.stash[_folders] = {}
     config.stash[_ended] = []
+    if settings.default is None or settings.default.deadline is not None:
+        settings.register_profile("patient", deadline=None)  # how long an example takes depends on the machine
+        settings.load_profile("patient")
     # A shell starts background processes with SIGINT ignored, and their children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
