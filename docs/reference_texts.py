@@ -22,6 +22,8 @@ SETTINGS = {
     "delivery.timeout.ms": "Longest time from adding a record to its confirmation, retries included.",
     "enable.auto.commit": "Whether positions are committed in the background.",
     "enable.idempotence": "Whether brokers recognize a batch that is sent again. Default: true with acks=all.",
+    "dead.letter.deserialization.errors": "Whether records that do not deserialize become dead letters.",
+    "dead.letter.topic": "Where records go that can't be processed: see [Dead letters](../../recipes/dead-letters.md).",
     "exclude.internal.topics": "Whether patterns leave out internal topics.",
     "fetch.max.bytes": "Largest response to a fetch.",
     "fetch.max.wait.ms": "Longest time that a broker waits for fetch.min.bytes.",
@@ -52,6 +54,9 @@ SETTINGS = {
     "retries": "How often a batch is sent again.",
     "retry.backoff.max.ms": "Longest pause before another attempt.",
     "retry.backoff.ms": "First pause before another attempt; it doubles.",
+    "retry.attempts": "How often a record is tried again before it is a dead letter; by default once in each topic.",
+    "retry.delays.ms": "The delay of each of retry.topics, none less than the one before.",
+    "retry.topics": "Topics in which records wait to be tried again: [Dead letters](../../recipes/dead-letters.md).",
     "session.timeout.ms": "Time without a heartbeat after which the coordinator removes the member.",
     "socket.connection.setup.timeout.ms": "Longest time to connect.",
     "transaction.timeout.ms": "Time after which the broker aborts an open transaction. 900000 in exactly-once streams.",
@@ -72,7 +77,7 @@ CURES = {
     "ConnectionFailed": "Check address and network with `klog doctor --bootstrap-server HOST:PORT`.",
     "ConsumerClosed": "Make a new `Consumer`; after a fork, in the new process.",
     "ConsumerTimeout": "Iterate again, or raise `consumer.timeout.ms`.",
-    "RecordDeserializationError": "`seek` past its offset to read on; keep its `key`, `value` and `headers` elsewhere.",
+    "RecordDeserializationError": "`seek` past its offset to read on; `Consumer.dead_letter` keeps the record.",
     "CorruptBatchError": "Set `badRecords=skip` or `deadletter` to read on; `klog log verify` finds it on disk.",
     "DataDirectoryError": "Name a new folder, or the directory of this broker.",
     "DataLossError": "Set `failOnDataLoss=false` to go on without the records; raise the topic's `retention.ms`.",
@@ -238,6 +243,11 @@ OPTIONS: dict[str, tuple[str, str | None]] = {
     ),
     "badRecordsPath": (
         "the folder or URI of badRecords=deadletter",
+        None,
+    ),
+    "deadLetterTopic": (
+        "the topic of badRecords=deadletter, in place of badRecordsPath: records as they were, with the headers of "
+        "Kafka Connect's dead letters, of each query and place one; see [Dead letters](../recipes/dead-letters.md)",
         None,
     ),
     "valueFormat": (

@@ -233,7 +233,7 @@ class CorruptBatchError(DecodeError):
 class RecordDeserializationError(ErrorWithFields, DecodeError):
     """A record whose `column`, "key" or "value", does not deserialize, with its bytes as they are (KIP-334, KIP-1036).
 
-    `key` and `value` are None if they are null, or were not read.
+    `key` and `value` are None if they are null, or were not read, and `timestamp` (ms) is -1.
     """
 
     def __init__(
@@ -246,8 +246,9 @@ class RecordDeserializationError(ErrorWithFields, DecodeError):
         key: bytes | None = None,
         value: bytes | None = None,
         headers: tuple[tuple[str, bytes | None], ...] = (),
+        timestamp: int = -1,
     ) -> None:
-        self.topic, self.partition, self.offset = topic, partition, offset
+        self.topic, self.partition, self.offset, self.timestamp = topic, partition, offset, timestamp
         self.column, self.reason = column, reason
         self.key, self.value, self.headers = key, value, headers
         super().__init__(

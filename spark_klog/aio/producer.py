@@ -23,7 +23,7 @@ from spark_klog.aio.driver import SLICE, LoopDriver, settle
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.arguments import mapping_of, name_of, partition_of
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import GroupMetadata
+from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.client.producer.core import LAST_ABORT_MS, ProducerCore, producer_settings, unclosed
 from spark_klog.client.producer.intake import Gathering, check_bytes, check_headers, check_size, check_timestamp
 from spark_klog.client.producer.receipts import OnDelivery, Receipt, RecordMetadata, fresh
@@ -506,7 +506,7 @@ class Producer(ProducerCore):
         await self._run("begin_transaction", self._in_turn(steps()))
 
     async def send_offsets_to_transaction(
-        self, offsets: Mapping[TopicPartition, int], group: str | GroupMetadata
+        self, offsets: Mapping[TopicPartition, int | Committed], group: str | GroupMetadata
     ) -> None:
         """Add a group's offsets to the transaction, as of the synchronous producer."""
         call = "send_offsets_to_transaction"

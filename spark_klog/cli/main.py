@@ -65,6 +65,7 @@ _MODULES = (
     | {name: f"spark_klog.cli.records.{name}" for name in ("bench", "consume", "produce")}
     | {
         "doctor": "spark_klog.cli.doctor",
+        "dead-letters": "spark_klog.cli.commands.dead_letters",
         "demo": "spark_klog.cli.jobs.demo",
         "schema-registry": "spark_klog.cli.commands.schema_registry",
     }

@@ -65,13 +65,15 @@ _WITHOUT_EFFECT = security_settings.WITHOUT_EFFECT | words(
     """
     allow.auto.create.topics auto.commit.interval.ms auto.include.jmx.reporter auto.offset.reset
     bootstrap.resolve.timeout.ms check.crcs client.dns.lookup client.rack connections.max.idle.ms
+    dead.letter.deserialization.errors dead.letter.topic
     default.api.timeout.ms enable.auto.commit enable.metrics.push exclude.internal.topics fetch.max.wait.ms
     fetch.min.bytes group.instance.id group.protocol group.remote.assignor heartbeat.interval.ms interceptor.classes
     key.deserializer key.serializer max.poll.interval.ms max.poll.records metadata.max.idle.ms
     metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy metric.reporters metrics.num.samples
     metrics.recording.level metrics.sample.window.ms partition.assignment.strategy
     partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms partitioner.rack.aware
-    receive.buffer.bytes reconnect.backoff.max.ms reconnect.backoff.ms send.buffer.bytes session.timeout.ms
+    receive.buffer.bytes reconnect.backoff.max.ms reconnect.backoff.ms
+    retry.attempts retry.delays.ms retry.topics send.buffer.bytes session.timeout.ms
     share.acknowledgement.mode share.acquire.mode socket.connection.setup.timeout.max.ms
     transaction.two.phase.commit.enable value.deserializer value.serializer
     """

@@ -65,7 +65,8 @@ class PartitionDecoder:
 
     `decoders` make rows of keys and values, by column; `schema` has their types. A record that one of them can't decode
     is as bad as one with such a timestamp, unless the decoder is permissive. Its error is a
-    `RecordDeserializationError`, and the records before it come first.
+    `RecordDeserializationError`, and the records before it come first. With `keeps_bad` each bad record comes as a
+    whole, else only with `decoders`.
     """
 
     def __init__(
@@ -78,14 +79,16 @@ class PartitionDecoder:
         checks: bool = True,
         yields_bad: bool = False,
         decoders: Mapping[str, ColumnDecoder] = _NO_DECODERS,
+        keeps_bad: bool = False,
     ) -> None:
         self._topic, self._partition = topic, partition
         self._schema, self._yields_bad, self._decoders = schema, yields_bad, decoders
         names = frozenset(schema.names)
         self._is_exact = "timestamp" not in names or schema.field("timestamp").type.unit == "ms"
+        self._keeps_bad = keeps_bad or bool(decoders)
         wanted = names if self._is_exact and not decoders else names | {"offset"}
-        if decoders:  # all of records that are left out
-            wanted |= {"key", "value", "headers"}
+        if self._keeps_bad:  # all of records that are left out
+            wanted |= {"key", "value", "headers", "timestamp"}
         columns = wanted & frozenset(COLUMNS)
         self._reader = RecordReader(columns, rows=ROWS, size=BYTES, limit=limit, checks=checks, yields_bad=yields_bad)
         #: The columns `topic` and `partition`, built once and sliced.
@@ -152,6 +155,7 @@ class PartitionDecoder:
         failures: list[tuple[int, DecodeError]] = []
         #: Of each row, what is wrong with it, and where.
         faults: dict[int, list[tuple[str, BinaryColumn | None]]] = {}
+        times_of_faults: dict[int, int] = {}
         for name, decoder in self._decoders.items():
             source = columns.key if name == "key" else columns.value
             assert source is not None
@@ -184,10 +188,11 @@ class PartitionDecoder:
                             break
                         faults.setdefault(row, []).append((why, columns.value))
                     fits = has_time if fits is None else fits & has_time
+                times_of_faults = {row: int(times[row]) for row in faults}
                 times = np.multiply(times, 1000, out=times if times.flags.writeable else None)
             fixed["timestamp"] = times
         for row in sorted(faults):
-            yield self._bad_record(row, faults[row], columns, parts)
+            yield self._bad_record(row, faults[row], columns, parts, times_of_faults.get(row))
         arrays = []
         for name, kind in zip(self._schema.names, self._schema.types, strict=True):
             if name in decoded:
@@ -227,18 +232,22 @@ class PartitionDecoder:
         faults: Sequence[tuple[str, BinaryColumn | None]],
         columns: RecordColumns,
         parts: Sequence[tuple[str, int, int]],
+        timestamp: int | None = None,
     ) -> Unreadable:
         """A record that is left out, with what is wrong with it; its bytes are those of the first fault's column."""
         topic, partition, offset = _place_of(row, columns, parts)
         error = DecodeError(f"the record at offset {offset} {', and '.join(why for why, _ in faults)}")
         source = faults[0][1]
         data = b"" if source is None else source.value(row) or b""
-        record = self._record(row, columns) if self._decoders else None
+        record = self._record(row, columns, timestamp) if self._keeps_bad else None
         return Unreadable(topic, partition, BadBatch(offset, memoryview(data), error, record))
 
-    def _record(self, row: int, columns: RecordColumns) -> RecordFields:
+    def _record(self, row: int, columns: RecordColumns, timestamp: int | None = None) -> RecordFields:
+        """A record as it was; its `timestamp` is given if those of the columns are in microseconds already."""
         key, value = (None if column is None else column.value(row) for column in (columns.key, columns.value))
-        return RecordFields(key, value, () if columns.headers is None else columns.headers.row(row))
+        if timestamp is None:
+            timestamp = -1 if columns.timestamp is None else int(np.frombuffer(columns.timestamp, np.int64)[row])
+        return RecordFields(key, value, () if columns.headers is None else columns.headers.row(row), timestamp)
 
 
 def _place_of(row: int, columns: RecordColumns, parts: Sequence[tuple[str, int, int]]) -> tuple[str, int, int]:

@@ -47,6 +47,7 @@ from spark_klog.load.journal.model import (
 )
 from spark_klog.load.journal.store import Store, locked, to_json
 from spark_klog.load.letter_table import LetterTable, check_letters
+from spark_klog.load.letter_topic import SCHEME, LetterTopic
 from spark_klog.load.places import AtOffsets, AtRun, Place, resolve
 from spark_klog.load.planning import (
     Extent,
@@ -140,7 +141,7 @@ class LoadOptions:
             raise ConfigError("--schema variant is for --table delta:, as files have no such type: give a DDL")
         elif settings.upsert_key:
             raise ConfigError("an upsert key is for a table, as is an envelope: give --table delta: or iceberg:")
-        if self.dead_letters:
+        if self.dead_letters and not self.dead_letters.startswith(SCHEME):
             check_letters(self.dead_letters, self.output)
         if self.keep_deletes is not None and not settings.upsert_key:
             raise ConfigError("--keep-deletes is for changes of rows: give an upsert key")
@@ -310,7 +311,11 @@ class _Run:
             },
             streaming=False,
         )
-        self._letters = LetterTable(options.dead_letters, self._load) if options.dead_letters else None
+        self._letters: LetterTable | LetterTopic | None = None
+        if options.dead_letters.startswith(SCHEME):
+            self._letters = LetterTopic(options.dead_letters, options.client, self._load)
+        elif options.dead_letters:
+            self._letters = LetterTable(options.dead_letters, self._load)
         self._loaded: list[Manifest] = []
         self._committed: list[Manifest] = []
 

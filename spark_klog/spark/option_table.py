@@ -125,6 +125,7 @@ _ROWS = (
     Option("failOnDataLoss", _LOSS, "fail", _READ),
     Option("badRecords", _words("fail", "skip", "deadletter"), "fail", _READ),
     Option("badRecordsPath", TEXT, None, _READ),
+    Option("deadLetterTopic", TEXT, None, _READ),
     *(Option(f"{column}{row.name}", *row[1:]) for row in _OF_COLUMNS for column in ("value", "key")),
     Option("schemaRegistryUrl", TEXT, None, Use.ALL, others=("schema.registry.address",)),
     Option("autoRegisterSchemas", BOOLEAN, True, _WRITE | Use.TO),

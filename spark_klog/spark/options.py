@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
-from spark_klog.base.names import OF_REGISTRY, Format, TopicPartition, topic_pattern
+from spark_klog.base.names import OF_REGISTRY, Format, TopicPartition, check_topic_name, topic_pattern
 from spark_klog.base.settings import BOOLEAN, items, nearest, value_of
 from spark_klog.client.places import (
     GroupSpec,
@@ -274,10 +274,11 @@ class SplitLimits:
 
 @dataclass(frozen=True)
 class BadRecordsOptions:
-    """How to handle corrupt record batches: "fail", "skip" or "deadletter" (to `path`, a folder or URI)."""
+    """How to handle corrupt record batches: "fail", "skip" or "deadletter" (to `path`, a folder or URI, or `topic`)."""
 
     mode: str = "fail"
     path: str | None = None
+    topic: str | None = None
 
 
 @dataclass(frozen=True)
@@ -416,9 +417,15 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
     _check_query(streaming, starting, start_option, ending, end_option)
     is_read = isinstance(starting, GroupSpec) or isinstance(ending, GroupSpec)
     mode = option(own, "badRecords")
-    path = own.get("badRecordsPath")
-    if (mode == "deadletter") != (path is not None):
-        raise ConfigError("options badRecords=deadletter and badRecordsPath require each other")
+    path, topic = own.get("badRecordsPath"), own.get("deadLetterTopic")
+    if (mode == "deadletter") != ((path is None) is not (topic is None)):
+        raise ConfigError(
+            "option badRecords=deadletter needs either badRecordsPath or deadLetterTopic, and they need it"
+        )
+    if topic is not None:
+        check_topic_name(topic)
+        if paths:
+            raise ConfigError("option deadLetterTopic needs brokers: keep letters of log directories by badRecordsPath")
     subscription = _subscription(own, ALL_TOPICS if paths else None)
     return SourceOptions(
         client=settings,
@@ -432,7 +439,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         split=SplitLimits(
             option(own, "minPartitions"), option(own, "maxRecordsPerPartition"), option(own, "maxBytesPerPartition")
         ),
-        bad_records=BadRecordsOptions(mode, path),
+        bad_records=BadRecordsOptions(mode, path, topic),
         offset_retries=option(own, "fetchOffset.numRetries"),
         offset_retry_ms=option(own, "fetchOffset.retryIntervalMs"),
         group_offsets=_group_offsets(settings, own, streaming=streaming, is_read=is_read),

@@ -218,6 +218,7 @@ class Pages:
             "topics/alter": partial(changes.alter_topic, self._admin),
             "produce": partial(changes.produce, self._admin, shown.settings),
             "groups/move": partial(changes.move_group, self._admin),
+            "dead-letters/replay": partial(changes.replay_letters, shown.settings),
         }
         return [
             *(Route(f"/api/{name}", partial(_view, look)) for name, look in looks.items()),

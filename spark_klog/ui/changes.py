@@ -8,6 +8,7 @@ from typing import Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.client import Admin, Producer
+from spark_klog.client.letter_topics import ALL, Choice, LetterTopic
 from spark_klog.client.places import OffsetSpec, TimeSpec
 from spark_klog.client.settings import without_ids
 from spark_klog.errors import ConfigError
@@ -97,6 +98,14 @@ def move_group(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
             )
         store.commit({(change.topic, change.partition): change.new for change in changes if change.new is not None})
     return {"group": group, "dryRun": is_dry, "changes": [change._asdict() for change in changes]}
+
+
+def replay_letters(settings: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any]:
+    """{"topic", "reason": a regular expression, may be left out}; see `klog dead-letters replay`."""
+    topic = _text(body, "topic")
+    choice = Choice(_text(body, "reason")) if body.get("reason") else ALL
+    done = LetterTopic(settings, topic).replay(choice)
+    return {"topic": topic, "records": done.sent, "others": done.others}
 
 
 def _target(body: Mapping[str, Any]) -> Target:

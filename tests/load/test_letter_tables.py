@@ -170,6 +170,7 @@ def test_large_letters(cluster: EmbeddedCluster, topic: str, tmp_path: Path, mon
     ("options", "words"),
     [
         (["--output", "o", "--dead-letters", "/folder"], "--dead-letters is the address of a table"),
+        (["--output", "/o/{topic}", "--dead-letters", "topic:l"], "--dead-letters has {topic} in it if --output"),
         (["--output", "o", "--dead-letters", "delta:/l/{topic}"], "--dead-letters has {topic} in it if --output"),
         (["--output", "/o/{topic}", "--dead-letters", "delta:/l"], "--dead-letters has {topic} in it if --output"),
         (["--table", "delta:/l", "--dead-letters", "delta:/l"], "--dead-letters is the table of the records"),

@@ -17,8 +17,10 @@ from spark_klog.broker.groups import consumer_records, records as group_records
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.transactions.coordinator import PRODUCER_IDS
 from spark_klog.broker.transactions.records import TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE
+from spark_klog.client import letter_topics
+from spark_klog.client.dead_letters import HEADERS as LETTER_HEADERS
 from spark_klog.groups import checkpoint as query_checkpoint
-from spark_klog.load import places, rows, settings
+from spark_klog.load import letter_topic as of_loads, places, rows, settings
 from spark_klog.load.journal import checkpoint, history, lease, model, paths, store, summary
 from spark_klog.load.tasks import task
 from spark_klog.log import layout, partition_files, producer_state
@@ -31,7 +33,7 @@ from spark_klog.registry import records as registry_records
 from spark_klog.schemas.prefix import HEADERS
 from spark_klog.spark import options
 from spark_klog.spark.option_table import DEFAULT_ID_PREFIX
-from spark_klog.spark.read import row_columns, tasks
+from spark_klog.spark.read import letter_topic, row_columns, tasks
 from spark_klog.spark.write.decisions import entries
 from spark_klog.spark.write.exactly_once import PLAN, Claim, Decision, Ended, Transaction
 from spark_klog.tables import change_order, columns, deleted_keys, iceberg_runs, table
@@ -87,6 +89,14 @@ def _journal() -> Iterator[str]:
     yield f"a lease's holder: {', '.join(json.loads(lease._Lease._content(cast(Any, None))))}"
     yield f"`klog load offsets` of version {places._VERSION} prints {', '.join(places.offsets_text('', None, {}))}"
     groups = f"{restore._RESTORE_GROUP}NAME, a note of {restore._RESTORE_GROUP}NAME{restore._LOADED}"
+    progress = letter_topics.Progress(None, "")
+    progress.advance(letter_topics.Choice("REASON", "TOPIC"), 9)
+    group = f"{letter_topics.GROUP}TOPIC: metadata {progress.committed.metadata}"
+    yield f"groups of a replay of dead letters: {group}"
+    names = ", ".join(LETTER_HEADERS.values())
+    yield f"headers of dead letters in topics: {names}"
+    note = letter_topic._note([(0, 9)]).metadata
+    yield f"groups of letters of queries and loads: {letter_topic.GROUP}QUERY: metadata {note}, {of_loads.GROUP}LOAD"
     yield f"groups of a restore: {groups}: {restore._note([(0, 9)])}, of a replay: {restore._REPLAY_GROUP}HASH"
     yield "what a task has seen: version, seen"
     yield f"causes of gaps: {', '.join((task.TRANSACTIONS, task.COMPACTION, task.CORRUPT, task.UNPARSED))}"

@@ -23,6 +23,7 @@ from spark_klog.cli.jobs import following
 from spark_klog.cli.main import main
 from spark_klog.client import Consumer, Producer
 from spark_klog.client.admin.admin import ProducerState
+from spark_klog.client.dead_letters import DeadLetter
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ProducerFenced
 from spark_klog.groups.stores import Change
@@ -146,6 +147,7 @@ def _with_cluster(shapes: _Shapes, cluster: EmbeddedCluster, folder: Path) -> No
     _groups(shapes, settings, b, folder)
     _transactions(shapes, settings, b)
     _schemas(shapes, ("-r", str(cluster.schema_registry_url)), folder)
+    _dead_letters(shapes, settings, b)
     shapes.of_command("klog bench", "-n", "100", "--probes", "2", *b)
     shapes.of_command("klog doctor", "--no-spark", *b, codes=(0, 1))
     shapes.of_command("klog topics delete", "others", "--yes", *b)
@@ -260,6 +262,17 @@ def _transactions(shapes: _Shapes, settings: dict[str, str], b: tuple[str, ...])
             shapes.note("klog transactions list", transactions._held(holder))
             shapes.note("klog transactions describe", transactions._held(holder))
         shapes.of_command("klog transactions abort", "--transactional-id", "writer", "--yes", *b)
+
+
+def _dead_letters(shapes: _Shapes, settings: dict[str, str], b: tuple[str, ...]) -> None:
+    shapes.of_command("klog topics create", "letters", *b)
+    letter = DeadLetter("clicks", 0, 5, "readers", error="ValueError", reason="why", trace="where", time=5, attempts=1)
+    with Producer(settings) as producer:
+        producer.send("letters", b"letter", b"key", headers=letter.headers)
+        producer.send("letters", None, None, headers=DeadLetter("clicks", 0, 5).headers)
+        producer.send("letters", b"no letter", None)
+    shapes.of_command("klog dead-letters show", "letters", *b)
+    shapes.of_command("klog dead-letters replay", "letters", *b, codes=(4,))
 
 
 def _schemas(shapes: _Shapes, r: tuple[str, ...], folder: Path) -> None:

@@ -55,6 +55,7 @@ READING = {
 #: Options for reading that need another option.
 READING_WITH_ANOTHER = {
     "badRecordsPath": {"badRecordsPath": "/x", "badRecords": "deadletter"},
+    "deadLetterTopic": {"deadLetterTopic": "x", "badRecords": "deadletter"},
     "commitOffsets": {"commitOffsets": "true", "kafka.group.id": "g"},
     "offsetsPath": {"offsetsPath": "/x", "kafka.group.id": "g", "commitOffsets": "true"},
 }

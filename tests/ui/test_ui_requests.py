@@ -24,6 +24,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import spark_klog.client as klog_client
+from spark_klog.client.dead_letters import DeadLetter
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import RequestTimedOut
 from spark_klog.ui import messages
@@ -481,6 +482,25 @@ def test_changes(changing: Page, cluster: EmbeddedCluster, topic: str) -> None:
     assert row["offsets"]["kafka"] | {"lagMs": 0} == {"offset": 3, "lag": 7, "lost": 0, "lagMs": 0}
     for wrong in ({"to": "nowhere"}, {"value": "4"}, {"topic": 3}, {"dryRun": "no"}, {"to": "time", "value": 2**60}):
         assert changing.post("groups/move", {**move, **wrong})[0] == 400
+
+
+def test_dead_letters_are_replayed(cluster: EmbeddedCluster, changing: Page, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    for name in (topic, f"{topic}-dlq"):
+        make_topic(servers, name, 1)
+    letters: list[dict[str, Any]] = [
+        {"value": b"%d" % number, "headers": list(DeadLetter(topic, 0, number, error=error, reason="why").headers)}
+        for number, error in enumerate(("KeyError", "ValueError", "KeyError"))
+    ]
+    produce(servers, f"{topic}-dlq", letters)
+    done = {"topic": f"{topic}-dlq", "others": 0}
+    chosen = {"topic": f"{topic}-dlq", "reason": "^Key"}
+    assert changing.post("dead-letters/replay", chosen) == (200, {**done, "records": 2})
+    assert changing.post("dead-letters/replay", {"topic": f"{topic}-dlq"}) == (200, {**done, "records": 1})
+    rows = changing.get("messages", name=topic)["messages"]
+    assert sorted((row["value"]["text"], row["headers"]) for row in rows) == [("0", []), ("1", []), ("2", [])]
+    assert changing.post("dead-letters/replay", {"topic": f"{topic}-dlq", "reason": "("})[0] == 400
+    assert changing.post("dead-letters/replay", {"topic": ""})[0] == 400
 
 
 def test_produce_makes_no_topic_and_fences_nobody(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

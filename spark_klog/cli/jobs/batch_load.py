@@ -315,7 +315,8 @@ class JobOptions:
     max_time: float | None = option(type=_seconds, metavar="SECONDS", help="Stop reading after this time.")
     max_bad: MaxBad = option(type=_bad, default="0", metavar="N|P%", help="Fail if more batches and values are bad.")
     dead_letters: str | None = option(
-        metavar="ADDRESS", help="Also put dead letters into this table: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE."
+        metavar="ADDRESS",
+        help="Also put dead letters into this table or topic: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE, topic:NAME.",
     )
     fail_on_data_loss: str = option(type=click.Choice(["true", "false"]), default="true", help="Default: true.")
     layout: str = option(
@@ -402,8 +403,10 @@ class JobOptions:
         if "--unavailable" in self.given and self.envelope == "none":
             raise click.UsageError("--unavailable is for --envelope debezium")
         if self.dead_letters is not None:
-            if not is_table(self.dead_letters):
-                raise click.UsageError("--dead-letters is the address of a table: a load has them in its _klog anyway")
+            if not is_table(self.dead_letters) and not self.dead_letters.startswith("topic:"):
+                raise click.UsageError(
+                    "--dead-letters is the address of a table, or topic:NAME: a load has them in its _klog anyway"
+                )
             if is_by_topic(self.destination) != is_by_topic(self.dead_letters):
                 raise click.UsageError("--dead-letters has {topic} in it if --output or --table has, and else not")
         if self.is_of_spark:

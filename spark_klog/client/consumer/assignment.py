@@ -101,6 +101,8 @@ class Assigned:
     out_of_range: int | None = None
     #: Earliest time of the next fetch, a reading of `time.monotonic`.
     retry_at: float = 0.0
+    #: Before that nothing is fetched, as the next record of a retry topic is due then.
+    due_at: float = 0.0
     attempts: int = 0
     failure: KlogError | None = None
     failing_since: float = 0.0
@@ -149,6 +151,7 @@ class Assigned:
             self.belong(self.found_id)
         self.is_unchecked = epoch >= 0
         self.position = self.fetch_offset = offset
+        self.due_at = 0.0
         self.run = next(_runs)
         self.epoch = epoch
         self.start = None
@@ -159,7 +162,7 @@ class Assigned:
         if self.is_recreated:
             self.belong(self.found_id)
         self.position, self.start = None, start
-        self.fetch_offset = -1
+        self.fetch_offset, self.due_at = -1, 0.0
         self.run = next(_runs)
         self.epoch = -1
         self.is_unchecked = False

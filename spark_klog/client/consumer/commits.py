@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from spark_klog.base.interrupts import between_steps
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import worst
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer.dead_letters import DeadLetters
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.net.connection import Connection, Handle
@@ -24,6 +26,7 @@ from spark_klog.client.offsets import (
     topics_to_commit,
     with_topic_ids,
 )
+from spark_klog.client.requests import run
 from spark_klog.errors import (
     CommitFailed,
     ErrorCode,
@@ -31,6 +34,7 @@ from spark_klog.errors import (
     MemberFenced,
     ProtocolError,
     RequestTimedOut,
+    is_retriable,
 )
 from spark_klog.protocol.apis import OFFSET_COMMIT
 from spark_klog.protocol.codec import Message
@@ -83,6 +87,10 @@ class Commits:
         self._group = config.group_id or ""
         self._coordinators = Coordinators(cluster)
         self._under_way: deque[_UnderWay] = deque()
+        #: What a commit writes besides the offsets.
+        self.letters: DeadLetters | None = None
+        #: Since when letters are not written, a reading of `time.monotonic`.
+        self._failing_since = math.inf
         trace_client(self, cluster, "commit", "begin", group=config.group_id)
 
     def commit(self, offsets: Offsets, *, skips_deleted: bool = False) -> None:
@@ -97,6 +105,9 @@ class Commits:
         while self._under_way:
             self._finish_first(deadline)
         self._committer()  # whether it may commit at all, before anything is looked up
+        if self.letters is not None and self.letters.due(offsets):
+            self._commit_letters(self.letters, offsets)
+            return
         left = Uncommitted(self._cluster, offsets, self._topic_ids(), skips_deleted=skips_deleted)
 
         def ask() -> None:
@@ -109,8 +120,31 @@ class Commits:
 
         self._cluster.attempt(ask, self._config.default_api_timeout_ms, "default.api.timeout.ms")
 
+    def _commit_letters(self, letters: DeadLetters, offsets: Offsets) -> None:
+        try:
+            bounds = self._cluster.bounds(self._config.default_api_timeout_ms, "default.api.timeout.ms")
+            run(letters.settling(offsets, lambda: self._committer() or GroupMetadata(self._group), bounds))
+        except ProtocolError as error:
+            is_member = self._committer() is not None
+            if is_member and error.code in _UNKNOWN:
+                self._on_refused()
+            self._check_membership(error, is_member=is_member)
+            raise
+        self._failing_since = math.inf
+
     def begin(self, offsets: Offsets, on_done: OnCommit | None) -> None:
-        """Commit without waiting for the answer and without retries. `step` calls `on_done(offsets, error)`."""
+        """Commit without waiting for the answer and without retries. `step` calls `on_done(offsets, error)`.
+
+        With dead letters it waits for the answer.
+        """
+        if self.letters is not None and self.letters.due(offsets):
+            failure: KlogError | None = None
+            try:
+                self._commit_letters(self.letters, offsets)
+            except KlogError as error:
+                failure = error
+            self._tell(offsets, failure, on_done)
+            return
         if len(self._under_way) >= _MOST:
             self._finish_first(time.monotonic() + self._config.client.request_timeout_ms / 1000)
         try:
@@ -125,6 +159,25 @@ class Commits:
             return
         until = time.monotonic() + self._config.client.request_timeout_ms / 1000
         self._under_way.append(_UnderWay(connection, handle, request, offsets, member is not None, until, on_done))
+
+    def begin_by_itself(self, offsets: Offsets) -> None:
+        """As `begin`, of enable.auto.commit, which logs failures.
+
+        But it raises errors of dead letters that can't be retried, and others after default.api.timeout.ms: the letters
+        would grow without bounds.
+        """
+        if self.letters is None or not self.letters.due(offsets):
+            self.begin(offsets, None)
+            return
+        try:
+            self._commit_letters(self.letters, offsets)
+        except KlogError as error:
+            now = time.monotonic()
+            self._failing_since = min(self._failing_since, now)
+            is_late = now > self._failing_since + self._config.default_api_timeout_ms / 1000
+            if not (isinstance(error, CommitFailed) or (is_retriable(error) and not is_late)):
+                raise
+            self.log_failure(offsets, error)
 
     def finish(self) -> None:
         """Wait for the commits in flight, each up to request.timeout.ms from its begin."""
@@ -202,13 +255,17 @@ class Commits:
         if is_member and any(failure.code in _UNKNOWN for failure in failures.values()):
             self._on_refused()
         for failure in failures.values():
-            if failure.code in _REBALANCED and not is_member:
-                raise CommitFailed(str(failure))
-            if failure.code in _REBALANCED:
-                raise CommitFailed(
-                    f"{failure}: the group has rebalanced, other members may read these partitions; poll more often, "
-                    f"or raise max.poll.interval.ms"
-                )
-            if failure.code == ErrorCode.FENCED_INSTANCE_ID:
-                raise MemberFenced(f"{failure}: another member has the same group.instance.id")
+            self._check_membership(failure, is_member=is_member)
         return failures
+
+    def _check_membership(self, failure: ProtocolError, *, is_member: bool) -> None:
+        """Raise what a failure means for the member, if it is about that."""
+        if failure.code in _REBALANCED and not is_member:
+            raise CommitFailed(str(failure))
+        if failure.code in _REBALANCED:
+            raise CommitFailed(
+                f"{failure}: the group has rebalanced, other members may read these partitions; poll more often, "
+                f"or raise max.poll.interval.ms"
+            )
+        if failure.code == ErrorCode.FENCED_INSTANCE_ID:
+            raise MemberFenced(f"{failure}: another member has the same group.instance.id")

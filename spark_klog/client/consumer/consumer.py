@@ -29,6 +29,7 @@ from spark_klog.client.consumer.assignment import Assigned, Assignment, Troubles
 from spark_klog.client.consumer.classic_group import ClassicGroup
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
+from spark_klog.client.consumer.dead_letters import DeadLetters, NotDue
 from spark_klog.client.consumer.decoding import ArrowDecoder, ConsumerRecord, Deserializers, RecordDecoder
 from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.consumer.group import CLOSE_SECONDS, ConsumerGroup, RebalanceListener
@@ -38,9 +39,10 @@ from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.waiting import Waker
 from spark_klog.client.offsets import Committed, GroupMetadata
+from spark_klog.client.requests import run
 from spark_klog.client.retry import CALL_TIMEOUT
 from spark_klog.client.serialization import split_settings
-from spark_klog.client.settings import check_settings
+from spark_klog.client.settings import check_settings, setting_texts
 from spark_klog.errors import (
     ConcurrentUse,
     ConfigError,
@@ -51,11 +53,13 @@ from spark_klog.errors import (
     WokenUp,
 )
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.security.config import is_secret, resolved
 from spark_klog.tracing import trace_client
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from spark_klog.client.producer.producer import Producer
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -182,6 +186,9 @@ class Consumer:
     With `group.protocol=consumer` the coordinator assigns the partitions (KIP-848), and a rebalance stops nobody.
     With `enable.auto.commit`, positions are committed by `poll` every `auto.commit.interval.ms`, before a rebalance,
     and by `close`: records that `poll` has returned count as processed.
+
+    With dead.letter.topic, `dead_letter` and `retry` take records that can't be processed out of the way, with
+    dead.letter.deserialization.errors also those that do not deserialize: see docs/recipes/dead-letters.md.
     """
 
     def __init__(
@@ -194,7 +201,6 @@ class Consumer:
         unit = one_of("timestamp_unit", timestamp_unit, ("us", "ms"))
         check_settings("Consumer", settings)
         settings, serialization = split_settings(settings, "deserializer")
-        deserializers = None if serialization is None else Deserializers(serialization)
         self._config = consumer_config(settings)
         #: Whether a poll without assigned partitions was logged.
         self._has_warned = False
@@ -205,6 +211,15 @@ class Consumer:
         #: What moves positions; a poll is halfway until the caller has its records. What changes the group's state.
         self._moving, self._joining = Section(*ORDERLY), Section(*ORDERLY)
         self._troubles = Troubles()
+        self._letters: DeadLetters | None = None
+        if self._config.dead_letter_topic is not None:
+            secrets = [value for name, value in resolved(setting_texts(settings)).items() if is_secret(name)]
+            self._letters = DeadLetters(self._config, self._assignment, secrets)
+        deserializers = None
+        if serialization is not None:
+            is_asked = self._letters is not None and self._config.dead_letter_deserialization_errors
+            on_bad = self._letters.undecodable if self._letters is not None and is_asked else None
+            deserializers = Deserializers(serialization, on_bad, keeps_raw=self._letters is not None)
         self._group = None if self._config.group_id is None else self._new_group()
         self._positions = Positions(self._cluster, self._config, self._assignment, self._troubles)
         self._fetches = Fetches(self._cluster, self._config, self._assignment, self._waker, self._troubles)
@@ -239,7 +254,9 @@ class Consumer:
 
     def _new_group(self) -> ConsumerGroup:
         kind = ClassicGroup if self._config.group_protocol == CLASSIC else ConsumerProtocolGroup
-        return kind(self._config, self._assignment, self._waker.wake, self._troubles)
+        group = kind(self._config, self._assignment, self._waker.wake, self._troubles)
+        group.commits.letters = self._letters
+        return group
 
     def subscribe(
         self, topics: Collection[str] | str | re.Pattern[str], listener: RebalanceListener | None = None
@@ -252,13 +269,14 @@ class Consumer:
         INVALID_REGULAR_EXPRESSION for what is not.
         A warning names topics that do not exist; they are read as soon as they do.
         `partition.assignment.strategy` says how the members share partitions. Reading begins at the committed offsets,
-        or else as auto.offset.reset says.
+        or else as auto.offset.reset says. The topics of retry.topics are read, too.
         """
         with self._guard.used(), self._joining:
             group = self._in_group()
             if self._assignment.partitions and not group.is_subscribed:
                 raise ConfigError("partitions are assigned to this consumer: call assign([]) before subscribe")
             names, pattern = topics_of(topics, is_text_kept=self._config.group_protocol == CONSUMER)
+            names = list(dict.fromkeys([*names, *(self._config.retry_topics or ())]))
             if listener is not None and not isinstance(listener, RebalanceListener):
                 raise TypeError(f"subscribe: listener must be a RebalanceListener, not {type(listener).__name__}")
             group.subscribe(names, pattern, listener or RebalanceListener())
@@ -297,6 +315,51 @@ class Consumer:
             wanted = group.consumed() if offsets is None else offsets_of("commit_async", offsets)
             group.commits.begin(wanted, on_done)
 
+    def dead_letter(
+        self,
+        record: ConsumerRecord | RecordDeserializationError,
+        reason: str | BaseException,
+        *,
+        producer: Producer | None = None,
+    ) -> None:
+        """Have a record that can't be processed written to dead.letter.topic, as it was, with the reason in headers.
+
+        It is written by the commit of an offset behind it, in one transaction with the offsets: of `commit` or
+        `commit_async`, or with enable.auto.commit. Until then this call may be repeated, with another reason. A record
+        that is read again because nothing was committed has no letter yet.
+
+        `producer` writes it at once, for programs whose transactions have the offsets, too
+        (`send_offsets_to_transaction`). An error of a deserializer may stand for its record.
+
+        `CommitFailed` if its partition is not assigned to this consumer any more, `BufferExhausted` if letters of
+        buffer.memory wait for a commit, `ConfigError`, `TypeError`. The commit raises what the topic's brokers answer.
+        """
+        with self._guard.used(), self._joining:
+            self._in_letters("dead_letter").add(record, reason, producer)
+
+    def retry(
+        self,
+        record: ConsumerRecord,
+        reason: str | BaseException = "",
+        *,
+        after: float | None = None,
+        producer: Producer | None = None,
+    ) -> str:
+        """Have a record processed again later; returns the topic in which it waits.
+
+        The first time it waits in the first one of retry.topics, for its delay, then in the next ones; with `after`
+        seconds in the topic with the least delay that is as long, but no longer than the longest. After retry.attempts
+        it becomes a dead letter. Its partition of the retry topic waits with it: records behind it do not overtake it.
+        It is not in order with the records of its first topic. All else as of `dead_letter`.
+        """
+        with self._guard.used(), self._joining:
+            return self._in_letters("retry").retry(record, after, reason, producer)
+
+    def _in_letters(self, call: str) -> DeadLetters:
+        if self._letters is None:
+            raise ConfigError(f"{call}: dead.letter.topic is not set: the topic for records that can't be processed")
+        return self._letters
+
     def group_metadata(self) -> GroupMetadata:
         """This member in its generation, for `Producer.send_offsets_to_transaction`; take it for each transaction.
 
@@ -327,6 +390,8 @@ class Consumer:
             self._seek(self._assignment.assigned(*partition_of("seek", (topic, partition))), offset)
 
     def _seek(self, state: Assigned, offset: int) -> None:
+        if self._letters is not None:
+            self._letters.forget(state, offset)
         if offset in (EARLIEST, LATEST):
             state.restart(offset)
         else:
@@ -374,7 +439,10 @@ class Consumer:
         Columns are those of the Spark source: key, value (binary, or what deserializers make of them), topic,
         partition, offset, timestamp, timestampType, and headers with `include_headers`. A batch has at most 65,536 rows
         or about 8 MiB. A call that needs metadata or offsets may take a second longer. Errors: see the class.
+        `ConfigError` with retry.topics, whose records wait one by one.
         """
+        if self._config.retry_topics:
+            raise ConfigError("poll_arrow can't read retry.topics, whose records wait one by one: call poll")
         if not self._decodes_arrow:
             require("Consumer.poll_arrow", "pyarrow")
         return self._next(self._arrow.parts, True, timeout)
@@ -384,7 +452,8 @@ class Consumer:
 
         For many records `poll_arrow` is much faster. Errors: see the class.
         """
-        return self._next(self._records.parts, False, timeout) or []
+        parts = self._records.parts if self._letters is None else self._letters.due_parts(self._records.parts)
+        return self._next(parts, False, timeout) or []
 
     def expect(self, topic_ids: Mapping[str, UUID]) -> None:
         """For the package's own use: the positions in assigned partitions of these topics belong to these ids."""
@@ -476,6 +545,11 @@ class Consumer:
                 return None
             try:
                 part, position = next(decoding.parts, (None, chunk.next_offset))
+            except NotDue as waits:
+                self._release()
+                state.rewind()
+                state.due_at = waits.until
+                return None
             except RecordDeserializationError:
                 self._release()
                 self._fetches.keep(state, chunk)
@@ -497,6 +571,8 @@ class Consumer:
         self._decoding = self._fetches.taken = None
 
     def _find_positions(self, deadline: float) -> None:
+        if self._letters is not None:
+            run(self._letters.opening(*self._patience(deadline)))
         with self._cluster.within(*self._patience(deadline)):
             self._positions.step(self._group)
 
@@ -566,6 +642,8 @@ class Consumer:
                 if self._group is not None:
                     self._group.close(timeout, commits=commits)
             finally:
+                if self._letters is not None:
+                    self._letters.close()
                 self._fetches.close()
                 self._cluster.close()
                 self._waker.close()

@@ -19,7 +19,7 @@ from spark_klog.records.reading.reader import AbortedTransactions, RecordReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from spark_klog.columns.decode import PartitionDecoder
+    from spark_klog.columns.decode import PartitionDecoder, Unreadable
     from spark_klog.schemas.column_format import ColumnDecoder
     from spark_klog.schemas.values import FetchedValues
 
@@ -44,14 +44,28 @@ class ConsumerRecord(NamedTuple):
     headers: Headers
 
 
+class DeserializedRecord(ConsumerRecord):
+    """A record whose key or value was deserialized, with `raw`, the record as it was."""
+
+    raw: ConsumerRecord
+
+
 class Deserializers:
     """Deserializes the keys and values of a consumer. One thread at a time.
 
-    The schema that rows are read as is looked up with the first record of a topic, and kept.
+    The schema that rows are read as is looked up with the first record of a topic, and kept. With `keeps_raw` records
+    are `DeserializedRecord`s. `on_bad` is called with the error of each record that does not deserialize, which is then
+    left out.
     """
 
-    def __init__(self, serialization: Serialization) -> None:
-        self._serialization = serialization
+    def __init__(
+        self,
+        serialization: Serialization,
+        on_bad: Callable[[RecordDeserializationError], None] | None = None,
+        *,
+        keeps_raw: bool = False,
+    ) -> None:
+        self._serialization, self.on_bad, self._keeps_raw = serialization, on_bad, keeps_raw
         self._decoders: dict[tuple[Column, str | None], ColumnDecoder] = {}
 
     def lists(
@@ -59,7 +73,8 @@ class Deserializers:
     ) -> Iterator[list[ConsumerRecord]]:
         """Yield lists of at most `most` of the records, whose keys and values are bytes, with deserialized ones.
 
-        `RecordDeserializationError` for a record, after the records before it; errors of a registry that is away.
+        `RecordDeserializationError` for a record, after the records before it, unless there is `on_bad`; errors of a
+        registry that is away.
         """
         rows: dict[Column, FetchedValues] = {}
         for column, chosen in self._serialization.by_column.items():
@@ -70,16 +85,22 @@ class Deserializers:
                 assert source is not None
                 rows[column] = FetchedValues(self.decoder(column, topic), source, columns.headers, columns.count)
         for start in range(0, len(records), most):
-            part, failure = records[start : start + most], None
-            fresh: dict[Column, list[Any]] = {}
-            for column in self._serialization.by_column:
-                fresh[column], failed = self._values(column, part, start, rows.get(column))
-                if failed is not None:
-                    part, failure = part[: len(fresh[column])], failed
-            if part:
-                yield _with_values(part, fresh)
-            if failure is not None:
-                raise failure from failure.__cause__
+            left, first = records[start : start + most], start
+            while left:
+                part, failure = left, None
+                fresh: dict[Column, list[Any]] = {}
+                for column in self._serialization.by_column:
+                    fresh[column], failed = self._values(column, part, first, rows.get(column))
+                    if failed is not None:
+                        part, failure = part[: len(fresh[column])], failed
+                if part:
+                    yield _with_values(part, fresh, keeps_raw=self._keeps_raw)
+                if failure is None:
+                    break
+                if self.on_bad is None:
+                    raise failure from failure.__cause__
+                self.on_bad(failure)
+                left, first = left[len(part) + 1 :], first + len(part) + 1
 
     def _values(
         self, column: Column, records: list[ConsumerRecord], first: int, rows: FetchedValues | None
@@ -122,7 +143,9 @@ class Deserializers:
         if decoder is None:
             chosen = self._serialization.by_column[column]
             if isinstance(chosen, str):
-                decoder = self._serialization.column_format(column, topic).reader().decoder(ends_at_bad=True)
+                decoder = (
+                    self._serialization.column_format(column, topic).reader().decoder(ends_at_bad=self.on_bad is None)
+                )
             elif isinstance(chosen, PlainType):
                 from spark_klog.schemas.plain_columns import plain_decoder
 
@@ -136,19 +159,29 @@ class Deserializers:
         return decoder
 
 
-def _with_values(records: list[ConsumerRecord], fresh: dict[Column, list[Any]]) -> list[ConsumerRecord]:
+def _with_values(
+    records: list[ConsumerRecord], fresh: dict[Column, list[Any]], *, keeps_raw: bool
+) -> list[ConsumerRecord]:
     """The records with other keys and values, of which there may be more."""
     topics, partitions, offsets, times, kinds, keys, values, headers = zip(*records, strict=True)
     rows = zip(
         *(topics, partitions, offsets, times, kinds, fresh.get("key", keys), fresh.get("value", values), headers),
         strict=False,
     )
-    return list(map(type(records[0])._make, rows))
+    if not keeps_raw:
+        return list(map(type(records[0])._make, rows))
+    made: list[ConsumerRecord] = []
+    for row, raw in zip(rows, records, strict=True):
+        record = DeserializedRecord._make(row)
+        record.raw = raw
+        made.append(record)
+    return made
 
 
 def _failure(record: ConsumerRecord, column: Column, reason: str) -> RecordDeserializationError:
+    place = record.topic, record.partition, record.offset
     return RecordDeserializationError(
-        record.topic, record.partition, record.offset, column, reason, record.key, record.value, record.headers
+        *place, column, reason, record.key, record.value, record.headers, record.timestamp
     )
 
 
@@ -256,15 +289,37 @@ class ArrowDecoder:
                 schema = in_milliseconds(schema)
             decoders = {} if self._deserializers is None else self._deserializers.decoders(chunk.topic)
             schema = with_types(schema, {column: decoder.type for column, decoder in decoders.items()})
-            decoder = PartitionDecoder(*key, schema, self._limit, checks=self._checks_crcs, decoders=decoders)
+            yields_bad = self._deserializers is not None and self._deserializers.on_bad is not None
+            checks = self._checks_crcs
+            decoder = PartitionDecoder(
+                *key, schema, self._limit, checks=checks, yields_bad=yields_bad, decoders=decoders
+            )
         aborted = AbortedTransactions(chunk.aborted)
         try:
-            yield from decoder.decode(chunk.data, chunk.offset, chunk.next_offset, aborted, chunk.damaged)
+            parts = decoder.decode(chunk.data, chunk.offset, chunk.next_offset, aborted, chunk.damaged)
+            yield from self._readable(parts)
         except DecodeError:
-            yield from decoder.finish()
+            yield from self._readable(decoder.finish())
             raise
-        yield from decoder.finish()
+        yield from self._readable(decoder.finish())
         self._decoders[key] = decoder
+
+    def _readable(self, parts: Iterator[pa.RecordBatch | Unreadable]) -> Iterator[pa.RecordBatch]:
+        """The Arrow batches; records that do not deserialize are for `Deserializers.on_bad`."""
+        for part in parts:
+            if not isinstance(part, tuple):
+                yield part
+                continue
+            topic, partition, bad = part
+            if bad.record is None:
+                raise type(bad.error)(f"{topic}-{partition}: {bad.error}")
+            assert self._deserializers is not None
+            assert self._deserializers.on_bad is not None
+            reason = str(bad.error)
+            column: Column = "key" if " has a key that does not decode" in reason else "value"
+            self._deserializers.on_bad(
+                RecordDeserializationError(topic, partition, bad.offset, column, reason, *bad.record)
+            )
 
     def forget(self, key: TopicPartition) -> None:
         """Drop the decoder of a partition that is no longer assigned."""

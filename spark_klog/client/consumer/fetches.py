@@ -182,8 +182,8 @@ class Fetches:
                 continue
             if state.held_run == state.run:
                 continue
-            if now < state.retry_at:
-                self._look_at = min(self._look_at, state.retry_at)
+            if now < max(state.retry_at, state.due_at):
+                self._look_at = min(self._look_at, max(state.retry_at, state.due_at))
                 continue
             node = state.node(now)
             if node not in self._sources:

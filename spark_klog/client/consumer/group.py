@@ -292,10 +292,13 @@ class ConsumerGroup(ABC):
                     if not is_retriable(error):
                         raise
                     self._try_again(error)
-            if time.monotonic() >= self._commit_at:
+            letters = self.commits.letters
+            if time.monotonic() >= self._commit_at or (
+                letters is not None and letters.is_filling and self._config.enable_auto_commit
+            ):
                 self._set_timer()
                 if offsets := self.consumed():
-                    self.commits.begin(offsets, None)
+                    self.commits.begin_by_itself(offsets)
         if self._listener_failure is not None:
             failure, self._listener_failure = self._listener_failure, None
             between_steps(failure)

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from spark_klog.base.names import check_topic_name
 from spark_klog.base.settings import (
     BOOLEAN,
     INT,
+    INT32_MAX,
     POSITIVE_INT,
     TEXT,
     Kind,
@@ -23,7 +25,7 @@ from spark_klog.base.settings import (
 from spark_klog.client.consumer.assignors import ASSIGNORS
 from spark_klog.client.settings import ClientConfig, client_config, setting_texts, without_effect
 from spark_klog.errors import ConfigError
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST, READ_COMMITTED
 
 _log = logging.getLogger(__name__)
 #: Kafka's default. The default of `ClientConfig` is larger, for Spark tasks that read one partition each.
@@ -90,6 +92,24 @@ def _assignors(text: str) -> tuple[str, ...]:
     return names
 
 
+def _topics(text: str) -> tuple[str, ...]:
+    """retry.topics."""
+    names = tuple(items(text))
+    for name in names:
+        check_topic_name(name)
+    if len(set(names)) < len(names):
+        raise ValueError("names of topics, each once")
+    return names
+
+
+def _delays(text: str) -> tuple[int, ...]:
+    """retry.delays.ms."""
+    delays = tuple(int(part) for part in items(text))
+    if any(not 0 <= delay <= INT32_MAX for delay in delays) or list(delays) != sorted(delays):
+        raise ValueError("milliseconds, one number for each of retry.topics, none less than the one before")
+    return delays
+
+
 RESET = Kind("reset", _reset)
 CLASSIC, CONSUMER = "classic", "consumer"
 _PROTOCOL = choice("protocol", {CLASSIC: CLASSIC, CONSUMER: CONSUMER}, any_case=True)
@@ -99,6 +119,7 @@ _OF_CLASSIC = {
     "session.timeout.ms": "leave it out, the broker's group.consumer.session.timeout.ms is the timeout",
     "heartbeat.interval.ms": "leave it out, the broker's group.consumer.heartbeat.interval.ms is the interval",
 }
+_OF_LETTERS = ("retry.topics", "retry.delays.ms", "retry.attempts", "dead.letter.deserialization.errors")
 _OF_CONSUMER = {"group.remote.assignor": "the members assign, set partition.assignment.strategy or leave both out"}
 
 
@@ -132,6 +153,14 @@ class ConsumerConfig:
     group_protocol: str = setting("group.protocol", CLASSIC, _PROTOCOL)
     #: The server-side assignor, with group.protocol=consumer; None leaves it to the coordinator.
     group_remote_assignor: str | None = setting("group.remote.assignor", None, TEXT)
+    dead_letter_topic: str | None = setting("dead.letter.topic", None, TEXT)
+    #: Whether records that do not deserialize become dead letters.
+    dead_letter_deserialization_errors: bool = setting("dead.letter.deserialization.errors", False, BOOLEAN)
+    #: The topics in which records wait to be tried again, each with its delay.
+    retry_topics: tuple[str, ...] | None = setting("retry.topics", None, Kind("topics", _topics))
+    retry_delays_ms: tuple[int, ...] | None = setting("retry.delays.ms", None, Kind("delays", _delays))
+    #: How often a record is tried again before it is a dead letter; None: once in each of the topics.
+    retry_attempts: int | None = setting("retry.attempts", None, POSITIVE_INT)
 
     @property
     def is_cooperative(self) -> bool:
@@ -146,6 +175,8 @@ def consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
     """Parse settings by Kafka's names; values and `ConfigError` as in `client_config`."""
     shared = {name: value for name, value in settings.items() if name not in _OWN}
     shared.setdefault("max.partition.fetch.bytes", str(_PARTITION_FETCH_BYTES))
+    if "retry.topics" in settings:
+        shared.setdefault("isolation.level", "read_committed")
     values: dict[str, Any] = {"client": client_config(shared)}
     for name, text in setting_texts({name: settings[name] for name in settings if name in _OWN}).items():
         value = values[_OWN[name].name] = value_of(_OWN[name].metadata["kind"], name, text)
@@ -164,7 +195,28 @@ def consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
             f"heartbeat.interval.ms={config.heartbeat_interval_ms} must be less than "
             f"session.timeout.ms={config.session_timeout_ms}"
         )
+    _check_letters(config, settings)
     return config
+
+
+def _check_letters(config: ConsumerConfig, settings: Mapping[str, Any]) -> None:
+    """`ConfigError` unless the settings of dead letters and retries fit together."""
+    topic, names, delays = config.dead_letter_topic, config.retry_topics or (), config.retry_delays_ms or ()
+    if topic is None:
+        if idle := [name for name in _OF_LETTERS if name in settings]:
+            raise ConfigError(f"{idle[0]} needs dead.letter.topic: the topic for records that can't be processed")
+        return
+    check_topic_name(topic)
+    if config.group_id is None:
+        raise ConfigError("dead.letter.topic needs group.id: a letter is written with the commit of its offset")
+    if topic in names:
+        raise ConfigError(f"{topic} can't be both dead.letter.topic and one of retry.topics")
+    if len(names) != len(delays):
+        raise ConfigError(f"retry.delays.ms has {len(delays)} numbers for {len(names)} retry.topics: set one for each")
+    if config.retry_attempts is not None and not names:
+        raise ConfigError("retry.attempts needs retry.topics: the topics in which records wait")
+    if names and config.client.isolation_level != READ_COMMITTED:
+        raise ConfigError("retry.topics needs isolation.level=read_committed: retries are written in transactions")
 
 
 def check_consumer_settings(settings: Mapping[str, Any]) -> None:

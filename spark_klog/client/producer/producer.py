@@ -22,7 +22,7 @@ from spark_klog.client.arguments import mapping_of, name_of, partition_of
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.net.waiting import wait_until_ready
-from spark_klog.client.offsets import GroupMetadata
+from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.client.producer.core import LAST_ABORT_MS, ProducerCore, producer_settings, unclosed
 from spark_klog.client.producer.intake import (
     Gathering,
@@ -388,7 +388,7 @@ class Producer(ProducerCore):
 
     def send_offsets_to_transaction(
         self,
-        offsets: Mapping[TopicPartition, int],
+        offsets: Mapping[TopicPartition, int | Committed],
         group: str | GroupMetadata,
     ) -> None:
         """Add a group's offsets, by (topic, partition), to the transaction: committed with it (KIP-447).

@@ -223,7 +223,7 @@ class Transactions:
 
     def send_offsets(
         self,
-        offsets: Mapping[TopicPartition, int],
+        offsets: Mapping[TopicPartition, int | Committed],
         member: GroupMetadata,
     ) -> Steps[None]:
         """Commit a group's offsets with the transaction. With a generation the broker rejects outdated members.
@@ -233,8 +233,9 @@ class Transactions:
         self._expect("send_offsets_to_transaction", State.OPEN)
         if not offsets:
             return
-        for key, offset in offsets.items():
-            check_committable(key, offset)
+        wanted = {key: each if isinstance(each, Committed) else Committed(each) for key, each in offsets.items()}
+        for key, committed_offset in wanted.items():
+            check_committable(key, committed_offset.offset)
         group = member.group
         if member != GroupMetadata(group):
             with self._failing():
@@ -260,7 +261,7 @@ class Transactions:
             "generation_id": member.generation,
             "member_id": member.member,
             "group_instance_id": member.instance,
-            "topics": topics_to_commit({key: Committed(offset) for key, offset in offsets.items()}),
+            "topics": topics_to_commit(wanted),
         }
 
         last = FIRST_OF_TRANSACTIONS_2 if self._is_of_2 else None

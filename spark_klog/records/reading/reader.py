@@ -117,11 +117,12 @@ def records_of(header: Header, batch: memoryview, limit: int = MAX_DECOMPRESSED)
 
 
 class RecordFields(NamedTuple):
-    """A record's bytes."""
+    """A record's bytes, and its timestamp in ms; -1 for none."""
 
     key: bytes | None
     value: bytes | None
     headers: Headers
+    timestamp: int = -1
 
 
 class BadBatch(NamedTuple):

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from spark_klog.log.stored.segment import StoredBatches
     from spark_klog.schemas.column_format import ColumnDecoder
     from spark_klog.spark.read.directory_source import DirectorySource
+    from spark_klog.spark.read.letter_topic import LetterTopic
 
 _log = logging.getLogger(__name__)
 #: Of dead letters, each a file.
@@ -148,7 +149,13 @@ def read_ranges(
     if plan is not None and plan.ends:
         warn_if_read_again(plan, cluster_of(options.client))
     observer = observer or ReadObserver()
-    bad_records = BadRecords(options.bad_records, observer.keep_letter)
+    letters: LetterTopic | None = None
+    if options.bad_records.topic is not None and observer.keep_letter is None:
+        from spark_klog.spark.read.letter_topic import LetterTopic  # few queries need its transactions
+
+        letters = LetterTopic(options, options.bad_records.topic, "read" if plan is None else plan.identity)
+    bad_records = BadRecords(options.bad_records, observer.keep_letter, letters)
+    done: list[tuple[str, int, int, int]] = []
     decoders: dict[str, ColumnDecoder] = {reader.column: reader.decoder() for reader in options.readers}
     losses = LossReporter(options.on_data_loss, observer.loss_advice, "" if plan is None else plan.advice)
     pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((span, reader) for span in ranges)
@@ -157,7 +164,10 @@ def read_ranges(
         topic, partition, start, end = requested
         if decoder is None:
             limit = range_reader.config.decompressed_max_bytes
-            decoder = PartitionDecoder(topic, partition, schema, limit, yields_bad=True, decoders=decoders)
+            keeps_bad = letters is not None
+            decoder = PartitionDecoder(
+                topic, partition, schema, limit, yields_bad=True, decoders=decoders, keeps_bad=keeps_bad
+            )
         decoder.move_to(topic, partition)
         refusals = _Refusals(options, range_reader.config)
         while start < end:
@@ -171,6 +181,9 @@ def read_ranges(
                     if not observer.fetched(batches, start, decoder.rows - before):
                         break
                     start = batches.next_offset
+                    if letters is not None and letters.is_full:
+                        yield from bad_records.readable(decoder.finish())
+                        letters.flush([*done, (topic, partition, requested.start, start)])
                 break
             except ProtocolError as error:
                 cause = _GONE.get(error.code)
@@ -190,8 +203,11 @@ def read_ranges(
             losses.report([lost])
             observer.lost(lost)
             start = lost.end
+        done.append((topic, partition, requested.start, end))
     if decoder is not None:
         yield from bad_records.readable(decoder.finish())
+    if letters is not None:
+        letters.flush(done)
 
 
 def in_reading_order(
@@ -275,16 +291,22 @@ class BrokerReader:
 class BadRecords:
     """What a read does with corrupt record batches, by mode: "fail" raises; "skip" and "deadletter" log and go on.
 
-    "deadletter" also writes a file TOPIC-PARTITION-OFFSET-CRC.json: topic, partition, the base offset that the batch
-    claims, the reason, the time (ms), and the bytes in base64. The CRC-32 of the bytes in the name keeps apart batches
-    that claim the same offset. A repeated task writes the same files. `keep` takes (name, letter) in place of the file.
+    "deadletter" gives them to `letters`, or writes a file TOPIC-PARTITION-OFFSET-CRC.json: topic, partition, the base
+    offset that the batch claims, the reason, the time (ms), and the bytes in base64. The CRC-32 of the bytes in the
+    name keeps apart batches that claim the same offset. A repeated task writes the same files. `keep` takes (name,
+    letter) in place of the file.
 
     The same for single records whose timestamps do not fit into microseconds, of which the value is kept, and for those
     whose key or value does not decode, of which that is kept, and key, value and headers beside it.
     """
 
-    def __init__(self, options: BadRecordsOptions, keep: Callable[[str, dict[str, Any]], None] | None = None) -> None:
-        self._options, self._keep = options, keep
+    def __init__(
+        self,
+        options: BadRecordsOptions,
+        keep: Callable[[str, dict[str, Any]], None] | None = None,
+        letters: LetterTopic | None = None,
+    ) -> None:
+        self._options, self._keep, self._letters = options, keep, letters
         #: The name of the last dead letter.
         self._last = ""
         self._handled = 0
@@ -311,6 +333,9 @@ class BadRecords:
         if self._handled <= _MOST_LOGGED:
             more = "; this task logs no more of them" if self._handled == _MOST_LOGGED else ""
             _log.error("%s: skipped %d bytes of bad records: %s%s", name, len(bad.data), bad.error, more)
+        if self._letters is not None:
+            self._letters.add(topic, partition, bad)
+            return
         letter = {
             "version": _LETTER_VERSION,
             "topic": topic,
@@ -321,7 +346,7 @@ class BadRecords:
             "bytes": base64.b64encode(bad.data).decode(),
         }
         if bad.record is not None:
-            key, value, headers = bad.record
+            key, value, headers, _ = bad.record
             letter["key"], letter["value"] = _base64(key), _base64(value)
             letter["headers"] = [[header, _base64(data)] for header, data in headers]
         if self._keep is not None:

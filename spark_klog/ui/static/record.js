@@ -148,11 +148,21 @@ export function detail(row) {
   return made;
 }
 
+// Of a dead letter: where its record is from, and what was wrong; the last header of a name counts.
+function letterLine(row) {
+  const said = (name) => row.headers.findLast((one) => one.key === `__${name.startsWith("klog") ? name : `connect.errors.${name}`}`)?.value?.text;
+  if (said("topic") === undefined || said("offset") === undefined) return [];
+  const attempts = said("klog.errors.attempts");
+  const why = [said("exception.class.name"), said("exception.message")].filter((one) => one !== undefined).join(": ");
+  return [el("p", { class: "letter" }, el("strong", {}, "Dead letter"), ` of ${visible(said("topic"))}-${visible(said("partition") ?? "?")} at offset ` +
+    `${visible(said("offset"))}, by ${visible(said("connector.name") ?? "?")}${attempts === undefined ? "" : `, attempts ${visible(attempts)}`}: ${visible(why)}`)];
+}
+
 // Value, key, headers, and how to read them again.
 export function content(row) {
   const headers = row.headers.flatMap((one) => whole(`Header ${visible(one.key)}`, one.value));
   const left = row.headerCount - row.headers.length;
-  return [...column("Value", row.value, row.valueSchema), ...column("Key", row.key, row.keySchema), ...headers,
+  return [...letterLine(row), ...column("Value", row.value, row.valueSchema), ...column("Key", row.key, row.keySchema), ...headers,
     ...(left > 0 ? [el("p", { class: "soft" }, `and ${number(left)} more headers`)] : []),
     copied("klog consume", consumeLine(row, access())), copied("Spark", sparkSnippet(row, access()))];
 }

@@ -39,7 +39,7 @@ export async function topicView(until, query, name) {
       { title: "Value", cell: (row) => row.value ?? "–" },
       { title: "From", cell: (row) => row.source },
     ], found.settings),
-    ...(allowsChanges() ? [alterForm(name), produceForm(name), deleteForm(name)] : [])];
+    ...(allowsChanges() ? [alterForm(name), produceForm(name), replayForm(name), deleteForm(name)] : [])];
 }
 
 function readers(rows) {
@@ -87,6 +87,20 @@ function alterForm(name) {
   };
   return el("form", { id: "alter-topic", on: { submit: alter } }, field("Setting", setting), field("Value", value),
     field("Number of partitions", partitions), el("button", {}, "Alter"));
+}
+
+function replayForm(name) {
+  const reason = el("input", { placeholder: "ERROR: REASON, a regular expression" });
+  const replay = async (event) => {
+    event.preventDefault();
+    try {
+      const done = await post("dead-letters/replay", { topic: name, reason: reason.value });
+      say(`sent ${number(done.records)} records to where they came from; ${number(done.others)} can't be sent`);
+    } catch (error) {
+      say(error.message);
+    }
+  };
+  return el("form", { id: "replay", on: { submit: replay } }, field("Dead letters with this reason (empty: all)", reason), el("button", {}, "Replay"));
 }
 
 function produceForm(name) {

@@ -14,6 +14,7 @@ import pytest
 
 from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.client import Consumer, ConsumerRecord, GroupMetadata, Producer
+from spark_klog.client.letter_topics import Choice, LetterTopic
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ErrorCode, ProtocolError
 from tests.support.clients.consumers import SECONDS, Server, next_offsets, running, servers, short
@@ -105,6 +106,36 @@ def test_a_lost_member_commits_nothing(server: Server) -> None:
         for _ in range(5):
             found += reader.poll(0.2)
         assert [record.value for record in found] == [line.value for line in short(6)]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_letters_and_retries_go_with_the_offsets(server: Server, protocol: str) -> None:
+    """As of our broker in test_dead_letters.py; of a replay, too."""
+    if protocol == "consumer" and server.version == "3.9.1":
+        pytest.skip("groups of KIP-848 came with Kafka 4")
+    topic, dead, later = server.topic(), server.topic(), server.topic()
+    server.send(topic, short(3))
+    named = {"dead_letter_topic": dead, "retry_topics": later, "retry_delays_ms": "100", "group_protocol": protocol}
+    with _member(server, topic, **named) as consumer:
+        for record in _records(consumer, 3):
+            consumer.retry(record, "later") if record.offset else consumer.dead_letter(record, ValueError("never"))
+        consumer.commit()
+        for record in _records(consumer, 2):
+            assert record.topic == later
+            consumer.retry(record, "again")
+        consumer.commit()
+        assert {key: each.offset for key, each in consumer.committed([(topic, 0), (later, 0)]).items()} == {
+            (topic, 0): 3,
+            (later, 0): 2,
+        }
+    letters = LetterTopic({"bootstrap.servers": server.servers}, dead)
+    assert [each.said.attempts for each in letters.letters() if each.said is not None] == [1, 2, 2]
+    assert letters.replay(Choice("ValueError")) == (1, 0)
+    assert letters.replay() == (2, 0)
+    assert letters.replay() == (0, 0)
+    with server.consumer(isolation_level="read_committed") as reader:
+        reader.assign([(topic, 0, 3)])
+        assert [record.value for record in _records(reader, 3)] == [line.value for line in short(3)]
 
 
 def test_group_metadata_without_membership(server: Server) -> None:

@@ -306,11 +306,17 @@ def test_bad_records(options: dict[str, str], expected: BadRecordsOptions) -> No
         ({"failOnDataLoss": "yes"}, "option failOnDataLoss=yes must be one of true, false, report"),
         ({"failOnDataLoss": ""}, "option failOnDataLoss= must be one of true, false, report"),
         ({"badRecords": "drop"}, "option badRecords=drop must be one of fail, skip, deadletter"),
-        ({"badRecords": "deadletter"}, "options badRecords=deadletter and badRecordsPath require each other"),
-        ({"badRecordsPath": "/x"}, "options badRecords=deadletter and badRecordsPath require each other"),
+        (
+            {"badRecords": "deadletter"},
+            "option badRecords=deadletter needs either badRecordsPath or deadLetterTopic, and they need it",
+        ),
+        (
+            {"badRecordsPath": "/x"},
+            "option badRecords=deadletter needs either badRecordsPath or deadLetterTopic, and they need it",
+        ),
         (
             {"badRecords": "skip", "badRecordsPath": "/x"},
-            "options badRecords=deadletter and badRecordsPath require each other",
+            "option badRecords=deadletter needs either badRecordsPath or deadLetterTopic, and they need it",
         ),
     ],
 )
