@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from spark_klog.columns.schema import FULL
+from spark_klog.columns.schema import FULL, is_bytes, is_text
 from spark_klog.errors import InvalidRecords, RecordTooLargeToSend
 from spark_klog.records.partitioning import MOST_LENGTHS, OVERHEAD, VARINT_BOUNDS
 
@@ -95,13 +95,12 @@ class RecordRows:
 def _is_text(kind: pa.DataType) -> bool:
     if kinds.is_dictionary(kind):
         kind = kind.value_type
-    return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
+    return is_text(kind)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
     plain = kind.value_type if kinds.is_dictionary(kind) else kind
-    is_binary = kinds.is_binary(plain) or kinds.is_large_binary(plain) or kinds.is_binary_view(plain)
-    return bool(is_binary or kinds.is_fixed_size_binary(plain) or _is_text(kind))
+    return is_bytes(plain, or_fixed=True) or _is_text(kind)
 
 
 def _is_headers(kind: pa.DataType) -> bool:

@@ -31,6 +31,22 @@ FULL = pa.schema(
 WITHOUT_HEADERS = pa.schema([field for field in FULL if field.name != "headers"])
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is of strings, in any of Arrow's layouts."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_bytes(kind: pa.DataType, *, or_fixed: bool = False) -> bool:
+    """Whether a type is of bytes, in any of Arrow's layouts for any length, or of one length."""
+    is_any = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    return bool(is_any or (or_fixed and pa.types.is_fixed_size_binary(kind)))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type is of lists, in any of Arrow's layouts without views."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
 def in_milliseconds(schema: pa.Schema) -> pa.Schema:
     """The schema with the column `timestamp` in ms: all times of Kafka fit."""
     return schema.set(schema.get_field_index("timestamp"), pa.field("timestamp", pa.timestamp("ms", tz="UTC")))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pyarrow.fs import LocalFileSystem
 
 from spark_klog.base.addresses import local_path
+from spark_klog.columns.schema import is_bytes, is_text
 from spark_klog.errors import LoadError
 from spark_klog.files import open_filesystem
 from spark_klog.files.keys import KeyedUri
@@ -68,13 +69,8 @@ def slots(rows: pa.Table, key: Sequence[str], count: int = _SLOTS) -> NDArray[np
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
-        column = column.cast(pa.binary() if _is_bytes(column.type) else pa.string())
-    return column.cast(pa.binary())
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+    is_plain = is_text(column.type) or is_bytes(column.type, or_fixed=True)
+    return (column if is_plain else column.cast(pa.string())).cast(pa.binary())
 
 
 class ChangeWriter:

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from spark_klog.columns.schema import is_bytes, is_text
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.schemas.json_schema.columns import DDL
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
@@ -186,8 +187,7 @@ class ChangeFormat:
                 fields = ", ".join([*kinds, *(f"{each}..." for each in _OF_ENVELOPE if self.envelope != "none")])
                 raise ConfigError(f"order by {name!r}: there is no such field, only {fields}") from None
             is_whole = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
-            is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-            if not (is_whole or is_text or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)):
+            if not (is_whole or is_text(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)):
                 raise ConfigError(f"order by {name!r}: it is {kind}; name whole numbers, texts, times or dates")
 
     def _order_field(self, name: str, value: pa.Array, rows: dict[str, pa.Array]) -> pa.Array:
@@ -458,9 +458,9 @@ def _unavailable(column: pa.Array) -> NDArray[np.bool_]:
     its only key.
     """
     kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if is_text(kind):
         return mask(pc.is_in(column, pa.array(_UNAVAILABLE_TEXTS, kind)))
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if is_bytes(kind):
         return mask(pc.equal(column, pa.scalar(UNAVAILABLE.encode(), kind)))
     marks = np.zeros(len(column), np.bool_)
     if pa.types.is_map(kind):

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 
+from spark_klog.columns.schema import is_text
 from spark_klog.errors import LoadError
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.change_order import (
@@ -180,15 +181,15 @@ def _key_ranges(keys: pa.Table) -> _Ranges:
     made: _Ranges = {}
     for name in keys.column_names:
         kind = keys[name].type
-        is_text, is_date = pa.types.is_string(kind) or pa.types.is_large_string(kind), pa.types.is_date32(kind)
-        if not (is_text or pa.types.is_signed_integer(kind) or is_date) or not len(keys):
+        has_text, is_date = is_text(kind), pa.types.is_date32(kind)
+        if not (has_text or pa.types.is_signed_integer(kind) or is_date) or not len(keys):
             continue
         values = pc.unique(keys[name]).sort()
         known = as_numbers(values)
-        if not is_text and max(-known[0].as_py(), known[-1].as_py()) > _MOST[is_date]:
+        if not has_text and max(-known[0].as_py(), known[-1].as_py()) > _MOST[is_date]:
             continue
-        made[name] = [(values[low].as_py(), values[high].as_py()) for low, high in _ranges(values, is_text=is_text)]
-        if is_text:  # the condition is in the commit
+        made[name] = [(values[low].as_py(), values[high].as_py()) for low, high in _ranges(values)]
+        if has_text:  # the condition is in the commit
             made[name] = [(cut(low, is_max=False), cut(high, is_max=True)) for low, high in made[name]]
     return made
 
@@ -218,10 +219,10 @@ def _figures(actions: pa.Table, ranges: _Ranges) -> dict[str, int]:
     return {"table_files": len(actions), "read_files": len(read), "read_rows": rows, "read_bytes": size}
 
 
-def _ranges(values: pa.Array, *, is_text: bool) -> Iterator[tuple[int, int]]:
+def _ranges(values: pa.Array) -> Iterator[tuple[int, int]]:
     """The first and the last place of the values of each range: between numbers, the widest gaps are left out."""
     count = min(_RANGES, len(values))
-    if is_text:
+    if is_text(values.type):
         starts = np.linspace(0, len(values), count + 1).astype(int)[:-1]
     else:
         gaps = np.diff(as_numbers(values).to_numpy().astype(np.float64))

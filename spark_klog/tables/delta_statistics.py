@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_klog.columns.schema import is_bytes, is_text
 from spark_klog.tables.change_order import OWN
 from spark_klog.tables.columns import NAN_COLUMNS, leaves
 
@@ -81,11 +82,10 @@ def _texts(chunks: list[Any], kind: pa.DataType) -> tuple[str | None, str | None
         return None, None, None
     nulls = str(sum(one.null_count for one in known))
     filled = [one for one, chunk in zip(known, chunks, strict=True) if one.null_count < chunk.num_values]
-    if not filled or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if not filled or is_bytes(kind):
         return _NOTHING, _NOTHING, nulls
     if not all(one.has_min_max for one in filled):
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        return (_quoted(_ANY_STRING[0]), _quoted(_ANY_STRING[1]), nulls) if is_text else (None, None, nulls)
+        return (_quoted(_ANY_STRING[0]), _quoted(_ANY_STRING[1]), nulls) if is_text(kind) else (None, None, nulls)
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # as numbers: Python has no dates of all of them
         lows, highs = [one.min_raw for one in filled], [one.max_raw for one in filled]
     else:
@@ -99,7 +99,7 @@ def _text(value: Any, kind: pa.DataType, *, is_max: bool) -> str | None:
         return repr(float(value)) if abs(value) != float("inf") else _quoted("-Infinity" if value < 0 else "Infinity")
     if pa.types.is_decimal(kind):
         return format(value, "f")
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if is_text(kind):
         return _quoted(cut(value, is_max=is_max))
     try:
         if pa.types.is_date(kind):

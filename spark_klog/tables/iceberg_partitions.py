@@ -19,6 +19,7 @@ from pyiceberg.transforms import Transform, UnknownTransform, VoidTransform, par
 from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, IcebergType, ListType, MapType, StringType, StructType, UUIDType
 
+from spark_klog.columns.schema import is_bytes, is_text
 from spark_klog.errors import LoadError
 from spark_klog.tables.iceberg_schema import to_iceberg
 from spark_klog.tables.partitions import Term, as_numbers, column_at, distinct, grouped
@@ -189,8 +190,8 @@ def bound_value(raw: bytes, kind: IcebergType) -> Any:
 
 def _is_plain(kind: pa.DataType) -> bool:
     """Whether values of a type have an order that bounds have, too: not so NaN, signs of zeros, UUIDs."""
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind)
-    return bool(is_text or pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+    is_time = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    return bool(is_text(kind) or is_bytes(kind) or pa.types.is_integer(kind) or is_time)
 
 
 def _plain(value: Any, kind: IcebergType) -> Any:

@@ -34,6 +34,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from spark_klog.columns.schema import is_bytes, is_list, is_text
 from spark_klog.errors import LoadError
 from spark_klog.tables.table import FIELD_ID, aliases_of
 
@@ -97,7 +98,7 @@ def _iceberg_type(kind: pa.DataType, path: Sequence[str], next_id: Callable[[], 
     types = pa.types
     if types.is_struct(kind):
         return StructType(*_nested_fields(kind, path, next_id))
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if is_list(kind):
         element = next_id()
         return ListType(element, _iceberg_type(kind.value_type, (*path, "element"), next_id), element_required=False)
     if types.is_map(kind):
@@ -106,9 +107,9 @@ def _iceberg_type(kind: pa.DataType, path: Sequence[str], next_id: Callable[[], 
         return MapType(key, key_type, value, _iceberg_type(kind.item_type, (*path, "value"), next_id), False)
     if kind in _NUMBERS:
         return _NUMBERS[kind]
-    if types.is_string(kind) or types.is_large_string(kind):
+    if is_text(kind):
         return StringType()
-    if types.is_binary(kind) or types.is_large_binary(kind):
+    if is_bytes(kind):
         return BinaryType()
     if types.is_fixed_size_binary(kind):
         return FixedType(kind.byte_width)

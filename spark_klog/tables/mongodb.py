@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from spark_klog.columns.schema import is_text
 from spark_klog.schemas.json_schema.columns import DDL
 from spark_klog.schemas.json_schema.decoder import JsonDecoder
 from spark_klog.schemas.json_schema.from_arrow import column_of
@@ -143,8 +144,8 @@ def changed_column(
     column: pa.Array, name: str, changes: Sequence[Sequence[Part]]
 ) -> tuple[pa.Array, NDArray[np.bool_]]:
     """Values of a column after these changes of each, and for which they are impossible: these are null."""
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    texts = (column if is_text else json_texts(column)).to_pylist()
+    has_text = is_text(column.type)
+    texts = (column if has_text else json_texts(column)).to_pylist()
     decoder = JsonDecoder(column_of(pa.struct([pa.field(name, column.type)]), DDL))
     rows: list[Any] = []
     for text, is_valid, parts in zip(texts, column.is_valid().to_pylist(), changes, strict=True):
@@ -152,7 +153,7 @@ def changed_column(
             row = {name: json.loads(text, parse_float=Decimal) if is_valid else None}
             for part in parts:
                 changed(row, part)
-            if is_text and row[name] is not None:
+            if has_text and row[name] is not None:
                 row[name] = json_text(row[name])
             rows.append(json_text(row).encode())
         except _RUBBISH:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from spark_klog.columns.schema import is_text
 from spark_klog.tables.partitions import Term, column_at, delta_folder, distinct, grouped, row_text
 from spark_klog.tables.table import has_field_ids
 
@@ -61,8 +62,7 @@ class Splitter:
 
 def _without_empty(column: pa.Array) -> pa.Array:
     """Texts of a Delta partition, in which an empty one is null."""
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column) if is_text else column
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column) if is_text(column.type) else column
 
 
 def _root(path: str, columns: pa.Schema) -> str:

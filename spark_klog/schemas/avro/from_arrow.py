@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 
+from spark_klog.columns.schema import is_bytes, is_list, is_text
 from spark_klog.errors import SchemaError
 
 #: As Spark calls it.
@@ -47,9 +49,9 @@ def _node(kind: pa.DataType, name: str, namespace: str, path: str) -> Any:
             fields.append(made)
         record = {"type": "record", "name": name, "fields": fields}
         return {**record, "namespace": namespace} if namespace else record
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if is_list(kind):
         return {"type": "array", "items": _nullable(kind.value_field, name, namespace, f"{path}[]")}
-    if types.is_map(kind) and (types.is_string(kind.key_type) or types.is_large_string(kind.key_type)):
+    if types.is_map(kind) and is_text(kind.key_type):
         return {"type": "map", "values": _nullable(kind.item_field, name, namespace, path + "{}")}
     if types.is_decimal(kind):
         return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
@@ -65,8 +67,8 @@ def _node(kind: pa.DataType, name: str, namespace: str, path: str) -> Any:
         (lambda one: types.is_int8(one) or types.is_int16(one) or types.is_int32(one), "int"),
         (types.is_float32, "float"),
         (types.is_float64, "double"),
-        (lambda one: types.is_string(one) or types.is_large_string(one), "string"),
-        (lambda one: types.is_binary(one) or types.is_large_binary(one) or types.is_fixed_size_binary(one), "bytes"),
+        (is_text, "string"),
+        (partial(is_bytes, or_fixed=True), "bytes"),
     ):
         if matches(kind):
             return primitive

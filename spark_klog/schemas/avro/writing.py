@@ -13,6 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_klog.columns.schema import is_bytes, is_list, is_text
 from spark_klog.errors import SchemaError
 from spark_klog.schemas.avro.columns import UNITS
 from spark_klog.schemas.avro.resolution import encoded_default
@@ -91,12 +92,12 @@ def _plan(schema: AvroSchema, kind: pa.DataType, path: str) -> WritePlan:
         return _union(schema, kind, path)
     if schema.kind == "record" and pa.types.is_struct(kind):
         return _record(schema, kind, path)
-    if schema.kind == "array" and _is_list(kind):
+    if schema.kind == "array" and is_list(kind):
         assert schema.items is not None
         item = _plan(schema.items, kind.value_type, f"{path}[]")
         field = kind.value_field
         return WriteItems(schema, pa.list_(pa.field("element", item.type, field.nullable)), item)
-    if schema.kind == "map" and pa.types.is_map(kind) and _is_text(kind.key_type):
+    if schema.kind == "map" and pa.types.is_map(kind) and is_text(kind.key_type):
         assert schema.items is not None
         item = _plan(schema.items, kind.item_type, path + "{}")
         value = pa.field("value", item.type, kind.item_field.nullable)
@@ -129,7 +130,7 @@ def _stored(schema: AvroSchema, kind: pa.DataType) -> tuple[pa.DataType | None, 
     if schema.kind == "double":
         return (pa.float64(), 0) if pa.types.is_float32(kind) or pa.types.is_float64(kind) else (None, 0)
     if schema.kind in ("string", "enum"):
-        return (pa.string(), 0) if _is_text(kind) else (None, 0)
+        return (pa.string(), 0) if is_text(kind) else (None, 0)
     if logical == "decimal":
         fits = pa.types.is_decimal(kind) and kind.scale == schema.scale and kind.precision <= schema.precision
         if not fits:
@@ -142,7 +143,7 @@ def _stored(schema: AvroSchema, kind: pa.DataType) -> tuple[pa.DataType | None, 
         return None, 0
     if pa.types.is_fixed_size_binary(kind):
         return (kind, 0) if schema.kind == "bytes" or kind.byte_width == schema.size else (None, 0)
-    return (pa.binary(), 0) if _is_binary(kind) else (None, 0)
+    return (pa.binary(), 0) if is_bytes(kind) else (None, 0)
 
 
 def _stored_integer(avro: str, kind: pa.DataType) -> pa.DataType | None:
@@ -238,15 +239,3 @@ def _union(schema: AvroSchema, kind: pa.DataType, path: str) -> WritePlan:
     if len(branches) == 1 and failed is not None:
         raise failed
     raise SchemaError(f"{f'field {path}: ' if path else ''}{kind} can't be written as {schema}")
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))

@@ -47,43 +47,31 @@ TIMESTAMP: Final = pa.timestamp("us", "UTC")
 LOCAL_TIMESTAMP: Final = pa.timestamp("us")
 
 
-class _JsonText(pa.ExtensionType):  # type: ignore[misc]
-    """The text of any JSON value. It stands in types that plans are made of, never in those of columns."""
+class _Marked(pa.ExtensionType):  # type: ignore[misc]
+    """A type that plans and tables know by its name. Columns of batches and files are of its storage."""
 
-    def __init__(self) -> None:
-        super().__init__(pa.string(), "klog.json")
-
-    def __arrow_ext_serialize__(self) -> bytes:
-        return b""
-
-    @classmethod
-    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> _JsonText:
-        return cls()
-
-
-class _Variant(pa.ExtensionType):  # type: ignore[misc]
-    """A VARIANT. It is the type of a table's column; in batches and files it is its storage."""
-
-    def __init__(self) -> None:
-        parts = [pa.field(name, pa.binary(), nullable=False) for name in ("metadata", "value")]
-        super().__init__(pa.struct(parts), "klog.variant")
+    def __init__(self, storage: pa.DataType, name: str) -> None:
+        super().__init__(storage, name)
 
     def __arrow_ext_serialize__(self) -> bytes:
-        return b""
+        return str(self.extension_name).encode()
 
     @classmethod
-    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> _Variant:
-        return cls()
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> _Marked:
+        return cls(storage_type, serialized.decode())
 
     def __hash__(self) -> int:
         return hash(self.extension_name)
 
     def __str__(self) -> str:
-        return "variant"
+        return str(self.extension_name)
 
 
-JSON_TEXT: Final = _JsonText()
-VARIANT: Final = _Variant()
+#: The text of any JSON value, and a VARIANT.
+JSON_TEXT: Final = _Marked(pa.string(), "json")
+VARIANT: Final = _Marked(
+    pa.struct([pa.field(name, pa.binary(), nullable=False) for name in ("metadata", "value")]), "variant"
+)
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:

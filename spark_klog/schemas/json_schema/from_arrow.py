@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from spark_klog.columns.schema import is_bytes, is_list, is_text
 from spark_klog.errors import SchemaError
 from spark_klog.schemas.json_schema.columns import JSON_TEXT, Column, Dialect, Form, Property, stored_type
 from spark_klog.schemas.json_schema.schema import CONNECT, MOST_DIGITS
@@ -34,11 +35,8 @@ _DIALECT: Final = "http://json-schema.org/draft-07/schema#"
 
 #: Forms of strings, by what tells their types; of the others `column_of` has more to say.
 _STRINGS: Final[tuple[tuple[Callable[[pa.DataType], bool], Form | None], ...]] = (
-    (pa.types.is_string, None),
-    (pa.types.is_large_string, None),
-    (pa.types.is_binary, "binary"),
-    (pa.types.is_large_binary, "binary"),
-    (pa.types.is_fixed_size_binary, "binary"),
+    (is_text, None),
+    (partial(is_bytes, or_fixed=True), "binary"),
     (pa.types.is_date32, "date"),
     (pa.types.is_time, "time"),
     (pa.types.is_duration, "duration"),
@@ -95,9 +93,9 @@ def _node(kind: pa.DataType, path: str) -> dict[str, Any]:
         required = [field.name for field in kind if not field.nullable]
         more = {"required": required} if required else {}
         return {"type": "object", "properties": properties, **more, "additionalProperties": False}
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if is_list(kind):
         return {"type": "array", "items": _nullable(kind.value_field, f"{path}[]")}
-    if types.is_map(kind) and (types.is_string(kind.key_type) or types.is_large_string(kind.key_type)):
+    if types.is_map(kind) and is_text(kind.key_type):
         return {"type": "object", "additionalProperties": _nullable(kind.item_field, path + "{}")}
     if types.is_decimal(kind) and 0 <= kind.scale <= kind.precision <= MOST_DIGITS:
         parameters = {"scale": str(kind.scale), "connect.decimal.precision": str(kind.precision)}
@@ -111,7 +109,7 @@ def _node(kind: pa.DataType, path: str) -> dict[str, Any]:
         return {"type": "string", "format": "date-time-local" if kind.tz is None else "date-time"}
     if types.is_date32(kind):
         return {"type": "string", "format": "date"}
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+    if is_bytes(kind, or_fixed=True):
         return {"type": "string", "contentEncoding": "base64"}
     if types.is_int8(kind) or types.is_int16(kind) or types.is_int32(kind):
         return {"type": "integer", "connect.type": str(kind)}
@@ -122,7 +120,7 @@ def _node(kind: pa.DataType, path: str) -> dict[str, Any]:
         (types.is_boolean, "boolean"),
         (types.is_int64, "integer"),
         (types.is_float64, "number"),
-        (lambda one: types.is_string(one) or types.is_large_string(one), "string"),
+        (is_text, "string"),
     ):
         if matches(kind):
             return {"type": name}

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_klog.columns.schema import is_text
 from spark_klog.records.contract import json_value
 from spark_klog.schemas.json_schema.columns import UNIT_DIGITS, Form
 from spark_klog.schemas.json_schema.row_values import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS, Misfit, load_json
@@ -125,8 +126,7 @@ def _shown(kind: pa.DataType, style: Style) -> Plan:
     if types.is_list(kind):
         return plan("list", items=_shown(kind.value_type, style))
     if types.is_map(kind):
-        is_text = types.is_string(kind.key_type) or types.is_large_string(kind.key_type)
-        keys = None if is_text else _shown(kind.key_type, style)
+        keys = None if is_text(kind.key_type) else _shown(kind.key_type, style)
         return plan("map", keys=keys, items=_shown(kind.item_type, style))
     forms: tuple[tuple[bool, Form], ...] = (
         (types.is_null(kind), "null"),
@@ -138,7 +138,7 @@ def _shown(kind: pa.DataType, style: Style) -> Plan:
         (types.is_time(kind), "time"),
         (types.is_duration(kind), "duration"),
         (types.is_timestamp(kind), "timestamp" if getattr(kind, "tz", None) else "local-timestamp"),
-        (types.is_string(kind) or types.is_large_string(kind), "string"),
+        (is_text(kind), "string"),
         (style.base64 and types.is_binary(kind), "binary"),
     )
     return plan(next((form for is_one, form in forms if is_one), None))

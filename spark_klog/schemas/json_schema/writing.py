@@ -7,6 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_klog.columns.schema import is_bytes, is_list, is_text
 from spark_klog.errors import SchemaError
 from spark_klog.schemas.json_schema.columns import ANY, NO_DEFAULT, Column
 from spark_klog.schemas.json_schema.from_arrow import schema_of
@@ -22,7 +23,7 @@ def plan_writing(column: Column, kind: pa.DataType, path: str = "", *, is_item: 
     `is_item`: the values are in a list or a map.
     """
     form, types = column.form, pa.types
-    if form == "json" and not _is_text(kind):
+    if form == "json" and not is_text(kind):
         if types.is_null(kind):
             return Plan("null", path, nullable=True)
         own = parse_schema(schema_of(kind)).column  # its values are JSON in any case
@@ -37,14 +38,14 @@ def plan_writing(column: Column, kind: pa.DataType, path: str = "", *, is_item: 
     if form == "struct":
         return _plan_struct(column, kind, path, is_item)
     if form == "list":
-        if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        if not is_list(kind):
             raise _unfit(column, kind, path)
         assert column.items is not None
         items = plan_writing(column.items, kind.value_type, f"{path}[]", is_item=True)
         cast = None if types.is_list(kind) else pa.list_(kind.value_type)
         return Plan(form, path, column.nullable, cast, items=items)
     if form == "map":
-        if not (types.is_map(kind) and _is_text(kind.key_type)):
+        if not (types.is_map(kind) and is_text(kind.key_type)):
             raise _unfit(column, kind, path)
         assert column.values is not None
         items = plan_writing(column.values, kind.item_type, path + "{}", is_item=True)
@@ -55,7 +56,7 @@ def plan_writing(column: Column, kind: pa.DataType, path: str = "", *, is_item: 
 def _plan_plain(column: Column, kind: pa.DataType, path: str) -> Plan:
     form, types = column.form, pa.types
     if form == "json" or form == "string":
-        fits, cast = _is_text(kind), pa.string()
+        fits, cast = is_text(kind), pa.string()
         return _checked(
             fits, column, kind, Plan(form, path, column.nullable, cast, column.symbols, column.kind == "object")
         )
@@ -83,9 +84,9 @@ def _plan_plain(column: Column, kind: pa.DataType, path: str) -> Plan:
         )
         return _checked(fits, column, kind, Plan(form, path, column.nullable, column.type))
     if form == "binary":
-        fits = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+        fits = is_bytes(kind, or_fixed=True)
         return _checked(fits, column, kind, Plan(form, path, column.nullable, pa.binary()))
-    if _is_text(kind) and form in (
+    if is_text(kind) and form in (
         "date",
         "timestamp",
         "local-timestamp",
@@ -136,10 +137,6 @@ def _plan_struct(column: Column, kind: pa.DataType, path: str, is_item: bool) ->
         below = f"{path}.{extra[0]}" if path else extra[0]
         raise SchemaError(f"field {below} is no property of the schema: remove it")
     return Plan("struct", path, column.nullable, members=tuple(members))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _checked(fits: bool, column: Column, kind: pa.DataType, plan: Plan) -> Plan:

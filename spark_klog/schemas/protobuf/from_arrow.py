@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
 
+from spark_klog.columns.schema import is_bytes, is_list, is_text
 from spark_klog.errors import SchemaError
 
 NAME: Final = "topLevelRecord"
@@ -76,7 +78,7 @@ def _inner_name(name: str, taken: set[str]) -> str:
 def _field(field: pa.Field, inner: str, path: str) -> tuple[str, list[str]]:
     """A field's label and type, and the lines of its message."""
     kind = field.type
-    if _is_list(kind):
+    if is_list(kind):
         what, lines = _type(kind.value_type, inner, f"{path}[]")
         return f"repeated {what}", lines
     if pa.types.is_map(kind):
@@ -93,7 +95,7 @@ def _type(kind: pa.DataType, inner: str, path: str) -> tuple[str, list[str]]:
     types = pa.types
     if types.is_struct(kind):
         return inner, list(_message(kind, inner, path))
-    if _is_list(kind) or types.is_map(kind):
+    if is_list(kind) or types.is_map(kind):
         raise SchemaError(f"field {path}: Protobuf has no lists or maps directly in others: put a struct between them")
     if types.is_timestamp(kind) and kind.tz is not None:
         return "google.protobuf.Timestamp", []
@@ -107,13 +109,9 @@ def _type(kind: pa.DataType, inner: str, path: str) -> tuple[str, list[str]]:
         (types.is_integer, "int32"),
         (types.is_float32, "float"),
         (types.is_float64, "double"),
-        (lambda one: types.is_string(one) or types.is_large_string(one), "string"),
-        (lambda one: types.is_binary(one) or types.is_large_binary(one) or types.is_fixed_size_binary(one), "bytes"),
+        (is_text, "string"),
+        (partial(is_bytes, or_fixed=True), "bytes"),
     ):
         if matches(kind):
             return name, []
     raise SchemaError(f"field {path}: Protobuf has no type for {kind}: cast it, or give the schema as a text")
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

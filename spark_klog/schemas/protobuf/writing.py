@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_klog.columns.schema import is_bytes, is_list, is_text
 from spark_klog.errors import SchemaError
 from spark_klog.schemas.protobuf.columns import (
     BOOL,
@@ -110,7 +111,7 @@ def _field(field: Any, index: int, kind: pa.DataType, path: str, depth: int) -> 
         key, value = inner.type
         return WriteField(field, index, "map", pa.map_(key.type, value.type), path, inner)
     if field.is_repeated:
-        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        if not is_list(kind):
             raise _misfit(path, kind, "repeated")
         single = _single(field, index, kind.value_type, f"{path}[]", depth)
         return WriteField(field, index, "list", pa.list_(pa.field("element", single.type)), path, single.message)
@@ -143,11 +144,9 @@ def _leaf(field: Any, kind: pa.DataType, path: str) -> pa.DataType:
         wanted = pa.float32()
     elif field.type == DOUBLE and (types.is_float64(kind) or types.is_float32(kind)):
         wanted = pa.float64()
-    elif field.type in (STRING, ENUM) and (types.is_string(kind) or types.is_large_string(kind)):
+    elif field.type in (STRING, ENUM) and is_text(kind):
         wanted = pa.string()
-    elif field.type == BYTES and (
-        types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
-    ):
+    elif field.type == BYTES and is_bytes(kind, or_fixed=True):
         wanted = pa.binary()
     elif types.is_integer(kind) or types.is_date32(kind):
         wanted = _integer(field.type, kind)

@@ -72,6 +72,16 @@ def test_all_types_there_and_back() -> None:
     assert json.loads(encode(schema, values[3:])[0] or b"")["inner"] == {"c": "c"}
 
 
+def test_layouts_of_text_and_bytes() -> None:
+    rows = [{"a": "long enough not to be inlined", "b": b"\0", "c": [("k", 1)]}, {"a": None, "b": None, "c": None}]
+    kinds = [pa.string(), pa.binary()], [pa.large_string(), pa.large_binary()], [pa.string_view(), pa.binary_view()]
+    written = []
+    for text, data in kinds:
+        kind = pa.struct([("a", text), ("b", data), ("c", pa.map_(text, pa.int64()))])
+        written.append((schema_of(kind), encode(json.loads(schema_of(kind)), pa.array(rows, kind))))
+    assert written == written[:1] * 3
+
+
 def test_null_is_left_out_or_written_as_the_schema_says() -> None:
     schema = record(
         a={"type": ["integer", "null"]}, b={"type": ["integer", "null"]}, c=_WHOLE, required=("b", "c")
