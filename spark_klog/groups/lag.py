@@ -36,6 +36,7 @@ from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.client.offsets import first_and_end
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, existing
 from spark_klog.metrics import COUNTER, GAUGE, Family, Labels, lines
+from spark_klog.metrics.otel import export
 
 _log = logging.getLogger(__name__)
 _MAX_GROUPS, _MAX_SERIES = 1000, 10_000
@@ -188,6 +189,7 @@ class LagMetrics:
         families.append(_gauge("klog_group_lag_refresh_seconds", "Duration of the last refresh", took))
         with self._lock:
             self._families = families
+        export(self.families)
 
     def _read(self) -> list[Family]:
         names = self._groups or [listed.group for listed in self._admin.list_groups()]
@@ -249,12 +251,15 @@ class LagMetrics:
                 ages.append((labels, lag.time_ms / 1000))
         return ages
 
-    def page(self) -> Iterator[str]:
-        """The page's lines."""
+    def families(self) -> list[Family]:
         with self._lock:
             families, failures = self._families, self._failures
         text = "Refreshes that failed"
-        for family in (*families, Family("klog_group_lag_refresh_failures_total", COUNTER, text, (), [((), failures)])):
+        return [*families, Family("klog_group_lag_refresh_failures_total", COUNTER, text, (), [((), failures)])]
+
+    def page(self) -> Iterator[str]:
+        """The page's lines."""
+        for family in self.families():
             yield from lines(family._replace(samples=islice(family.samples, _MAX_SERIES)))
 
 

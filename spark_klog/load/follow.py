@@ -36,6 +36,7 @@ from spark_klog.errors import AuthenticationError, ConfigError, DataLossError, L
 from spark_klog.load.by_topic import LONGEST_PAUSE, Outcome
 from spark_klog.load.upkeep import Upkept
 from spark_klog.metrics import COUNTER, GAUGE, Family, Labels, lines
+from spark_klog.metrics.otel import export
 
 #: Errors that no later run can get over.
 FINAL = (ConfigError, DataLossError, AuthenticationError, UnsupportedVersionError)
@@ -143,6 +144,7 @@ class LoadMetrics:
         self._last: RunReport | None = None
         self._upkeeps: Counter[tuple[Labels, str]] = Counter()
         self._upkept: Upkept | None = None
+        export(self.families)
 
     def add_upkeep(self, done: Upkept) -> None:
         """Count an upkeep between two rounds."""
@@ -151,6 +153,7 @@ class LoadMetrics:
             for kempt in done.outputs:
                 labels: Labels = (kempt.topic,) if self._labels else ()
                 self._upkeeps[labels, "done" if kempt.error is None else "failed"] += 1
+        export(self.families)
 
     def add(self, report: RunReport) -> None:
         """Count a round."""
@@ -162,6 +165,7 @@ class LoadMetrics:
                 for labels in self._failures:
                     self._failures[labels] += 1
                     self._runs[labels, "failed"] += 1
+        export(self.families)
 
     def _add(self, outcome: Outcome, began: float) -> None:
         labels: Labels = (outcome.topic,) if self._labels else ()
@@ -198,10 +202,12 @@ class LoadMetrics:
 
     def page(self) -> Iterator[str]:
         """The lines for Prometheus."""
-        with self._lock:
-            families = self._families()
-        for family in families:
+        for family in self.families():
             yield from lines(family)
+
+    def families(self) -> list[Family]:
+        with self._lock:
+            return self._families()
 
     def _families(self) -> list[Family]:
         last = self._last

@@ -50,6 +50,7 @@ from spark_klog.client.places import Offsets
 from spark_klog.errors import ConfigError
 from spark_klog.groups.checkpoint import START_OF, from_json, start_in
 from spark_klog.metrics import COUNTER, GAUGE, Family, Labels, lines, metrics_page
+from spark_klog.metrics.otel import export
 from spark_klog.spark.options import HELD_UP, LOST, RECORD_BYTES
 from spark_klog.wire.http import HttpThread
 
@@ -347,6 +348,7 @@ class QueryMetrics:
         self._clock = clock
         self._lock = threading.Lock()
         self._sources: dict[tuple[str, int], _Source] = {}
+        export(self.families)
 
     def add(self, progress: SourceProgress) -> None:
         now = self._clock()
@@ -358,10 +360,12 @@ class QueryMetrics:
             for key in [key for key in self._sources if key[0] == query]:
                 del self._sources[key]
 
-    def page(self) -> Iterator[str]:
+    def families(self) -> list[Family]:
         with self._lock:
-            families = self._families(self._clock())
-        for family in families:
+            return self._families(self._clock())
+
+    def page(self) -> Iterator[str]:
+        for family in self.families():
             yield from lines(family._replace(samples=islice(family.samples, _MAX_SERIES)))
 
     def _families(self, now: float) -> list[Family]:

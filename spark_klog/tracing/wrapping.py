@@ -105,14 +105,31 @@ def _around(method: _Method, block: Callable[..., AbstractContextManager[Any]]) 
 def _begin(method: _Method, spans: Spans) -> _Method:
     """`Commits.begin`, whose outcome is told later."""
 
-    @wraps(method)
-    def begin(offsets: Any, on_done: Any) -> Any:
+    def prepared(offsets: Any, on_done: Any) -> tuple[Sending, Callable[[Any, Any], Any]]:
         commit = Sending(spans, spans.committing(offsets))
 
-        def done(committed: Any, error: Any) -> None:
+        def done(committed: Any, error: Any) -> Any:
             commit.end(error)
-            (on_done or method.__self__.log_failure)(committed, error)  # type: ignore[attr-defined]
+            return (on_done or method.__self__.log_failure)(committed, error)  # type: ignore[attr-defined]
 
+        return commit, done
+
+    if isgeneratorfunction(method):
+
+        @wraps(method)
+        def steps(offsets: Any, on_done: Any) -> Generator[Any, Any, Any]:
+            commit, done = prepared(offsets, on_done)
+            try:
+                return (yield from method(offsets, done))
+            except BaseException as error:
+                commit.end(error)
+                raise
+
+        return steps
+
+    @wraps(method)
+    def begin(offsets: Any, on_done: Any) -> Any:
+        commit, done = prepared(offsets, on_done)
         try:
             return method(offsets, done)
         except BaseException as error:
