@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from spark_klog.client import Admin, Consumer, Producer
+from spark_klog.client.dead_letters import split
+from spark_klog.client.letter_topics import LetterTopic
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.load.run import MaxBad
@@ -21,6 +23,7 @@ from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.restore import RestoreOptions, plan_restore, replay, restore_partition
 from tests.load.support import run
 from tests.support.clients.mirrors import read_topic
+from tests.support.waiting import wait_until
 from tests.tracing.conventions import Traces, attributes_of, ids, links, tracing
 
 _HEADERS: tuple[tuple[str, bytes | None], ...] = (
@@ -132,3 +135,24 @@ def test_consumer_to_producer(cluster: EmbeddedCluster, topic: str, traces: Trac
                 producer.send_arrow(batch, f"{topic}-on")
                 count += batch.num_rows
     assert _headers(servers, f"{topic}-on") == _WHOLE
+
+
+def test_dead_letter_topics(cluster: EmbeddedCluster, topic: str, traces: Traces) -> None:
+    """Letters of a consumer, and their replay to where they came from: own headers as they were, no other context."""
+    servers = {"bootstrap.servers": cluster.bootstrap_servers}
+    with Admin(servers) as admin:
+        admin.create_topic(f"{topic}-dlq", 2)
+    settings = {"group.id": topic, "enable.auto.commit": False, "dead.letter.topic": f"{topic}-dlq"}
+    with Consumer({**servers, **settings, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.subscribe([topic])
+        records: list[Any] = []
+        wait_until(lambda: len(records.extend(consumer.poll(0.2)) or records) == 6)
+        for record in records:
+            consumer.dead_letter(record, "no")
+        consumer.commit()
+    LetterTopic(servers, f"{topic}-dlq").replay()
+    letters = [headers for part in _headers(cluster.bootstrap_servers, f"{topic}-dlq") for headers in part]
+    own = [split(headers)[1] for headers in letters]
+    assert sorted(own, key=len) == [(), (), *[_HEADERS] * 4]
+    again = [headers for part in _headers(cluster.bootstrap_servers, topic) for headers in part]
+    assert sorted(again, key=len) == [*[()] * 4, *[_HEADERS] * 8]
