@@ -25,7 +25,7 @@ from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.errors import ConfigError, KlogError, LoadError, ProtocolError
 from spark_klog.load.driving import Follow, Steps, drive
 from spark_klog.load.journal import paths
-from spark_klog.load.journal.store import open_store
+from spark_klog.load.journal.store import Store, open_store
 from spark_klog.load.places import AtOffsets, Place
 from spark_klog.load.planning import Look
 from spark_klog.load.run import Loaded, LoadOptions, Publish, Shared, load_steps
@@ -84,7 +84,8 @@ def output_of(output: str, topic: str) -> str:
 @dataclass(frozen=True)
 class Outcome:
     """What a load has come to in a round: `loaded`, or the `error` that ended it. `topic` is "" for a load of several
-    topics. `failures` are its rounds in a row, up to this one, that it or some of its partitions have failed.
+    topics, `letters` the table of its dead letters, "" without one. `failures` are its rounds in a row, up to this one,
+    that it or some of its partitions have failed.
     """
 
     topic: str
@@ -92,6 +93,7 @@ class Outcome:
     loaded: Loaded | None
     error: Exception | None = None
     failures: int = 0
+    letters: str = ""
 
     @property
     def has_failed(self) -> bool:
@@ -275,7 +277,8 @@ class Loads:
 
     def _outcome(self, topic: str, options: LoadOptions, end: Loaded | Exception) -> Outcome:
         error = end if isinstance(end, Exception) else None
-        outcome = Outcome(topic, options.output, None if isinstance(end, Exception) else end, error)
+        loaded = None if isinstance(end, Exception) else end
+        outcome = Outcome(topic, options.output, loaded, error, letters=options.dead_letters)
         return replace(outcome, failures=self._failures(topic) + 1) if outcome.has_failed else outcome
 
     def _failures(self, topic: str) -> int:
@@ -346,8 +349,7 @@ def existing(output: str) -> list[str]:
     pattern = _matching(output)
     if takes_plain_names(output):
         listed = [address for address in catalog_tables(output[: output.index("{")]) if pattern.fullmatch(address)]
-        owners = {address: open_table(address).load_id() or STREAMS for address in sorted(listed)}
-        return [address for address, owner in owners.items() if owner != STREAMS and not owner.endswith(LETTERS)]
+        return [address for address in sorted(listed) if _is_of_load(address)]
     kind, place = kind_and_folder(output)
     place, query, options = place.partition("?")
     first = place[: place.index("{")].rpartition("/")[0]
@@ -361,8 +363,25 @@ def existing(output: str) -> list[str]:
             for name in (store.names(above) if is_by_topic(part) else [part])
             if names.fullmatch(name)
         ]
-    loads = sorted(path for path in there if store.size(f"{path}/{paths.LOAD}") is not None)
+    loads = sorted(path for path in there if _has_journal(store, path))
     return [f"{kind}{first}{'/' if first or place[0] == '/' else ''}{path}{query}{options}" for path in loads]
+
+
+def _is_of_load(address: str) -> bool:
+    """Whether a catalog's table is a load's; also if it can't be read, which the work with it then says."""
+    try:
+        owner = open_table(address).load_id() or STREAMS
+    except (KlogError, OSError):
+        return True
+    return owner != STREAMS and not owner.endswith(LETTERS)
+
+
+def _has_journal(store: Store, path: str) -> bool:
+    """The same of a folder."""
+    try:
+        return store.size(f"{path}/{paths.LOAD}") is not None
+    except (KlogError, OSError):
+        return True
 
 
 def of_each(output: str, work: Callable[[str], _T], at_once: int = 1) -> Iterator[tuple[str, _T | str]]:
@@ -385,8 +404,11 @@ def of_each(output: str, work: Callable[[str], _T], at_once: int = 1) -> Iterato
     if at_once == 1:  # in the caller's thread, which an interrupt ends at once
         yield from zip(places, map(outcome, places), strict=True)
         return
-    with ThreadPoolExecutor(at_once) as threads:
+    threads = ThreadPoolExecutor(at_once)
+    try:
         yield from zip(places, threads.map(outcome, places), strict=True)
+    finally:
+        threads.shutdown(cancel_futures=True)  # an interrupt waits for those alone that have begun
 
 
 def _matching(text: str) -> re.Pattern[str]:

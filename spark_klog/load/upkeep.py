@@ -17,7 +17,7 @@ from spark_klog.base.addresses import without_user
 from spark_klog.load.compaction import TARGET_BYTES, compact
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.store import open_store
-from spark_klog.tables.opening import existing_table, is_table
+from spark_klog.tables.opening import existing_table, is_table, open_table
 from spark_klog.tables.upkeep import Expired, Kept
 
 if TYPE_CHECKING:
@@ -46,9 +46,12 @@ def expire(
     tokens = {attempt[1] for attempt in map(paths.attempt_of, names) if attempt is not None}
     expired = table.expire(kept, lambda path: paths.token_of(path) in tokens, is_dry=is_dry)
     if expired.files and not is_dry:
-        with ThreadPoolExecutor(_REMOVALS) as pool:
+        pool = ThreadPoolExecutor(_REMOVALS)
+        try:
             for done, _ in enumerate(pool.map(table.remove, expired.files), 1):
                 tell(done, len(expired.files))
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupt leaves the others to the next call
     return expired
 
 
@@ -94,7 +97,8 @@ class Upkept:
 
 
 class Upkeep:
-    """Keeps the outputs of a job's loads every so many seconds, from the first round on.
+    """Keeps the outputs of a job's loads, and their tables of dead letters, every so many seconds, from the first round
+    on.
 
     An output without a run since the last time is left alone. What fails is tried again the next time.
     """
@@ -109,9 +113,15 @@ class Upkeep:
     def after(self, outcomes: Iterable[Outcome], is_stopping: Callable[[], bool]) -> Upkept | None:
         """Do what is to be done after a round; None if it is not yet time, or nothing has changed."""
         for outcome in outcomes:
-            if outcome.loaded is not None and (outcome.loaded.runs or outcome.output not in self._known):
-                self._changed[outcome.output] = outcome.topic
-                self._known.add(outcome.output)
+            if outcome.loaded is None:
+                continue
+            for output, has_changed in (
+                (outcome.output, bool(outcome.loaded.runs)),
+                (outcome.letters, bool(outcome.loaded.bad)),
+            ):
+                if output and (has_changed or output not in self._known):
+                    self._changed[output] = outcome.topic
+                    self._known.add(output)
         if not self._changed or time.monotonic() < self._next:
             return None
         began, start = time.time(), time.monotonic()
@@ -130,7 +140,9 @@ class Upkeep:
         try:
             if not is_table(output):
                 return Kempt(output, topic, compact(output).files_before)
-            merged = existing_table(output).compact(TARGET_BYTES)
+            if (table := open_table(output)).schema() is None:  # no run, or no dead letter, has made it yet
+                return Kempt(output, topic)
+            merged = table.compact(TARGET_BYTES)
             return Kempt(output, topic, merged, expire(output, self._kept))
         except Exception as error:  # of a catalog's or a store's package, too: the loads go on
             _log.debug("the upkeep of %s has failed", without_user(output), exc_info=True)

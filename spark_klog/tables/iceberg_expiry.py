@@ -57,7 +57,7 @@ class Expiry:
         self._old |= {snapshot.snapshot_id: snapshot for snapshot in old}
         if old and not self._is_dry:
             transaction = OneAttempt(table)
-            transaction.require_snapshot()  # else a rollback to an old one might come in between
+            transaction.require_refs()  # a rollback to an old one, or a tag of one, might come in between
             ExpireSnapshots(transaction).by_ids([snapshot.snapshot_id for snapshot in old]).commit()
             commit(transaction)
 

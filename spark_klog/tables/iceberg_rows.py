@@ -25,12 +25,16 @@ from pyiceberg.table.name_mapping import MappedField
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.utils.concurrent import ExecutorFactory
 
+from spark_klog.tables.change_files import slots
+from spark_klog.tables.change_order import OWN
 from spark_klog.tables.iceberg_schema import to_arrow
 from spark_klog.tables.table import FIELD_ID, field_id, without_rows
 
 _BATCH_ROWS = 65_536
 #: What delete files by values have, in memory between two data files.
 _KEPT_BYTES = 256 * 1024 * 1024
+#: The column of rows' hashes; no other one of a table is called so. How many there are.
+_HASH, _HASHES = f"{OWN}hash", (1 << 31) - 1
 #: Of columns to which a table's mapping of names gives no id.
 _UNKNOWN = -1
 
@@ -67,8 +71,10 @@ class Rows:
         self._table = table
         self._fields = {field.field_id: field for each in table.metadata.schemas for field in each.fields}
         self._fields |= {field.field_id: field for field in table.schema().fields}
-        #: By the path of a delete file and the ids of its columns: their values.
+        #: By the path of a delete file and the ids of its columns: their values, with hashes.
         self._values: dict[tuple[str, tuple[int, ...]], pa.Table] = {}
+        #: By the ids the delete files of the data file before, which many others have too, and all that they delete.
+        self._gone: dict[tuple[int, ...], tuple[list[str], _Gone]] = {}
         self._room = _KEPT_BYTES
 
     def files(self) -> list[LiveFile]:
@@ -110,8 +116,12 @@ class Rows:
         for delete in live.values:
             by_ids[tuple(sorted(delete.equality_ids or ()))].append(delete)
         for ids, deletes in by_ids.items():
-            gone = pa.concat_tables([self._of_columns(delete, ids) for delete in deletes])
-            numbers.append(np.flatnonzero(_are_among(self._of_columns(live.file, ids, keep=False), gone)))
+            paths = [delete.file_path for delete in deletes]
+            known, gone = self._gone.get(ids, ([], None))
+            if gone is None or paths != known:
+                gone = _Gone(pa.concat_tables([self._of_columns(delete, ids) for delete in deletes]))
+                self._gone[ids] = paths, gone
+            numbers.append(np.flatnonzero(gone.has(self._of_columns(live.file, ids, keep=False))))
         return np.unique(np.concatenate(numbers))
 
     def batches(self, live: LiveFile, schema: pa.Schema, deleted: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
@@ -122,13 +132,14 @@ class Rows:
             start += len(batch)
 
     def _of_columns(self, file: DataFile, ids: tuple[int, ...], *, keep: bool = True) -> pa.Table:
-        """The columns of a file by which rows are deleted, which the table may have no longer."""
+        """The columns of a file by which rows are deleted, which the table may have no longer, and each row's hash."""
         if (known := self._values.get((file.file_path, ids))) is not None:
             return known
         if not ids or not self._fields.keys() >= set(ids):
             raise NotProjected(f"{file.file_path} deletes rows by fields within others")
         schema = to_arrow(Schema(*(self._fields[number] for number in ids)))
         columns = pa.Table.from_batches(file_rows(self._table, file, schema), schema)
+        columns = columns.append_column(_HASH, pa.array(slots(columns, columns.column_names, _HASHES)))
         if keep and columns.nbytes <= self._room:
             self._values[file.file_path, ids] = columns
             self._room -= columns.nbytes
@@ -141,6 +152,28 @@ def is_unpartitioned(spec: PartitionSpec) -> bool:
     pyiceberg's own takes a spec with such fields for a partitioned one.
     """
     return all(isinstance(field.transform, VoidTransform) for field in spec.fields)
+
+
+class _Gone:
+    """Values by which rows are deleted, by their hashes: what a file's rows do not have is not looked at."""
+
+    def __init__(self, values: pa.Table) -> None:
+        hashes = values[_HASH].to_numpy()
+        order = np.argsort(hashes, kind="stable")
+        self._hashes, self._values = hashes[order], values.drop_columns([_HASH]).take(pa.array(order))
+
+    def has(self, rows: pa.Table) -> NDArray[np.bool_]:
+        """Whether each row has such values."""
+        hashes, made = rows[_HASH].to_numpy(), np.zeros(len(rows), np.bool_)
+        end = np.searchsorted(self._hashes, hashes, "right")
+        may_be = np.flatnonzero((end > 0) & (self._hashes[end - 1] == hashes)) if len(self._hashes) else ()
+        if len(may_be):
+            wanted = np.unique(hashes[may_be])
+            first, end = (np.searchsorted(self._hashes, wanted, side) for side in ("left", "right"))
+            places = np.repeat(end - np.cumsum(end - first), end - first) + np.arange(int((end - first).sum()))
+            some = rows.drop_columns([_HASH]).take(pa.array(may_be))
+            made[may_be] = _are_among(some, self._values.take(pa.array(places)))
+        return made
 
 
 def _are_among(rows: pa.Table, gone: pa.Table) -> NDArray[np.bool_]:

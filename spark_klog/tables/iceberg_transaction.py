@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Literal
 
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRef
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
@@ -16,9 +18,21 @@ from pyiceberg.table.update import (
     AssertTableUUID,
     RemovePartitionSpecsUpdate,
     SetPropertiesUpdate,
+    ValidatableTableRequirement,
 )
 
 from spark_klog.tables.iceberg_runs import SNAPSHOT
+
+
+class _AssertRefs(ValidatableTableRequirement):
+    """The table has these branches and tags, and no others."""
+
+    type: Literal["assert-refs"] = "assert-refs"
+    refs: dict[str, SnapshotRef]
+
+    def validate(self, base_metadata: TableMetadata | None) -> None:  # type: ignore[override]
+        if base_metadata is None or base_metadata.refs != self.refs:
+            raise CommitFailedException("a branch or tag of the table was made, moved or dropped meanwhile")
 
 
 class OneAttempt(Transaction):
@@ -68,6 +82,17 @@ class OneAttempt(Transaction):
         """Let the commit fail if there is another snapshot by then."""
         now = self.table_metadata.current_snapshot_id
         self._requirements += (AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": now}),)
+
+    def require_refs(self) -> None:
+        """Let the commit fail if a branch or tag was made, moved or dropped by then. A REST catalog, which checks it by
+        itself, knows no requirement about one that is new."""
+        refs = self.table_metadata.refs
+        if hasattr(self._table.catalog, "_session"):
+            known = ((name, ref.snapshot_id) for name, ref in refs.items())
+            made = [AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": number}) for name, number in known]
+            self._requirements += tuple(made)
+        else:
+            self._requirements += (_AssertRefs(refs=refs),)  # type: ignore[operator]
 
     def require_schema(self) -> None:
         """Let the commit fail if the table has other columns by then: its files are written by those of now."""

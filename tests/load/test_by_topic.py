@@ -26,7 +26,7 @@ from spark_klog.cli.main import main
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ConfigError, DataLossError, LoadError
+from spark_klog.errors import ConfigError, ConnectionFailed, DataLossError, LoadError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import by_topic, files, follow
 from spark_klog.load.audit import status
@@ -40,8 +40,9 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.task import Work
 from spark_klog.load.tasks.time_limit import TaskTime, TimeLimit
 from spark_klog.protocol.apis import LIST_OFFSETS
+from spark_klog.tables.opening import open_table
 from tests.load.support import InProcess, Killed, by_duckdb, expected, failing, in_child, kills, run
-from tests.load.tables import CATALOG, make_lake, places
+from tests.load.tables import CATALOG, Kind, make_lake, places
 from tests.spark.support import Sent, consume, create_topic, delete_topic, produce, values
 from tests.support.clients.klog import klog
 
@@ -260,7 +261,8 @@ def test_the_list_has_one_that_is_damaged(cluster: EmbeddedCluster, topics: list
     (tmp_path / topics[0] / "_klog/latest.json").write_text("[]")
     shown = klog("load", "status", output)
     assert (shown.returncode, topics[1] in shown.stdout) == (1, True)
-    assert f"{tmp_path / topics[0]} can't be shown: " in shown.stdout
+    assert shown.stdout.count(str(tmp_path / topics[0])) == 1
+    assert f"can't be shown: {tmp_path / topics[0]}/_klog/latest.json is not a JSON object" in shown.stdout
     damaged, other = json.loads(klog("load", "status", output, "--json").stdout)["loads"]
     assert ("is not a JSON object" in damaged["error"], other["missing"]) == (True, [])
 
@@ -277,6 +279,9 @@ def _asked(*arguments: str, code: int) -> Any:
     [
         (["status", "/lake/{topics}"], "/lake/{topics}: write {topic}, or {topic[0]}"),
         (["verify", "s3://KEY:SECRET@lake/{Topic}"], "s3://***@lake/{Topic}: write {topic}, or {topic[0]}"),
+        (["status", ""], "the output is empty"),
+        (["status", "s4://lake"], "'s4://lake' names no directory"),
+        (["files", "s4://lake/{topic}"], "names no directory"),
         (["compact", "delta:"], "give delta:FOLDER or delta:URI"),
         (["files", "iceberg:lake.{topic}"], "must be iceberg:CATALOG.NAMESPACE.TABLE"),
         (["expire", "/lake/{topic}"], "'/lake/{topic}' is not the address of a table"),
@@ -326,6 +331,41 @@ def test_commands_go_over_all_loads(cluster: EmbeddedCluster, topics: list[str],
     assert (wrong["findings"] != [], "is not a JSON object" in damaged["error"]) == (True, True)
     assert _asked("files", output, code=1) == [each.path for each in files(places[0])]
     assert [*_asked("offsets", output, code=1)["offsets"]] == topics[:1]
+    told = CliRunner().invoke(klog_load, ["files", output]).stderr
+    assert told.startswith(f"klog: {tmp_path}/{topics[1]}/_klog/latest.json is not a JSON object")
+
+
+@pytest.mark.parametrize("kind", ["iceberg"])
+def test_one_table_of_a_catalog_is_damaged(
+    cluster: EmbeddedCluster, topics: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """It is named, and the others are looked at."""
+    make_lake(kind, tmp_path, monkeypatch)
+    output = f"iceberg:{CATALOG}.db.{{topic}}"
+    _loads(cluster.bootstrap_servers, output, *topics[:2]).round()
+    places = [output_of(output, name) for name in topics[:2]]
+    folder = Path(open_table(places[0]).location.removeprefix("file://"))
+    for path in folder.glob("metadata/*.metadata.json"):
+        path.write_text("{}")
+    damaged, other = _asked("verify", output, "--json", code=1)["loads"]
+    assert (damaged["output"], other["output"]) == tuple(places)
+    assert ("error" in damaged, other["findings"]) == (True, [])
+    assert _asked("files", output, code=1) == [each.path for each in files(places[1])]
+
+
+def test_a_cluster_that_does_not_answer_is_asked_once(
+    cluster: EmbeddedCluster, topics: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _loads(cluster.bootstrap_servers, str(tmp_path / "{topic}"), *topics[:2]).round()
+    asked: list[Any] = []
+
+    def connect(settings: Any) -> Any:
+        asked.append(settings)
+        raise ConnectionFailed("no broker answers")
+
+    monkeypatch.setattr(Cluster, "connect", connect)
+    done = CliRunner().invoke(main, ["load", "verify", str(tmp_path / "{topic}"), "-b", "nowhere:9092"])
+    assert (done.exit_code, len(asked), done.stderr) == (1, 1, "klog: no broker answers\n")
 
 
 def test_dead_letters_of_all_loads(cluster: EmbeddedCluster, topics: list[str], topic: str, tmp_path: Path) -> None:

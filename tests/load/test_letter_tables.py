@@ -15,11 +15,13 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import letter_table
-from spark_klog.load.by_topic import Loads, example_of, existing
+from spark_klog.load.by_topic import Loads, Outcome, example_of, existing
 from spark_klog.load.journal import paths
 from spark_klog.load.run import LoadOptions, MaxBad
 from spark_klog.load.settings import VALUES, WriteSettings
+from spark_klog.load.upkeep import Upkeep
 from spark_klog.tables.opening import open_table
+from spark_klog.tables.upkeep import Kept
 from tests.load.support import InProcess, Killed, die, failing, run
 from tests.load.test_upserts import FORMATS, address_of, content, environment
 from tests.spark.support import Sent, create_topic, produce
@@ -79,6 +81,24 @@ def test_letters(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environme
         run(servers, letters, topic)
     if kind == "iceberg":
         assert existing("iceberg:local.space.{topic}") == []
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_upkeep_of_letters(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str
+) -> None:
+    servers, letters, output = cluster.bootstrap_servers, _letters_of(kind, tmp_path), tmp_path / "out"
+    create_topic(servers, topic)
+    upkeep, merged = Upkeep(0.0, Kept(0.001)), []
+    for number in range(3):
+        produce(servers, topic, [Sent(b"bad") for _ in range(number)])
+        outcome = Outcome(topic, str(output), _load(servers, output, topic, letters), letters=letters)
+        done = upkeep.after([outcome], lambda: False)
+        assert done is not None
+        assert [each.error for each in done.outputs] == [None] * len(done.outputs)
+        merged.append({each.output: each.merged for each in done.outputs}.get(letters))
+    assert merged == [0, 0, 2]
+    assert [(row["run"], row["offset"]) for row in _rows(letters)] == [(1, 0), (2, 1), (2, 2)]
 
 
 def test_letters_by_topic(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +29,7 @@ from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.upkeep import Upkeep, expire
 from spark_klog.load.verify import verify
 from spark_klog.tables.opening import open_table
-from spark_klog.tables.upkeep import Kept
+from spark_klog.tables.upkeep import Expired, Kept
 from tests.load.change_source import KEYED, ChangeSource, rows_of
 from tests.load.job_program import Runner
 from tests.load.support import InProcess, run
@@ -431,6 +433,55 @@ def test_a_lost_answer(loads: _Loads, lake: Lake, monkeypatch: pytest.MonkeyPatc
     loads.check()
 
 
+@pytest.mark.parametrize("kind", ["iceberg"])
+def test_a_tag_that_is_made_meanwhile(loads: _Loads, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    loads.run(3)
+    table = lake.catalog.load_table(lake.name)
+    first, real, made = table.snapshots()[0].snapshot_id, SqlCatalog.commit_table, list[bool]()
+
+    def commit(*arguments: Any) -> Any:
+        if not made:
+            made.append(True)
+            table.manage_snapshots().create_tag(first, "kept").commit()
+        return real(*arguments)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+    assert _expire(lake).states == 1
+    now = lake.catalog.load_table(lake.name)
+    assert (now.metadata.refs["kept"].snapshot_id, len(now.snapshots())) == (first, 2)
+    assert len(now.scan(snapshot_id=first).to_arrow()) == 20
+    loads.check()
+
+
+def test_an_interrupt_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is removed that had not been begun with."""
+    go, begun = threading.Event(), list[str]()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            go.set()
+            super().shutdown(wait=wait)
+
+    def remove(path: str) -> None:
+        begun.append(path)
+        if path != "0":
+            assert go.wait(_SECONDS)
+
+    def tell(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    paths = dict.fromkeys(map(str, range(100)), 1)
+    table = SimpleNamespace(location=str(tmp_path), expire=lambda *_, **_more: Expired(1, paths), remove=remove)
+    monkeypatch.setattr("spark_klog.load.upkeep.existing_table", lambda _: table)
+    monkeypatch.setattr("spark_klog.load.upkeep.ThreadPoolExecutor", Pool)
+    with pytest.raises(KeyboardInterrupt):
+        expire("delta:table", _NOW, tell=tell)
+    assert len(begun) < 20
+
+
 # The commands
 
 
@@ -510,5 +561,12 @@ def test_outputs_without_news_are_left_alone(tmp_path: Path, monkeypatch: pytest
     assert after("a", "b", "bad", runs=[]) == [("a", 2, ""), ("b", 2, ""), ("bad", 0, "is damaged")]
     assert after("a", "bad", runs=[]) == [("bad", 0, "is damaged")]
     assert after("b", runs=[7]) == [("bad", 0, "is damaged"), ("b", 2, "")]
+    # tables of dead letters, once there are some
+    news = _loaded([8])
+    with_bad = replace(news, partitions=[replace(part, bad=1) for part in news.partitions])
+    for loaded, wanted in ((news, ["bad", "a", "letters"]), (news, ["bad", "a"]), (with_bad, ["bad", "a", "letters"])):
+        kept.clear()
+        upkeep.after([Outcome("", "a", loaded, letters="letters")], lambda: False)
+        assert kept == wanted
     assert upkeep.after([Outcome("c", "c", None, LoadError("no topic"))], lambda: True) is not None
     assert "c" not in kept

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyiceberg.catalog import load_catalog
-from pyiceberg.manifest import DataFileContent
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, IdentityTransform
@@ -29,10 +31,12 @@ from spark_klog.files import open_folder
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.verify import verify
+from spark_klog.tables import iceberg_rows
 from spark_klog.tables.delta import DeltaLakeTable
 from spark_klog.tables.delta_features import WRITTEN
 from spark_klog.tables.iceberg import IcebergTable
-from spark_klog.tables.iceberg_rows import Rows
+from spark_klog.tables.iceberg_rows import LiveFile, Rows
+from spark_klog.tables.iceberg_schema import to_arrow
 from spark_klog.tables.opening import open_table
 from spark_klog.tables.stream_upserts import upsert
 from tests.load.support import expected, run
@@ -332,6 +336,48 @@ def test_records_that_others_delete_by_values(
             assert result.partitions[0].in_files == 17
             assert result.findings[0].what == "[0, 10): 3 of 10 records are missing"
         assert there.compact(1 << 30) == 0
+
+
+def test_deletes_by_values_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file's rows, and the values of each delete file, are hashed once; rows of the same hash are told apart."""
+    catalog = load_catalog("local", **catalog_options(tmp_path))
+    catalog.create_namespace("space")
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
+    table = catalog.create_table("space.table", schema, properties={"format-version": "2"})
+    names = [None, "", "a", "b"]
+    for first in range(0, 40, 10):
+        some = [names[number % 4] for number in range(first, first + 10)]
+        table.append(pa.table({"id": range(first, first + 10), "name": some}))
+    gone: list[tuple[int, str | None]] = [(3, "b"), (4, None), (13, ""), (16, None), (39, "a"), (40, None)]
+    deletes = []
+    for number, pair in enumerate(gone):
+        path = tmp_path / f"delete-{number}.parquet"
+        pq.write_table(pa.Table.from_pylist([dict(zip(("id", "name"), pair, strict=True))], to_arrow(schema)), path)
+        deletes.append(
+            DataFile.from_args(
+                content=DataFileContent.EQUALITY_DELETES,
+                file_path=str(path),
+                file_format=FileFormat.PARQUET,
+                record_count=1,
+                equality_ids=[1, 2],
+            )
+        )
+        deletes[-1].spec_id = 0
+    hashed: list[int] = []
+    real = iceberg_rows.slots
+
+    def slots(rows: pa.Table, key: list[str], count: int) -> Any:
+        hashed.append(len(rows))
+        return real(rows, key, count) % 3
+
+    monkeypatch.setattr(iceberg_rows, "slots", slots)
+    rows, found = Rows(table), []
+    for each in rows.files():
+        live = LiveFile(each.file, (), deletes)
+        [batch] = rows.batches(live, to_arrow(schema), np.zeros(0, np.int64))
+        found += [tuple(batch.slice(number, 1).to_pylist()[0].values()) for number in rows.deleted(live).tolist()]
+    assert sorted(found, key=str) == [(13, ""), (16, None), (3, "b"), (4, None)]  # two are of rows that are not there
+    assert sorted(hashed) == [*[1] * len(gone), *[10] * 4]
 
 
 def test_deletes_by_values_of_a_spec_whose_fields_were_dropped(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,15 @@ def _report(output: str, as_json: bool, work: Callable[[str], _Done]) -> int:
 
 def _complain(place: str, error: str) -> None:
     """Say on stderr which load has failed, and why."""
-    click.echo(f"klog: {without_user(place)}: {escaped(error, has_lines=True)}", err=True)
+    click.echo(f"klog: {_named(place, error)}", err=True)
+
+
+def _named(place: str, error: str) -> str:
+    """The error of a load, after its address, unless it names that itself."""
+    from spark_klog.tables.opening import kind_and_folder
+
+    text, address = escaped(error, has_lines=True), without_user(place)
+    return text if kind_and_folder(address)[1] in error else f"{address}: {text}"
 
 
 def _checked(context: click.Context, _: click.Parameter, output: str, *, of_table: bool = False) -> str:
@@ -67,12 +76,16 @@ def _checked(context: click.Context, _: click.Parameter, output: str, *, of_tabl
     if context.resilient_parsing:
         return output
     from spark_klog.load.by_topic import example_of, is_by_topic
+    from spark_klog.load.journal.store import open_store
     from spark_klog.tables.opening import check_address, is_table
 
     with reading_arguments():
         example = example_of(output) if is_by_topic(output) else output
         if of_table or is_table(output):
             check_address(example if is_table(output) else output)
+        else:
+            with suppress(LoadError):  # a store that can't be reached, which is no wrong argument
+                open_store(example)
     return output
 
 
@@ -139,7 +152,7 @@ def status_command(
         _print_list(states, compared, with_bars)
         for place, error in listed:
             if isinstance(error, str):
-                click.echo(f"{without_user(place)} can't be shown: {error}")
+                click.echo(f"can't be shown: {_named(place, error)}")
     else:
         _print_status(states[0], compared, with_bars, runs)
     if len(states) < len(shown) or any(state.findings for state in states):
@@ -248,6 +261,9 @@ def verify_command(output: str, with_hash: bool, cluster: ChosenCluster, as_json
     client = dict(settings) if "bootstrap.servers" in settings else None
     if with_hash and client is None:
         raise click.UsageError("--hash needs a cluster: give -b HOST:PORT")
+
+    if client is not None and is_by_topic(output):  # else each load waits for a cluster that does not answer
+        Cluster.connect(client).close()
 
     def verified(place: str) -> _Done:
         outcome = verify(place, client, with_hash=with_hash)
