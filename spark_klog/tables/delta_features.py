@@ -16,9 +16,12 @@ WRITTEN = {
 }
 #: Others that Delta 4.1 can drop, the ones that need another one first.
 _DROPPED = (
-    *("checkpointProtection", "inCommitTimestamp", "materializePartitionColumns", "rowTracking", "typeWidening"),
-    *("vacuumProtocolCheck", "domainMetadata"),
+    *("inCommitTimestamp", "materializePartitionColumns", "rowTracking", "typeWidening", "vacuumProtocolCheck"),
+    *("domainMetadata", "checkpointProtection"),
 )
+#: Those of them that readers know, too. Dropped without the history they leave checkpointProtection.
+_OF_READERS = {"checkpointProtection", "typeWidening", "vacuumProtocolCheck"}
+_WITH_HISTORY = " TRUNCATE HISTORY"
 _ANOTHER = "load into another table"
 _CONSTRAINT = "delta.constraints."
 _MAPPING, _APPEND_ONLY = "delta.columnMapping.mode", "delta.appendOnly"
@@ -33,7 +36,9 @@ def check_features(address: str, table: DeltaTable, use: Use) -> None:
     if others := sorted(has - WRITTEN):
         drop = ""
         if has - WRITTEN <= set(_DROPPED):
-            drop = "".join(f"ALTER TABLE ... DROP FEATURE {name}, " for name in _DROPPED if name in has) + "or "
+            drops = [f"{name}{_WITH_HISTORY * (name in _OF_READERS)}" for name in _DROPPED if name in has]
+            drop = "".join(f"ALTER TABLE ... DROP FEATURE {each}, " for each in drops)
+            drop += f"{'again after a day, ' if has & _OF_READERS else ''}or "
         raise LoadError(
             f"{address} has the table feature {', '.join(others)}, which deltalake does not write: {drop}{_ANOTHER}"
         )

@@ -83,7 +83,16 @@ _CASES = {
     ),
     "type widening": _Case(
         (_set("enableTypeWidening", "true"), "ALTER TABLE {t} ADD COLUMN small INT"),
-        "feature typeWidening, .*DROP FEATURE typeWidening, or load",
+        "feature typeWidening, .*DROP FEATURE typeWidening TRUNCATE HISTORY, again after a day, or load",
+        (
+            _set("enableTypeWidening", "false"),
+            _set("dropFeatureTruncateHistory.retentionDuration", "interval 0 hours"),  # instead of the day
+            "ALTER TABLE {t} DROP FEATURE typeWidening TRUNCATE HISTORY",
+        ),
+    ),
+    "a feature that is dropped without the history": _Case(
+        (_set("feature.vacuumProtocolCheck", "supported"), "ALTER TABLE {t} DROP FEATURE vacuumProtocolCheck"),
+        "feature checkpointProtection, .*DROP FEATURE checkpointProtection TRUNCATE HISTORY, again after a day",
     ),
     "column defaults": _Case(
         (_set("feature.allowColumnDefaults", "supported"), "ALTER TABLE {t} ADD COLUMN who STRING"),
