@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import figures
 from benchmarks.beside_kafka import BROKER, CONSUME, END_TO_END, PRODUCE
 from benchmarks.broker_inside import EVENT_LOOP, GROUPS, LOG
-from benchmarks.clients import COMMANDS, CONNECTOR, CONSUMER, PRODUCER, TLS
+from benchmarks.clients import COMMANDS, CONNECTOR, CONSUMER, ON_LOOP, PRODUCER, TLS
 from benchmarks.connections import CONNECTIONS
 from benchmarks.dataframes import DATAFRAMES
 from benchmarks.figures import Bench, Result, Side, Work, failures, render
@@ -78,6 +78,7 @@ WORK: tuple[Work, ...] = (
     PRODUCE,
     CONSUME,
     CONSUMER,
+    ON_LOOP,
     DATAFRAMES,
     CONNECTOR,
     TLS,

@@ -488,7 +488,7 @@ class RebalanceFailed(KlogError):
 
 class ConcurrentUse(KlogError):
     """A call to a consumer that another thread uses, to a producer within one of its calls (a signal handler), or to a
-    client of `spark_klog.aio` in another event loop than its own.
+    client of `spark_klog.aio` in another event loop than its own; a second task, or a listener, that reads from one.
     """
 
 

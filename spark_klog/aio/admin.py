@@ -7,10 +7,10 @@ from typing import Any
 
 from spark_klog.aio.driver import LoopDriver
 from spark_klog.client.admin.admin import TransactionCalls
-from spark_klog.client.admin.calls import OnLoop
 from spark_klog.client.admin.groups import GroupCalls
 from spark_klog.client.admin.topics import TopicCalls
 from spark_klog.client.admin.users import UserCalls
+from spark_klog.client.calls import OnLoop
 from spark_klog.client.requests import Steps
 from spark_klog.errors import AdminClosed
 

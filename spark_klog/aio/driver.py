@@ -64,6 +64,10 @@ class LoopDriver:
             raise ConcurrentUse(f"this {self._client} belongs to another event loop: make one for each loop")
         return loop
 
+    @property
+    def has_lost_its_loop(self) -> bool:
+        return self._loop is not None and self._loop.is_closed()
+
     def check_loop(self) -> None:
         """Raise what `loop` raises, unless the client has no loop, or a closed one: then any may close the client."""
         if self._loop is not None and not self._loop.is_closed() and not self.is_forked:
@@ -76,11 +80,7 @@ class LoopDriver:
             result: _T = await future
             return result
         finally:
-            if steps in self._running:
-                del self._running[steps]
-                self._unwatch()  # ending it may close a connection
-                steps.close()
-                self.wake()
+            self.end(steps)
 
     def start(self, steps: Steps[_T]) -> asyncio.Future[_T]:
         """Begin a request that goes on without a task; what can be done at once is done."""
@@ -92,24 +92,36 @@ class LoopDriver:
             self._round()
         return future
 
+    def end(self, steps: Steps[Any]) -> None:
+        """End a request where it waits, unless it is over."""
+        if self._running.pop(steps, None) is not None:
+            self._unwatch()  # ending it may close a connection
+            steps.close()
+            self.wake()
+
     def wake(self) -> None:
         """Have another round soon: what a request waits for may have changed."""
         if self._soon is None and self._loop is not None and not self._loop.is_closed():
             self._soon = self._loop.call_soon(self._round)
 
-    def in_thread(self, work: Callable[..., _T], *arguments: object) -> Steps[_T]:
-        """Do blocking work in a thread of the loop's executor."""
+    def begun_in_thread(self, work: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
+        """Begin blocking work in a thread of the loop's executor; `RuntimeError` if that has been shut down."""
 
         def over(done: asyncio.Future[_T]) -> None:
             if not done.cancelled():
                 done.exception()  # nobody may wait for it any more: asyncio would log that
             self.wake()
 
+        done = self.loop.run_in_executor(None, work, *arguments)
+        done.add_done_callback(over)
+        return done
+
+    def in_thread(self, work: Callable[..., _T], *arguments: object) -> Steps[_T]:
+        """Do blocking work in a thread of the loop's executor."""
         try:
-            done = self.loop.run_in_executor(None, work, *arguments)
+            done = self.begun_in_thread(work, *arguments)
         except RuntimeError:  # the program ends, and the executor has been shut down
             return work(*arguments)
-        done.add_done_callback(over)
         while not done.done():
             yield Wait(None, math.inf)
         return done.result()

@@ -125,7 +125,7 @@ class Section:
     `closing_if_interrupted`. `on_torn` is called then, unless another interrupt comes.
     """
 
-    def __init__(self, *whole: type[Exception], on_torn: Callable[[], None] | None = None) -> None:
+    def __init__(self, *whole: type[BaseException], on_torn: Callable[[], None] | None = None) -> None:
         self._whole, self._on_torn = whole, on_torn
         self.is_torn = False
         self._depth = 0

@@ -178,13 +178,16 @@ class Cluster:
         """The connection to a broker for records; `ConnectionFailed` if it is unknown or can't be reached."""
         return self._open(self.address(node), node)
 
-    def begin_connection(self, node: int) -> Connection:
+    def begin_connection(self, node: int, deadline: float | None = None) -> Connection:
         """Like `connection`, but without waiting: it may not be open yet, see `Connection.open_step`."""
-        return self._begin((*self.address(node), node))
+        return self._begin((*self.address(node), node), deadline)
 
     def plain_connection(self, node: int) -> Connection:
-        """The connection to a broker for everything but records; several requests may be in flight on it."""
-        return self._open(self.address(node))
+        """The connection to a broker for everything but records, which may not be open yet.
+
+        Several requests may be in flight on it.
+        """
+        return self._begin((*self.address(node), None))
 
     def suspect(self, node: int) -> None:
         """Note that this broker did not answer a request; `any_broker` asks it last."""

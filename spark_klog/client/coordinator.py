@@ -60,7 +60,12 @@ def _finding(
 
 def find_coordinator(cluster: Cluster, key: str, kind: int = GROUP) -> int:
     """The node id of the coordinator of a group or transactional id; `ProtocolError` if there is none now."""
-    node = find_coordinators(cluster, [key], kind)[key]
+    return run(finding_coordinator(cluster, key, kind))
+
+
+def finding_coordinator(cluster: Cluster, key: str, kind: int = GROUP, outer: Bounds | None = None) -> Steps[int]:
+    """The steps of `find_coordinator`, in these bounds."""
+    node = (yield from _finding(cluster, [key], kind, outer))[key]
     if isinstance(node, ProtocolError):
         raise node
     return node
@@ -123,10 +128,7 @@ class Coordinators:
             try:
                 with self.forgotten_on_error():
                     if (kind, key) not in self._nodes:
-                        coordinator = (yield from _finding(self._cluster, [key], kind, outer))[key]
-                        if isinstance(coordinator, ProtocolError):
-                            raise coordinator
-                        self._nodes[kind, key] = coordinator
+                        self._nodes[kind, key] = yield from finding_coordinator(self._cluster, key, kind, outer)
                     deadline = self._cluster.bounds(outer=outer).deadline
                     node = self._nodes[kind, key]
                     try:

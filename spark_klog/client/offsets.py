@@ -68,14 +68,14 @@ def list_offsets(
     """
     offsets: dict[TopicPartition, int] = {}
 
-    def ask() -> None:
-        leaders, failed = cluster.by_leader([key for key in times if key not in offsets])
-        answered, refused = _offsets_at(cluster, leaders, times, isolation_level)
+    def ask() -> Steps[None]:
+        leaders, failed = yield from cluster.asking_by_leader([key for key in times if key not in offsets])
+        answered, refused = yield from _offsets_at(cluster, leaders, times, isolation_level)
         offsets.update(answered)
         if failures := [*failed.values(), *refused.values()]:
             raise worst(failures)
 
-    cluster.attempt(ask)
+    run(cluster.attempting(ask))
     return offsets
 
 
@@ -87,6 +87,13 @@ def offsets_of_led(
     Returns the offsets, and the retriable errors of the other partitions. Raises a `ProtocolError` that is not
     retriable.
     """
+    return run(asking_offsets_of_led(cluster, times, isolation_level))
+
+
+def asking_offsets_of_led(
+    cluster: Cluster, times: Mapping[TopicPartition, int], isolation_level: int | None = None
+) -> Steps[tuple[dict[TopicPartition, int], dict[TopicPartition, KlogError]]]:
+    """The steps of `offsets_of_led`."""
 
     def leader(topic: str, partition: int) -> int | KlogError:
         node = cluster.last_leader(topic, partition)
@@ -95,7 +102,7 @@ def offsets_of_led(
         return node
 
     leaders, failed = by_node({key: leader(*key) for key in times})
-    offsets, refused = _offsets_at(cluster, leaders, times, isolation_level)
+    offsets, refused = yield from _offsets_at(cluster, leaders, times, isolation_level)
     for refusal in refused.values():
         if not is_retriable(refusal):
             raise refusal
@@ -107,18 +114,16 @@ def _offsets_at(
     leaders: Mapping[int, Sequence[TopicPartition]],
     times: Mapping[TopicPartition, int],
     isolation_level: int | None,
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KlogError]]:
+) -> Steps[tuple[dict[TopicPartition, int], dict[TopicPartition, KlogError]]]:
     """Offsets of partitions grouped by leader, and the errors of the others; `DecodeError` for any bad response."""
     offsets: dict[TopicPartition, int] = {}
     failed: dict[TopicPartition, KlogError] = {}
-    requests = {
-        node: {
-            "isolation_level": cluster.config.isolation_level if isolation_level is None else isolation_level,
-            "topics": topic_entries((key, {"timestamp": times[key]}) for key in keys),
-        }
-        for node, keys in leaders.items()
-    }
-    for node, answer in cluster.request_each(LIST_OFFSETS, requests).items():
+    requests: dict[int, tuple[int, Message]] = {}
+    for node, keys in leaders.items():
+        topics = topic_entries((key, {"timestamp": times[key]}) for key in keys)
+        level = cluster.config.isolation_level if isolation_level is None else isolation_level
+        requests[node] = node, {"isolation_level": level, "topics": topics}
+    for node, answer in (yield from cluster.asking_all(LIST_OFFSETS, requests)).items():
         try:
             if isinstance(answer, KlogError):
                 raise answer
@@ -247,13 +252,14 @@ class Uncommitted:
         self._unknown_until = time.monotonic() + (0.0 if skips_deleted else UNKNOWN_SECONDS)
         self.offsets = dict(offsets)
 
-    def answered(self, refused: Mapping[TopicPartition, ProtocolError]) -> None:
+    def answered(self, refused: Mapping[TopicPartition, ProtocolError]) -> Steps[None]:
         """Keep the refused offsets, and raise the worst error, unless nothing is left to commit."""
         self.offsets = {key: self.offsets[key] for key in refused}
         failures = dict(refused)
         unknown = [key for key in refused if refused[key].code in _UNKNOWN_TO_COORDINATORS]
         if unknown and time.monotonic() >= self._unknown_until:
-            there = self._cluster.partitions({topic for topic, _ in unknown}, missing_ok=True)
+            topics = {topic for topic, _ in unknown}
+            there = yield from self._cluster.asking_partitions(topics, missing_ok=True)
             for key in unknown:
                 topic_id = self.topic_ids.get(key[0])
                 is_another = topic_id is not None and self._cluster.topic_ids.get(key[0], topic_id) != topic_id
@@ -351,10 +357,10 @@ class GroupOffsets:
         wanted = {key: given if isinstance(given, Committed) else Committed(given) for key, given in offsets.items()}
         left = Uncommitted(self._cluster, wanted, topic_ids, skips_deleted=skips_deleted)
 
-        def ask() -> None:
-            left.answered(self.commit_once(left.offsets, left.topic_ids))
+        def ask() -> Steps[None]:
+            yield from left.answered((yield from self.committing_once(left.offsets, left.topic_ids)))
 
-        self._coordinators.attempt(ask)
+        run(self._coordinators.attempting(ask))
 
     def commit_once(
         self, offsets: Mapping[TopicPartition, Committed], topic_ids: Mapping[str, UUID] = _NO_IDS
@@ -390,14 +396,15 @@ class GroupOffsets:
 
         return self._coordinators.attempting(ask)
 
-    def committed_now(
+    def asking_committed_now(
         self, partitions: Collection[TopicPartition]
-    ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
-        """Like `committed`, but ask once: also returns the errors of single partitions, for example of those with
-        offsets in an open transaction.
+    ) -> Steps[tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]]:
+        """Like `asking_committed`, but ask once.
+
+        Also returns the errors of single partitions, for example of those with offsets in an open transaction.
         """
         with self._coordinators.forgotten_on_error():
-            return run(self._asking(partitions))
+            return (yield from self._asking(partitions))
 
     def _asking(
         self, partitions: Collection[TopicPartition] | None

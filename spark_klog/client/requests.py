@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from spark_klog.base.interrupts import closing_if_interrupted
 from spark_klog.client.net.connection import Connection, Handle
-from spark_klog.client.net.waiting import wait_until_ready
+from spark_klog.client.net.waiting import Waited, wait_until_ready
 from spark_klog.client.retry import Retry
 from spark_klog.errors import ConnectionFailed, KlogError, RequestTimedOut
 from spark_klog.protocol.codec import Message
@@ -33,14 +33,14 @@ class Wait(NamedTuple):
     connection: Connection | None
     until: float
     handle: Handle | None = None
-    #: Connections of which an event does so, too.
-    others: tuple[Connection, ...] = ()
+    #: Connections, and wakers, of which an event does so, too.
+    others: tuple[Waited, ...] = ()
     #: Waits of requests that are made at once: what ends one of them ends this one.
     parts: tuple[Wait, ...] = ()
 
     @property
-    def connections(self) -> list[Connection]:
-        own = [] if self.connection is None else [self.connection]
+    def connections(self) -> list[Waited]:
+        own: list[Waited] = [] if self.connection is None else [self.connection]
         return [*own, *self.others, *(connection for part in self.parts for connection in part.connections)]
 
     @property
@@ -182,7 +182,7 @@ class PendingRequest(Generic[_Result]):
         return None
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[Waited]:
         """The connection of which an event makes the next step possible, if any."""
         return self._wait.connections
 

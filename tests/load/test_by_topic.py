@@ -163,7 +163,7 @@ def test_what_is_up_to_date_is_not_opened(
     servers = cluster.bootstrap_servers
     opened: list[str] = []
     asked: Counter[str] = Counter()
-    real_steps, real_request = by_topic.load_steps, Cluster.request_each
+    real_steps, real_request = by_topic.load_steps, Cluster.asking_all
 
     def steps(options: LoadOptions, *arguments: Any) -> Any:
         opened.extend(options.topics)
@@ -174,7 +174,7 @@ def test_what_is_up_to_date_is_not_opened(
         return real_request(self, api, messages)
 
     monkeypatch.setattr(by_topic, "load_steps", steps)
-    monkeypatch.setattr(Cluster, "request_each", request)
+    monkeypatch.setattr(Cluster, "asking_all", request)
     loads = _loads(servers, str(tmp_path / "{topic}"), *topics)
     for expected_topics in (topics, topics[:2], []):
         opened.clear()

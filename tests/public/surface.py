@@ -63,7 +63,7 @@ MODULES = (
 #: Members of public classes that other rooms of the package call: they are not for users.
 _OF_ROOMS = {
     "Admin": "exclusive make same_coordinators",
-    "Consumer": "expect poll_chunk",
+    "Consumer": "expect make poll_chunk",
     "ErrorAnswer": "number",
     "Fault": "is_about waits_for_records",
     "KafkaStream": "consumed drop_released fail is_full put",

@@ -16,11 +16,9 @@ from spark_klog.client.admin.calls import (
     Routes,
     by_field,
     by_partition,
-    call,
     checked,
     known,
     mapped,
-    steps_of,
     whole,
 )
 from spark_klog.client.admin.groups import GroupCalls
@@ -28,6 +26,7 @@ from spark_klog.client.admin.topics import TopicCalls
 from spark_klog.client.admin.users import UserCalls
 from spark_klog.client.answers import answer_error
 from spark_klog.client.arguments import items_of, name_of, names_of, number_of, one_of, partition_of, partitions_of
+from spark_klog.client.calls import call, steps_of
 from spark_klog.client.offsets import partition_entries, topic_numbers
 from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.client.requests import Steps

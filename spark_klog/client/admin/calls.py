@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from spark_klog.base.interrupts import CallLock
 from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import POSITIVE_INT, value_of
 from spark_klog.client.answers import answer_error, by_key, worst
+from spark_klog.client.calls import Calls
 from spark_klog.client.cluster import Cluster, by_node
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
 from spark_klog.client.offsets import UNKNOWN_SECONDS
-from spark_klog.client.requests import Steps, at_once, run, unsent
+from spark_klog.client.requests import Steps, at_once, unsent
 from spark_klog.client.settings import ClientConfig, check_settings, client_config, setting_texts
 from spark_klog.errors import (
     AdminClosed,
@@ -135,46 +135,8 @@ class _Turn(CallLock):  # type: ignore[misc]  # as `CallLock`
                 self._own.end_deadlines()
 
 
-class Call(Generic[_Arguments, _Answer]):
-    """A call as types see it: an admin client on an event loop returns what is to be awaited."""
-
-    @overload
-    def __get__(self, calls: OnLoop, kind: object) -> Callable[_Arguments, Coroutine[Any, Any, _Answer]]: ...
-
-    @overload
-    def __get__(self, calls: AdminCalls, kind: object) -> Callable[_Arguments, _Answer]: ...
-
-    def __get__(self, calls: AdminCalls, kind: object) -> Any:
-        raise NotImplementedError  # `call` makes functions
-
-
-def call(method: Callable[Concatenate[Any, _Arguments], Steps[_Answer]]) -> Call[_Arguments, _Answer]:
-    """A call of an admin client, by the steps of its requests, which the client's driver makes."""
-    returned = method.__annotations__["return"]
-    method.__annotations__["return"] = returned.removeprefix("Steps[").removesuffix("]")
-
-    @functools.wraps(method)
-    def made(self: AdminCalls, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> Any:
-        return self.make(method(self, *arguments, **named))
-
-    made.steps = method  # type: ignore[attr-defined]
-    return made  # type: ignore[return-value]
-
-
-def steps_of(made: Callable[_Arguments, _Answer]) -> Callable[_Arguments, Steps[_Answer]]:
-    """The steps of a call, for another one; of one that a subclass has overridden, the call itself."""
-    steps = getattr(made.__func__, "steps", None)  # type: ignore[attr-defined]
-    if steps is None:
-        return lambda *arguments, **named: at_once(lambda: made(*arguments, **named))
-    return functools.partial(steps, made.__self__)  # type: ignore[attr-defined]
-
-
-class AdminCalls:
+class AdminCalls(Calls):
     """The base of the families of calls."""
-
-    def make(self, steps: Steps[Any]) -> Any:
-        """The result of a call, by its steps."""
-        return run(steps)
 
     def __init__(self, settings: Mapping[str, Any] | Cluster) -> None:
         if isinstance(settings, Cluster):
@@ -451,10 +413,6 @@ class AdminCalls:
         with self._turn:
             self._is_closed = True
             self.cluster.close()
-
-
-class OnLoop(AdminCalls):
-    """The base of admin clients on an event loop."""
 
 
 def _is_answered(result: object) -> bool:

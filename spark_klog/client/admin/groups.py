@@ -14,14 +14,13 @@ from spark_klog.client.admin.calls import (
     Routes,
     by_field,
     by_partition,
-    call,
     checked,
     known,
-    steps_of,
     whole,
 )
 from spark_klog.client.answers import answer_error
 from spark_klog.client.arguments import items_of, mapping_of, name_of, names_of, number_of, partition_of, partitions_of
+from spark_klog.client.calls import call, steps_of
 from spark_klog.client.offsets import Committed, GroupOffsets, topic_entries, topic_numbers
 from spark_klog.client.requests import Steps, at_once
 from spark_klog.errors import (

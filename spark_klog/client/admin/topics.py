@@ -18,10 +18,8 @@ from spark_klog.client.admin.calls import (
     Routes,
     by_field,
     by_partition,
-    call,
     entry_or_error,
     known,
-    steps_of,
 )
 from spark_klog.client.answers import answer_error
 from spark_klog.client.arguments import (
@@ -34,6 +32,7 @@ from spark_klog.client.arguments import (
     partition_of,
     partitions_of,
 )
+from spark_klog.client.calls import call, steps_of
 from spark_klog.client.offsets import topic_entries, topic_numbers
 from spark_klog.client.requests import Steps
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError

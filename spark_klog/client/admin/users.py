@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 from spark_klog.base.names import SCRAM_HASHES
-from spark_klog.client.admin.calls import AdminCalls, Entries, Outcomes, by_field, call, checked
+from spark_klog.client.admin.calls import AdminCalls, Entries, Outcomes, by_field, checked
 from spark_klog.client.answers import check_code
 from spark_klog.client.arguments import items_of, mapping_of, name_of, names_of, number_of
+from spark_klog.client.calls import call
 from spark_klog.client.requests import Steps
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode
 from spark_klog.protocol.apis import (

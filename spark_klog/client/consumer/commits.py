@@ -26,7 +26,7 @@ from spark_klog.client.offsets import (
     topics_to_commit,
     with_topic_ids,
 )
-from spark_klog.client.requests import run
+from spark_klog.client.requests import Steps, Wait, opened
 from spark_klog.errors import (
     CommitFailed,
     ErrorCode,
@@ -93,7 +93,7 @@ class Commits:
         self._failing_since = math.inf
         trace_client(self, cluster, "commit", "begin", group=config.group_id)
 
-    def commit(self, offsets: Offsets, *, skips_deleted: bool = False) -> None:
+    def commit(self, offsets: Offsets, *, skips_deleted: bool = False) -> Steps[None]:
         """Commit, and wait for the answer for up to default.api.timeout.ms. `skips_deleted`: see `Uncommitted`.
 
         `CommitFailed` if the group has rebalanced or as `committer` says, `MemberFenced`, or what `Cluster.attempt`
@@ -103,27 +103,28 @@ class Commits:
             return
         deadline = time.monotonic() + self._config.default_api_timeout_ms / 1000
         while self._under_way:
-            self._finish_first(deadline)
+            yield from self._finish_first(deadline)
         self._committer()  # whether it may commit at all, before anything is looked up
         if self.letters is not None and self.letters.due(offsets):
-            self._commit_letters(self.letters, offsets)
+            yield from self._commit_letters(self.letters, offsets)
             return
         left = Uncommitted(self._cluster, offsets, self._topic_ids(), skips_deleted=skips_deleted)
 
-        def ask() -> None:
+        def ask() -> Steps[None]:
             member = self._committer()  # its epoch may have changed meanwhile
             with self._coordinators.forgotten_on_error():
-                node = self._coordinators.node(self._group)
+                node = yield from self._coordinators.asking_node(self._group)
                 request = self._request(left.offsets, member, left.topic_ids)
-                answer = self._cluster.request(node, OFFSET_COMMIT, request)
-                left.answered(self._refused(answer, request, left.offsets, is_member=member is not None))
+                answer = yield from self._cluster.asking(node, OFFSET_COMMIT, request)
+                refused = self._refused(answer, request, left.offsets, is_member=member is not None)
+                yield from left.answered(refused)
 
-        self._cluster.attempt(ask, self._config.default_api_timeout_ms, "default.api.timeout.ms")
+        yield from self._cluster.attempting(ask, self._config.default_api_timeout_ms, "default.api.timeout.ms")
 
-    def _commit_letters(self, letters: DeadLetters, offsets: Offsets) -> None:
+    def _commit_letters(self, letters: DeadLetters, offsets: Offsets) -> Steps[None]:
         try:
             bounds = self._cluster.bounds(self._config.default_api_timeout_ms, "default.api.timeout.ms")
-            run(letters.settling(offsets, lambda: self._committer() or GroupMetadata(self._group), bounds))
+            yield from letters.settling(offsets, lambda: self._committer() or GroupMetadata(self._group), bounds)
         except ProtocolError as error:
             is_member = self._committer() is not None
             if is_member and error.code in _UNKNOWN:
@@ -132,7 +133,7 @@ class Commits:
             raise
         self._failing_since = math.inf
 
-    def begin(self, offsets: Offsets, on_done: OnCommit | None) -> None:
+    def begin(self, offsets: Offsets, on_done: OnCommit | None) -> Steps[None]:
         """Commit without waiting for the answer and without retries. `step` calls `on_done(offsets, error)`.
 
         With dead letters it waits for the answer.
@@ -140,19 +141,20 @@ class Commits:
         if self.letters is not None and self.letters.due(offsets):
             failure: KlogError | None = None
             try:
-                self._commit_letters(self.letters, offsets)
+                yield from self._commit_letters(self.letters, offsets)
             except KlogError as error:
                 failure = error
             self._tell(offsets, failure, on_done)
             return
         if len(self._under_way) >= _MOST:
-            self._finish_first(time.monotonic() + self._config.client.request_timeout_ms / 1000)
+            yield from self._finish_first(time.monotonic() + self._config.client.request_timeout_ms / 1000)
         try:
             member = self._committer()
             request = self._request(offsets, member, self._topic_ids())
-            connection = self._cluster.plain_connection(self._coordinators.node(self._group))
+            node = yield from self._coordinators.asking_node(self._group)
+            connection = self._cluster.plain_connection(node)
+            yield from opened(connection, self._cluster.deadline())
             handle = connection.send(OFFSET_COMMIT, request)
-            assert handle is not None  # it is answered
         except KlogError as error:
             self._coordinators.forget()
             self._tell(offsets, error, on_done)
@@ -160,17 +162,17 @@ class Commits:
         until = time.monotonic() + self._config.client.request_timeout_ms / 1000
         self._under_way.append(_UnderWay(connection, handle, request, offsets, member is not None, until, on_done))
 
-    def begin_by_itself(self, offsets: Offsets) -> None:
+    def begin_by_itself(self, offsets: Offsets) -> Steps[None]:
         """As `begin`, of enable.auto.commit, which logs failures.
 
         But it raises errors of dead letters that can't be retried, and others after default.api.timeout.ms: the letters
         would grow without bounds.
         """
         if self.letters is None or not self.letters.due(offsets):
-            self.begin(offsets, None)
+            yield from self.begin(offsets, None)
             return
         try:
-            self._commit_letters(self.letters, offsets)
+            yield from self._commit_letters(self.letters, offsets)
         except KlogError as error:
             now = time.monotonic()
             self._failing_since = min(self._failing_since, now)
@@ -179,10 +181,10 @@ class Commits:
                 raise
             self.log_failure(offsets, error)
 
-    def finish(self) -> None:
+    def finish(self) -> Steps[None]:
         """Wait for the commits in flight, each up to request.timeout.ms from its begin."""
         while self._under_way:
-            self._finish_first(self._cluster.deadline())
+            yield from self._finish_first(self._cluster.deadline())
 
     def give_up(self, failure: KlogError) -> None:
         """Fail the commits in flight: their answers do not come."""
@@ -194,29 +196,30 @@ class Commits:
 
     def step(self) -> None:
         """Process the answers that have arrived, in the order of the commits."""
-        while self._under_way:
-            first = self._under_way[0]
-            try:
-                if not first.connection.poll(first.handle):
-                    if time.monotonic() < first.until:
-                        return
-                    first.connection.close()
-                    raise RequestTimedOut(f"coordinator {first.connection.address} did not answer a commit in time")
-            except KlogError as error:
-                self._done(error)
-            else:
-                self._finish_first(first.until)
+        while self._under_way and self._is_over(self._under_way[0], math.inf):
+            pass
 
-    def _finish_first(self, deadline: float) -> None:
+    def _finish_first(self, deadline: float) -> Steps[None]:
         first = self._under_way[0]
+        while not self._is_over(first, deadline):
+            yield Wait(first.connection, min(first.until, deadline), first.handle)
+
+    def _is_over(self, first: _UnderWay, deadline: float) -> bool:
+        """Process the answer to the first commit if it has arrived, or fail the commit if that is too late."""
         failure: KlogError | None = None
         try:
-            answer = first.connection.receive(first.handle, min(first.until, deadline))
+            if not first.connection.poll(first.handle):
+                if time.monotonic() < min(first.until, deadline):
+                    return False
+                first.connection.close()
+                raise RequestTimedOut(f"coordinator {first.connection.address} did not answer a commit in time")
+            answer = first.connection.receive(first.handle)
             if refused := self._refused(answer, first.request, first.offsets, is_member=first.is_member):
                 raise worst(list(refused.values()))
         except KlogError as error:
             failure = error
         self._done(failure)
+        return True
 
     def _done(self, failure: KlogError | None) -> None:
         first = self._under_way.popleft()

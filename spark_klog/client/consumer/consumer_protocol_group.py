@@ -14,7 +14,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
@@ -22,10 +21,11 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.assignment import Assignment, Troubles
-from spark_klog.client.consumer.group import ConsumerGroup, HeartbeatThread, RebalanceListener
+from spark_klog.client.consumer.group import Beside, ConsumerGroup, Heartbeating, RebalanceListener
 from spark_klog.client.consumer.settings import ConsumerConfig
-from spark_klog.client.coordinator import find_coordinator
+from spark_klog.client.coordinator import finding_coordinator
 from spark_klog.client.offsets import GroupMetadata
+from spark_klog.client.requests import Steps, Wait
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import (
     ErrorCode,
@@ -75,11 +75,11 @@ class _News(NamedTuple):
     is_outside: bool = False
 
 
-class EpochHeartbeats(HeartbeatThread):
+class EpochHeartbeats(Heartbeating):
     """Heartbeats of one member, from `join` until it is lost or `stop`. Calls `on_news` when `take_news` has some."""
 
-    def __init__(self, config: ConsumerConfig, on_news: Callable[[], None]) -> None:
-        super().__init__(config, on_news)
+    def __init__(self, config: ConsumerConfig, on_news: Callable[[], None], beside: Beside | None = None) -> None:
+        super().__init__(config, on_news, beside)
         self.member_id = str(uuid4())
         #: The member's epoch: `JOIN_EPOCH` while it joins, `_OUTSIDE` before that and after a loss.
         self.epoch = _OUTSIDE
@@ -133,14 +133,14 @@ class EpochHeartbeats(HeartbeatThread):
         """Send no heartbeats until `join`."""
         with self._lock:
             self.epoch, self._news = _OUTSIDE, _News()
-            self._changed.notify_all()
+            self._tell_changes()
 
     def take_news(self) -> _News:
         with self._lock:
             news, self._news = self._news, _News()
             return news._replace(is_outside=self.epoch == _OUTSIDE)
 
-    def leave(self, cluster: Cluster) -> None:
+    def leave(self, cluster: Cluster) -> Steps[None]:
         """Send the last heartbeat, of a static member one for a while.
 
         Raises what `Cluster.request` raises, and `ProtocolError` if the member may still be in the group.
@@ -148,56 +148,59 @@ class EpochHeartbeats(HeartbeatThread):
         epoch = LEAVE_EPOCH if self._config.group_instance_id is None else STATIC_LEAVE_EPOCH
         request = {"group_id": self._group, "member_id": self.member_id, "member_epoch": epoch}
         request["instance_id"] = self._config.group_instance_id
-        answer = cluster.request(find_coordinator(cluster, self._group), CONSUMER_GROUP_HEARTBEAT, request)
+        node = yield from finding_coordinator(cluster, self._group)
+        answer = yield from cluster.asking(node, CONSUMER_GROUP_HEARTBEAT, request)
         error = answer_error(CONSUMER_GROUP_HEARTBEAT, answer["error_code"], f"leaving group {self._group}")
         if error.retriable:
             raise error
         self.may_be_known = False
 
-    # ----- the thread
+    # ----- the thread, or the loop
 
     def _beat_now(self) -> None:
         self._next_at = 0.0
-        self._changed.notify_all()
+        self._tell_changes()
 
-    def _run(self) -> None:
+    def _beating(self) -> Steps[None]:
         node: int | None = None
         attempts = 0
         with self.cluster as cluster:
-            while (request := self._due()) is not None:
+            while not self._is_stopping:
+                request = self._due()
+                if not isinstance(request, dict):
+                    yield Wait(None, request)
+                    continue
                 if request["member_epoch"] in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
-                    self._give_up(cluster)
+                    yield from self._give_up(cluster)
                     continue
                 try:
                     with cluster.within(self._config.client.request_timeout_ms):
-                        node = find_coordinator(cluster, self._group) if node is None else node
-                        self._check_version(cluster.version_of(node, CONSUMER_GROUP_HEARTBEAT), request)
+                        node = (yield from finding_coordinator(cluster, self._group)) if node is None else node
+                        version = yield from cluster.asking_version(node, CONSUMER_GROUP_HEARTBEAT)
+                        self._check_version(version, request)
                         if self.may_be_known and request["member_epoch"] == JOIN_EPOCH:
-                            self.leave(cluster)
+                            yield from self.leave(cluster)
                         self.may_be_known = True
-                        answer = cluster.request(node, CONSUMER_GROUP_HEARTBEAT, request)
+                        answer = yield from cluster.asking(node, CONSUMER_GROUP_HEARTBEAT, request)
                     self._answered(request, answer)
                     attempts = 0
                 except KlogError as error:
                     node, attempts = None, attempts + 1
                     self._failed(request, error, pause_seconds(self._config.client, attempts))
 
-    def _due(self) -> Message | None:
-        """Wait until a heartbeat is due and return it; None to stop."""
+    def _due(self) -> Message | float:
+        """The heartbeat that is due, or when one is unless something changes, a reading of `time.monotonic`."""
         longest = self._config.max_poll_interval_ms / 1000
         with self._lock:
-            while not self._is_stopping:
-                now = time.monotonic()
-                if self.epoch == _OUTSIDE:
-                    self._changed.wait()
-                elif now >= self.polled_at + longest:
-                    return {"member_epoch": LEAVE_EPOCH}
-                elif now < self._next_at:
-                    self._changed.wait(min(self._next_at, self.polled_at + longest) - now)
-                else:
-                    self._next_at = math.inf  # until the answer, unless something changes meanwhile
-                    return self._request()
-            return None
+            now = time.monotonic()
+            if self.epoch == _OUTSIDE:
+                return math.inf
+            if now >= self.polled_at + longest:
+                return {"member_epoch": LEAVE_EPOCH}
+            if now < self._next_at:
+                return min(self._next_at, self.polled_at + longest)
+            self._next_at = math.inf  # until the answer, unless something changes meanwhile
+            return self._request()
 
     def _request(self) -> Message:
         config, told = self._config, self._told
@@ -293,7 +296,7 @@ class EpochHeartbeats(HeartbeatThread):
                 self.epoch, self._news = _OUTSIDE, _News(is_lost=True, failure=error)
         self._on_news()
 
-    def _give_up(self, cluster: Cluster) -> None:
+    def _give_up(self, cluster: Cluster) -> Steps[None]:
         _log.warning(
             "no poll for max.poll.interval.ms=%d: the consumer leaves group %s",
             *(self._config.max_poll_interval_ms, self._group),
@@ -302,7 +305,7 @@ class EpochHeartbeats(HeartbeatThread):
             self.epoch, self._news = _OUTSIDE, _News(is_lost=True)
         try:
             with cluster.within(self._config.client.request_timeout_ms):
-                self.leave(cluster)
+                yield from self.leave(cluster)
         except KlogError as error:
             _log.info("leaving group %s: %s", self._group, error)
         self._on_news()
@@ -323,10 +326,15 @@ class ConsumerProtocolGroup(ConsumerGroup):
     """A consumer's work in its group by the consumer protocol."""
 
     def __init__(
-        self, config: ConsumerConfig, assignment: Assignment, on_news: Callable[[], None], troubles: Troubles
+        self,
+        config: ConsumerConfig,
+        assignment: Assignment,
+        on_news: Callable[[], None],
+        troubles: Troubles,
+        beside: Beside | None = None,
     ) -> None:
-        super().__init__(config, assignment, on_news, troubles)
-        self._heartbeats = EpochHeartbeats(config, on_news)
+        super().__init__(config, assignment, on_news, troubles, beside)
+        self._heartbeats: EpochHeartbeats = EpochHeartbeats(config, on_news, beside)
         #: What the heartbeats tell.
         self._told = Subscription()
         #: The last assignment, until the consumer has it.
@@ -350,12 +358,12 @@ class ConsumerProtocolGroup(ConsumerGroup):
             at = min(at, self._retry_at)
         return min(at, self._commit_at)
 
-    def _take_part(self) -> None:
+    def _take_part(self) -> Steps[None]:
         now = self._heartbeats.polled_at = time.monotonic()
-        self._topics.look(now)
+        yield from self._topics.look(now)
         news = self._heartbeats.take_news()
         if news.is_lost:
-            self._lose()
+            yield from self._lose()
         if news.assigned is not None:
             self._assigned, self._retry_at = news.assigned, 0.0
         if news.failure is not None:
@@ -368,21 +376,21 @@ class ConsumerProtocolGroup(ConsumerGroup):
             self._told = subscription
             self._heartbeats.subscribe(subscription)
         if self._assigned is not None and now >= self._retry_at:
-            self._reconcile(self._assigned, now)
+            yield from self._reconcile(self._assigned, now)
         if not self._heartbeats.is_failing:
             self._attempts, self._failing_since = 0, math.inf
 
-    def _reconcile(self, assigned: _Ids, now: float) -> None:
+    def _reconcile(self, assigned: _Ids, now: float) -> Steps[None]:
         """Revoke partitions that are not assigned, then take those that are."""
         if not {topic_id for topic_id, _ in assigned} <= set(self.cluster.topic_ids.values()):
-            self.cluster.metadata(None if self._told.regex else self._told.topics or None)
+            yield from self.cluster.asking_metadata(None if self._told.regex else self._told.topics or None)
         names = {topic_id: name for ids in (self._topic_ids, self.cluster.topic_ids) for name, topic_id in ids.items()}
         taken = frozenset((topic_id, number) for topic_id, number in assigned if topic_id in names)
         wanted = sorted({(names[topic_id], number) for topic_id, number in taken})
         owned = {key for key in self._assignment.partitions if (self._topic_ids.get(key[0]), key[1]) in assigned}
         revoked = sorted(set(self._assignment.partitions) - owned)
         if revoked:
-            self._revoke_in_topics(revoked, assigned)
+            yield from self._revoke_in_topics(revoked, assigned)
         if taken == assigned:
             self._assigned = None
         else:  # a new topic: other brokers may not know it yet
@@ -396,34 +404,34 @@ class ConsumerProtocolGroup(ConsumerGroup):
         )
         added = sorted(set(wanted) - owned)
         if added or not (revoked or owned):
-            self._tell(self._listener.on_assigned, added)
+            yield from self._tell(self._listener.on_assigned, added)
 
-    def _revoke_in_topics(self, revoked: list[TopicPartition], assigned: _Ids) -> None:
+    def _revoke_in_topics(self, revoked: list[TopicPartition], assigned: _Ids) -> Steps[None]:
         """Give up partitions; those of topics that have been created again are lost.
 
         Offsets are committed by the name of a topic: they would count in the new one.
         """
         kept = {topic_id for topic_id, _ in assigned}
         if gone := {topic for topic, _ in revoked if self._topic_ids.get(topic) not in kept}:
-            self.cluster.metadata(gone)
+            yield from self.cluster.asking_metadata(gone)
         again = {topic for topic in gone if self.cluster.topic_ids.get(topic) != self._topic_ids.get(topic)}
         if lost := [key for key in revoked if key[0] in again]:
             _log.warning("%s: deleted and created again; going on as auto.offset.reset says", ", ".join(sorted(again)))
-            self._revoke(lost, is_lost=True)
+            yield from self._revoke(lost, is_lost=True)
         if given_up := [key for key in revoked if key not in lost]:
-            self._revoke(given_up, is_lost=False)
+            yield from self._revoke(given_up, is_lost=False)
 
-    def _lose(self) -> None:
+    def _lose(self) -> Steps[None]:
         """Handle the loss of membership: other members may already read the partitions."""
         self._assigned = None
         self._retry_at = 0.0
         owned = list(self._assignment.partitions)
         if owned:
-            self._revoke(owned, is_lost=True)
+            yield from self._revoke(owned, is_lost=True)
 
-    def _give_up_membership(self) -> None:
+    def _give_up_membership(self) -> Steps[None]:
         self._heartbeats.forget()
-        self._lose()
+        yield from self._lose()
 
     def _as_member(self) -> GroupMetadata | None:
         epoch = self._heartbeats.epoch
@@ -437,18 +445,16 @@ class ConsumerProtocolGroup(ConsumerGroup):
     def _suspect(self) -> None:
         self._heartbeats.hurry()
 
-    def _leave(self) -> None:
+    def _leave(self) -> Steps[None]:
         """Stop heartbeats, and leave the group; a static member does so for a while (KIP-345)."""
         self._heartbeats.stop(self.cluster.deadline())
         if self._heartbeats.may_be_known:
             try:
-                leave = partial(self._heartbeats.leave, self.cluster)
-                self.cluster.attempt(leave, self._config.default_api_timeout_ms, "default.api.timeout.ms")
+                timeout_ms = self._config.default_api_timeout_ms
+                leaving = self.cluster.attempting(
+                    lambda: self._heartbeats.leave(self.cluster), timeout_ms, "default.api.timeout.ms"
+                )
+                yield from leaving
             except KlogError as error:
                 _log.info("leaving group %s: %s", self.name, error)
         self._heartbeats.forget()
-
-    def close_sockets(self) -> None:
-        """Close this process' copies of the connections, and send nothing: for a forked process."""
-        self._heartbeats.cluster.close()
-        self.cluster.close()

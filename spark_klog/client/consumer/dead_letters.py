@@ -185,7 +185,9 @@ class DeadLetters:
         headers = own + letter.headers
         if producer is not None:
             # without a span, whose context would be a header
-            type(producer).send(producer, target, raw.value, raw.key, timestamp=raw.timestamp, headers=headers)
+            kind: Any = type(producer)
+            send = getattr(kind, "send_nowait", kind.send)  # of a producer on asyncio's loop
+            send(producer, target, raw.value, raw.key, timestamp=raw.timestamp, headers=headers)
             return
         check_size(target, raw.key, raw.value, headers, _MOST_BYTES, "the limit of dead letters")
         state = self._assignment.partitions.get((record.topic, record.partition))

@@ -6,7 +6,7 @@ Arrow is imported for the first Arrow batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from itertools import repeat
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from spark_klog.base.names import ROW_FORMATS, TopicPartition
@@ -67,9 +67,13 @@ class Deserializers:
     ) -> None:
         self._serialization, self.on_bad, self._keeps_raw = serialization, on_bad, keeps_raw
         self._decoders: dict[tuple[Column, str | None], ColumnDecoder] = {}
+        chosen = serialization.by_column.values()
+        #: Whether there are schemas, for which a registry may be asked; functions of the program.
+        self.has_schemas = any(isinstance(its, str) for its in chosen)
+        self.has_functions = any(not isinstance(its, str | PlainType) for its in chosen)
 
     def lists(
-        self, topic: str, records: list[ConsumerRecord], columns: RecordColumns, most: int
+        self, topic: str, records: Iterator[ConsumerRecord], columns: RecordColumns, most: int
     ) -> Iterator[list[ConsumerRecord]]:
         """Yield lists of at most `most` of the records, whose keys and values are bytes, with deserialized ones.
 
@@ -84,8 +88,8 @@ class Deserializers:
                 source = columns.key if column == "key" else columns.value
                 assert source is not None
                 rows[column] = FetchedValues(self.decoder(column, topic), source, columns.headers, columns.count)
-        for start in range(0, len(records), most):
-            left, first = records[start : start + most], start
+        for start in range(0, columns.count, most):
+            left, first = list(islice(records, most)), start
             while left:
                 part, failure = left, None
                 fresh: dict[Column, list[Any]] = {}
@@ -201,12 +205,15 @@ class RecordDecoder:
         self._limit, self._most, self._checks_crcs = limit, most, checks_crcs
         self._deserializers = deserializers
         self._reader: RecordReader | None = None
+        #: Whether the next part is made of records that are decoded already.
+        self.is_ahead = False
 
     def parts(self, chunk: Fetched) -> Iterator[tuple[list[ConsumerRecord], int]]:
         """Yield lists of records, each with the offset after it, see `_with_ends`."""
         return _with_ends(chunk, self._lists(chunk), lambda part: part[-1].offset + 1)
 
     def _lists(self, chunk: Fetched) -> Iterator[list[ConsumerRecord]]:
+        self.is_ahead = False
         # a reader abandoned in the middle of a chunk still holds its records, so keep it only at the end
         reader, self._reader = self._reader, None
         if reader is None:
@@ -245,12 +252,14 @@ class RecordDecoder:
             columns.headers.rows(count),
             strict=False,  # repeat() has no end
         )
-        records = list(map(ConsumerRecord._make, rows))
+        records = map(ConsumerRecord._make, rows)
         if self._deserializers is not None:
             yield from self._deserializers.lists(chunk.topic, records, columns, self._most)
             return
         for start in range(0, count, self._most):
-            yield records[start : start + self._most]
+            self.is_ahead = start + self._most < count
+            yield list(islice(records, self._most))
+        self.is_ahead = False
 
 
 class ArrowDecoder:

@@ -34,7 +34,6 @@ from spark_klog.client.fetch.entries import (
     without_ids,
 )
 from spark_klog.client.net.connection import Connection, Handle
-from spark_klog.client.net.waiting import Waited, Waker, wait_until_ready
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import (
     DecodeError,
@@ -149,17 +148,14 @@ class _Source:
 
 
 class Fetches:
-    """Fetches for an `Assignment`. Only `wait` blocks.
+    """Fetches for an `Assignment`. Nothing here waits.
 
     Retriable failures are noted in the partition (see `Assigned.failed`), the others in `troubles`.
     """
 
-    def __init__(
-        self, cluster: Cluster, config: ConsumerConfig, assignment: Assignment, waker: Waker, troubles: Troubles
-    ) -> None:
+    def __init__(self, cluster: Cluster, config: ConsumerConfig, assignment: Assignment, troubles: Troubles) -> None:
         self._cluster, self._config = cluster, config
         self._assignment = assignment
-        self._waker = waker
         self._troubles = troubles
         #: Bytes to ask of a partition.
         self._least_bytes = max(config.client.partition_fetch_bytes, LEAST_BYTES)
@@ -204,12 +200,13 @@ class Fetches:
         try:
             if source.connection is None or source.connection.closed:
                 source.session.restart()
-                source.connection = self._cluster.begin_connection(source.node)
+                deadline = now + config.client.request_timeout_ms / 1000
+                source.connection = self._cluster.begin_connection(source.node, deadline)
             connection = source.connection
             if connection.must_renew:
                 if source.chunks or source is self.taken:
                     return  # SASL answers would overwrite the buffer that holds them
-                connection.renew(self._cluster.deadline())
+                connection.renew(now + config.client.request_timeout_ms / 1000)
             source.is_opening = not connection.open_step()
             if source.is_opening or connection.is_throttled:
                 until = connection.look_at if source.is_opening else connection.throttled_until
@@ -391,17 +388,15 @@ class Fetches:
         source.chunks.append(replace(chunk, offset=state.position, run=state.run))
         state.fetch_offset, state.held_run = chunk.next_offset, state.run
 
-    def wait(self, timeout: float, other: Connection | None = None) -> None:
-        """Wait up to `timeout` seconds until `step` can continue, the waker is woken, or `other` is ready."""
-        now = time.monotonic()
-        until = min(now + timeout, self._look_at)
-        waited: list[Waited] = [self._waker] if other is None else [self._waker, other]
+    def awaited(self) -> tuple[float, list[Connection]]:
+        """Until when `step` can do nothing, a reading of `time.monotonic`, unless one of the connections is ready."""
+        until, connections = self._look_at, list[Connection]()
         for source in self._sources.values():
             if source.connection is not None and (source.handle is not None or source.is_opening):
-                waited.append(source.connection)
+                connections.append(source.connection)
                 if source.handle is not None:
                     until = min(until, source.until)
-        wait_until_ready(waited, until - now)
+        return until, connections
 
     def rewind(self) -> None:
         """Drop all fetched records that were not returned; they are fetched again."""

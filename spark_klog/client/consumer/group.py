@@ -1,14 +1,19 @@
-"""What a consumer's group does by either protocol: commits, the listener, the end of a call or of the consumer."""
+"""What a consumer's group does by either protocol: commits, the listener, the end of a call or of the consumer.
+
+What waits is steps (`client/requests.py`): a consumer's call makes them, heartbeats go on beside its calls.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol
 from uuid import UUID
 
 from spark_klog.base.interrupts import between_steps
@@ -19,7 +24,9 @@ from spark_klog.client.consumer.assignment import Assignment, Troubles
 from spark_klog.client.consumer.commits import Commits
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.net.connection import Connection
+from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.offsets import Committed, GroupMetadata, GroupOffsets
+from spark_klog.client.requests import Steps, run
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import (
     CallInterrupted,
@@ -41,7 +48,7 @@ CLOSE_SECONDS = 30.0
 _CLOSE_LIMIT = "the timeout of close, at most request.timeout.ms"
 #: Seconds without an answer of any broker after which a close gives up: time to connect again after a break.
 _PATIENCE = 1.0
-#: Seconds that `HeartbeatThread.stop` waits; a request in flight then ends by request.timeout.ms.
+#: Seconds that `Heartbeating.stop` waits; a request in flight then ends by request.timeout.ms.
 _STOP_SECONDS = 5.0
 #: Seconds until the next lookup if subscribed topics do not exist, or if no broker answered.
 _MISSING_SECONDS = 1.0
@@ -53,27 +60,54 @@ class RebalanceListener:
     They may call `commit`, `seek`, `position` and so on of the consumer, but neither `poll` nor `close`. `on_revoked`
     (or `on_lost`) is also called within `close` and `unsubscribe`. What a method raises, these calls raise when their
     work is done.
+
+    For a consumer of `spark_klog.aio` methods may be coroutine functions, which may await these calls.
     """
 
-    def on_assigned(self, partitions: list[TopicPartition]) -> None:
+    def on_assigned(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
         """Called for new partitions; they start at the committed offsets unless the listener seeks."""
+        return None
 
-    def on_revoked(self, partitions: list[TopicPartition]) -> None:
+    def on_revoked(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
         """Called before partitions are given up: the last chance to commit."""
+        return None
 
-    def on_lost(self, partitions: list[TopicPartition]) -> None:
+    def on_lost(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
         """Called if another member may already own the partitions: commits fail. By default calls `on_revoked`."""
-        self.on_revoked(partitions)
+        return self.on_revoked(partitions)
 
 
-class HeartbeatThread(ABC):
-    """The thread that sends the heartbeats of one member, over a cluster of its own. Calls `on_news` if it has some."""
+class Beside(Protocol):
+    """What an event loop does for a consumer's group, in place of a thread and of plain calls."""
 
-    def __init__(self, config: ConsumerConfig, on_news: Callable[[], None]) -> None:
+    def start(self, steps: Steps[None]) -> Callable[[], None]:
+        """Make steps beside the consumer's calls; the function that is returned ends them."""
+
+    def wake(self) -> None:
+        """Go on with the steps that wait: what they wait for may have changed."""
+
+    def called(
+        self, call: Callable[[list[TopicPartition]], Awaitable[None] | None], partitions: list[TopicPartition]
+    ) -> Steps[None]:
+        """Call a listener, and wait for what is to be awaited."""
+
+
+class Heartbeating(ABC):
+    """Sends the heartbeats of one member, over a cluster of its own. Calls `on_news` if it has some.
+
+    A thread does so, or a loop (`beside`).
+    """
+
+    def __init__(self, config: ConsumerConfig, on_news: Callable[[], None], beside: Beside | None = None) -> None:
         self._config, self._group, self._on_news = config, config.group_id or "", on_news
+        self._beside = beside
+        #: Ends the steps on a loop.
+        self._end: Callable[[], None] | None = None
         #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        #: Counts what may end a wait of the steps.
+        self._changes = 0
         #: When the program has polled last: max.poll.interval.ms begins then.
         self.polled_at = time.monotonic()
         self._is_stopping = False
@@ -81,21 +115,50 @@ class HeartbeatThread(ABC):
         self.cluster = Cluster(config.client)
 
     def _start(self) -> None:
-        """Start the thread, unless it runs."""
-        if self._thread is None or not self._thread.is_alive():
+        """Start the thread, or the steps, unless they run."""
+        if self._beside is not None:
+            self._end = self._end or self._beside.start(self._beating())
+        elif self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="klog-heartbeats", daemon=True)
             self._thread.start()
 
     @abstractmethod
-    def _run(self) -> None:
+    def _beating(self) -> Steps[None]:
         """Send heartbeats until `_is_stopping`, and close the cluster."""
+
+    def _tell_changes(self) -> None:
+        """Have the steps go on; the lock is held."""
+        self._changes += 1
+        self._changed.notify_all()
+        if self._beside is not None:
+            self._beside.wake()
+
+    def _run(self) -> None:
+        """Make the steps in this thread; where they wait for no broker, `_tell_changes` ends the wait."""
+        steps = self._beating()
+        while True:
+            with self._lock:
+                changes = self._changes
+            wait = next(steps, None)
+            if wait is None:
+                return
+            pause = wait.until - time.monotonic()
+            if wait.connections:
+                if not wait.is_over:
+                    wait_until_ready(wait.connections, pause)
+                continue
+            with self._lock:
+                if self._changes == changes:
+                    self._changed.wait(None if pause == math.inf else pause)
 
     def stop(self, deadline: float) -> None:
         """Stop the thread; wait for it to the deadline, a reading of `time.monotonic`, at most 5 s."""
         with self._lock:
             self._is_stopping = True
-            self._changed.notify_all()
+            self._tell_changes()
         self.cluster.patience = 0.0
+        if self._end is not None:
+            self._end()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(max(0.0, min(_STOP_SECONDS, deadline - time.monotonic())))
 
@@ -139,7 +202,7 @@ class SubscribedTopics:
         self.look_at = -math.inf
         self._missing = []
 
-    def look(self, now: float) -> bool:
+    def look(self, now: float) -> Steps[bool]:
         """Look the topics up if it is time; return whether the member must join again.
 
         The leader joins again if a topic has new partitions, a member with a pattern if other topics match.
@@ -152,7 +215,11 @@ class SubscribedTopics:
         age = self._config.client.metadata_max_age_ms / 1000
         self.look_at = now + min(age, _MISSING_SECONDS)  # unless all is found
         must_rejoin = False
-        counts = self.count(None if self._pattern is not None else self._topics)
+        subscribed = self._topics, self._pattern
+        counts = yield from self.count(None if self._pattern is not None else self._topics)
+        if (self._topics, self._pattern) != subscribed:  # there is another subscription since
+            self.look_at = -math.inf
+            return False
         if self._pattern is not None:
             matching = {topic for topic, count in counts.items() if count and self._pattern.fullmatch(topic)}
             counts = {topic: counts.get(topic, 0) for topic in matching | self._topics}
@@ -178,12 +245,12 @@ class SubscribedTopics:
             _log.warning("group %s: no records from topics that do not exist: %s", group, ", ".join(missing))
         self._missing = missing
 
-    def count(self, topics: Collection[str] | None) -> dict[str, int]:
+    def count(self, topics: Collection[str] | None) -> Steps[dict[str, int]]:
         """Partition counts by topic, 0 for a missing one. None: all topics, by default without internal ones."""
         # brokers before Kafka 0.11 are asked for all topics, and name no missing one
         counts = dict.fromkeys(topics or (), 0)
         create = topics is not None and self._config.allow_auto_create_topics
-        for name, topic in self._cluster.metadata(topics, create=create).items():
+        for name, topic in (yield from self._cluster.asking_metadata(topics, create=create)).items():
             code = topic["error_code"]
             if code and code not in (*UNKNOWN_TOPIC, ErrorCode.LEADER_NOT_AVAILABLE):
                 raise answer_error(METADATA, code, f"topic {name}")
@@ -202,9 +269,17 @@ class ConsumerGroup(ABC):
     `on_news` ends the consumer's wait.
     """
 
+    _heartbeats: Heartbeating
+
     def __init__(
-        self, config: ConsumerConfig, assignment: Assignment, on_news: Callable[[], None], troubles: Troubles
+        self,
+        config: ConsumerConfig,
+        assignment: Assignment,
+        on_news: Callable[[], None],
+        troubles: Troubles,
+        beside: Beside | None = None,
     ) -> None:
+        self._beside = beside
         self._config, self.name = config, config.group_id or ""
         self._assignment, self._troubles, self._on_news = assignment, troubles, on_news
         self.cluster = Cluster(config.client)
@@ -242,7 +317,7 @@ class ConsumerGroup(ABC):
         """When to call `step` if nothing arrives, a reading of `time.monotonic`."""
 
     @abstractmethod
-    def _take_part(self) -> None:
+    def _take_part(self) -> Steps[None]:
         """Do what is due in the group, without waiting for other members; errors as of `step`."""
 
     @abstractmethod
@@ -258,16 +333,17 @@ class ConsumerGroup(ABC):
         return
 
     @abstractmethod
-    def _give_up_membership(self) -> None:
+    def _give_up_membership(self) -> Steps[None]:
         """Join again as after a lost session: an interrupt has ended a call halfway."""
 
     @abstractmethod
-    def _leave(self) -> None:
+    def _leave(self) -> Steps[None]:
         """Stop heartbeats, and leave the group."""
 
-    @abstractmethod
     def close_sockets(self) -> None:
         """Close this process' copies of the connections, and send nothing: for a forked process."""
+        self._heartbeats.cluster.close()
+        self.cluster.close()
 
     def _set_timer(self) -> None:
         if self._config.enable_auto_commit:
@@ -277,7 +353,7 @@ class ConsumerGroup(ABC):
     def is_subscribed(self) -> bool:
         return bool(self._topics)
 
-    def step(self, timeout_ms: float, limit: str) -> None:
+    def step(self, timeout_ms: float, limit: str) -> Steps[None]:
         """Take part in rebalances, and commit if it is time; raises what the listener has raised.
 
         Errors that can't be retried are raised at once, others after default.api.timeout.ms. Commits before a
@@ -287,7 +363,7 @@ class ConsumerGroup(ABC):
             self.commits.step()
             if self.is_subscribed:
                 try:
-                    self._take_part()
+                    yield from self._take_part()
                 except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                     if not is_retriable(error):
                         raise
@@ -298,7 +374,7 @@ class ConsumerGroup(ABC):
             ):
                 self._set_timer()
                 if offsets := self.consumed():
-                    self.commits.begin_by_itself(offsets)
+                    yield from self.commits.begin_by_itself(offsets)
         if self._listener_failure is not None:
             failure, self._listener_failure = self._listener_failure, None
             between_steps(failure)
@@ -319,7 +395,7 @@ class ConsumerGroup(ABC):
         self.cluster.end_deadlines()
         self.cluster.close()
         if self.is_subscribed:
-            self._give_up_membership()
+            run(self._give_up_membership())
         self.commits.give_up(CallInterrupted("an interrupt has ended the call that waits for the commit"))
 
     def consumed(self, keys: Collection[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
@@ -362,49 +438,60 @@ class ConsumerGroup(ABC):
             f"close one of the two"
         )
 
-    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Committed]:
+    def committed(self, partitions: Collection[TopicPartition]) -> Steps[dict[TopicPartition, Committed]]:
         """The committed offsets of the partitions that have one; waits up to default.api.timeout.ms."""
         with self.cluster.within(self._config.default_api_timeout_ms, "default.api.timeout.ms"):
-            return self._stored.committed(partitions)
+            return (yield from self._stored.asking_committed(partitions))
 
     def committed_now(
         self, partitions: Collection[TopicPartition], timeout_ms: float, limit: str
-    ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
+    ) -> Steps[tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]]:
         """Like `committed` without retries, with the errors of single partitions."""
         with self.cluster.within(timeout_ms, limit):
-            return self._stored.committed_now(partitions)
+            return (yield from self._stored.asking_committed_now(partitions))
 
-    def _revoke(self, partitions: list[TopicPartition], *, is_lost: bool) -> None:
+    def _revoke(self, partitions: list[TopicPartition], *, is_lost: bool) -> Steps[None]:
         """Give up these partitions; `is_lost` if another member may already read them."""
         try:
             if not is_lost:
                 with self.cluster.apart():
-                    self._auto_commit(partitions)
-            self._tell(self._listener.on_lost if is_lost else self._listener.on_revoked, partitions)
+                    yield from self._auto_commit(partitions)
+            yield from self._tell(self._listener.on_lost if is_lost else self._listener.on_revoked, partitions)
         finally:  # even if it is interrupted: another member gets them soon
             gone = set(partitions)
             self._assignment.set([key for key in self._assignment.partitions if key not in gone])
 
-    def _tell(self, call: Callable[[list[TopicPartition]], None], partitions: list[TopicPartition]) -> None:
+    def _tell(
+        self, call: Callable[[list[TopicPartition]], Awaitable[None] | None], partitions: list[TopicPartition]
+    ) -> Steps[None]:
         """Call the listener, and note what it raises: that must not break off the rebalance (as in Java's client)."""
         try:
             with self.cluster.apart():
-                call(partitions)
+                yield from self._called(call, partitions)
         except Exception as error:
             if self._listener_failure is None:
                 self._listener_failure = error
             else:
                 _log.warning("the rebalance listener of group %s failed again: %s", self.name, error)
 
-    def _auto_commit(self, keys: Collection[TopicPartition] | None) -> None:
+    def _called(
+        self, call: Callable[[list[TopicPartition]], Awaitable[None] | None], partitions: list[TopicPartition]
+    ) -> Steps[None]:
+        if self._beside is not None:
+            yield from self._beside.called(call, partitions)
+        elif inspect.iscoroutine(awaitable := call(partitions)):
+            awaitable.close()
+            raise TypeError("a rebalance listener's coroutine is awaited by consumers of spark_klog.aio only")
+
+    def _auto_commit(self, keys: Collection[TopicPartition] | None) -> Steps[None]:
         if not self._config.enable_auto_commit:
             return
         try:
-            self.commits.commit(self.consumed(keys), skips_deleted=True)
+            yield from self.commits.commit(self.consumed(keys), skips_deleted=True)
         except KlogError as error:
             _log.warning("offsets of group %s were not committed: %s", self.name, error)
 
-    def close(self, timeout: float = CLOSE_SECONDS, *, commits: bool = True) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS, *, commits: bool = True) -> Steps[None]:
         """Commit if enable.auto.commit is set and `commits`, call the listener, leave the group, close the connections.
 
         Like Java's clients it takes no longer than `timeout` s and request.timeout.ms, and unlike them not as long if
@@ -412,20 +499,30 @@ class ConsumerGroup(ABC):
         """
         self.cluster.patience = _PATIENCE
         longest_ms = min(1000 * max(0.0, timeout), self._config.client.request_timeout_ms)
+        failures: list[BaseException] = []
         try:
             with self.cluster.within(longest_ms, _CLOSE_LIMIT):
-                try:
-                    self.commits.finish()
-                finally:  # even if `on_done` raises
+                # even if `on_done` or the listener raises: a member that stays keeps its partitions from the others
+                for steps in (self.commits.finish(), self._last_calls(commits=commits)):
                     try:
-                        if commits:
-                            self._auto_commit(None)
-                        if self.is_subscribed and self._assignment.partitions:
-                            is_lost = self._as_member() is None
-                            call = self._listener.on_lost if is_lost else self._listener.on_revoked
-                            call(list(self._assignment.partitions))
-                    finally:  # even if the listener raises: a member that stays keeps its partitions from the others
-                        if self.is_subscribed:
-                            self._leave()
+                        yield from steps
+                    except GeneratorExit:
+                        if self.is_subscribed and self._beside is None:  # an interrupt; a loop's tasks wait no longer
+                            run(self._leave())
+                        raise
+                    except BaseException as error:
+                        failures.append(error)
+                if self.is_subscribed:
+                    yield from self._leave()
         finally:
             self.cluster.close()
+        if failures:
+            raise failures[-1]
+
+    def _last_calls(self, *, commits: bool) -> Steps[None]:
+        if commits:
+            yield from self._auto_commit(None)
+        if self.is_subscribed and self._assignment.partitions:
+            is_lost = self._as_member() is None
+            call = self._listener.on_lost if is_lost else self._listener.on_revoked
+            yield from self._called(call, list(self._assignment.partitions))

@@ -18,7 +18,8 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment, Leader, Troubles
 from spark_klog.client.consumer.group import ConsumerGroup
 from spark_klog.client.consumer.settings import ConsumerConfig
-from spark_klog.client.offsets import NO_OFFSET, Committed, by_topic, offsets_of_led
+from spark_klog.client.offsets import NO_OFFSET, Committed, asking_offsets_of_led, by_topic
+from spark_klog.client.requests import Steps
 from spark_klog.client.retry import CALL_TIMEOUT, pause_seconds
 from spark_klog.errors import (
     ConnectionFailed,
@@ -51,6 +52,7 @@ UNKNOWN_SECONDS = 0.5
 class Positions:
     """Find the missing leaders and positions of an `Assignment`; each step asks brokers and waits for the answers.
 
+    A partition that has another position since, as after a seek, is left as it is.
     Retriable failures are noted in the partition (see `Assigned.failed`), the others in `troubles`.
     """
 
@@ -63,20 +65,20 @@ class Positions:
         self.refreshed_at = -math.inf
         self._refreshes = 0
 
-    def step(self, group: ConsumerGroup | None) -> None:
+    def step(self, group: ConsumerGroup | None) -> Steps[None]:
         """Find leaders and positions that the brokers know now; `group` has the committed offsets."""
         now = time.monotonic()
         lacking = [state for state in self._assignment.partitions.values() if state.leader is None]
         is_old = now >= self.refreshed_at + self._config.client.metadata_max_age_ms / 1000
         if (lacking or (is_old and self._assignment.partitions)) and now >= self._refresh_at:
-            self._find_leaders(lacking)
+            yield from self._find_leaders(lacking)
         items = list(self._assignment.partitions.values())
         if beyond := [state for state in items if state.out_of_range is not None]:
-            self._check_ranges(beyond)
+            yield from self._check_ranges(beyond)
         if unknown := [state for state in items if state.position is None and state.leader and now >= state.retry_at]:
-            self._find_positions(unknown, group)
+            yield from self._find_positions(unknown, group)
         if unchecked := [state for state in items if state.is_unchecked and state.leader and now >= state.retry_at]:
-            self._check_epochs(unchecked)
+            yield from self._check_epochs(unchecked)
 
     def look_at(self) -> float:
         """When `step` has something to do next, a reading of `time.monotonic`."""
@@ -96,13 +98,13 @@ class Positions:
         """Look up the leaders of a new assignment without a pause after earlier look-ups."""
         self._refreshes, self._refresh_at = 0, -math.inf
 
-    def _find_leaders(self, lacking: list[Assigned]) -> None:
+    def _find_leaders(self, lacking: list[Assigned]) -> Steps[None]:
         now = time.monotonic()
         self._refreshes += 1
         self._refresh_at = now + pause_seconds(self._config.client, self._refreshes)
         try:
             topics, creates = {topic for topic, _ in self._assignment.partitions}, self._config.allow_auto_create_topics
-            metadata = self._cluster.metadata(topics, create=creates, is_retried=True)
+            metadata = yield from self._cluster.asking_metadata(topics, create=creates, is_retried=True)
         except (ConnectionFailed, RequestTimedOut) as error:
             self._troubles.note("the cluster", error)
             for state in lacking:
@@ -110,7 +112,9 @@ class Positions:
             return
         self.refreshed_at = now
         recreated: set[str] = set()
-        for state in self._assignment.partitions.values():
+        for state in list(self._assignment.partitions.values()):
+            if state.topic not in topics:
+                continue  # it was assigned meanwhile
             failure = self._take_leader(state, metadata.get(state.topic))
             if state.is_recreated:
                 self._begin_again(state, is_told=state.topic in recreated)
@@ -166,14 +170,15 @@ class Positions:
         state.failed(recreated, self._config.client)
         state.leader = None
 
-    def _find_positions(self, unknown: list[Assigned], group: ConsumerGroup | None) -> None:
+    def _find_positions(self, unknown: list[Assigned], group: ConsumerGroup | None) -> Steps[None]:
+        runs = {state.key: state.run for state in unknown}
         asked = [state.key for state in unknown if state.start is None]
         known: Mapping[TopicPartition, Committed] = {}
         if asked and group is not None:
             timeout_ms = 1000 * (self._cluster.deadline() - time.monotonic())
             failed: Mapping[TopicPartition, KlogError]
             try:
-                known, failed = group.committed_now(asked, timeout_ms, CALL_TIMEOUT)
+                known, failed = yield from group.committed_now(asked, timeout_ms, CALL_TIMEOUT)
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 failed = dict.fromkeys(asked, error)
             for state in unknown:
@@ -183,7 +188,7 @@ class Positions:
                     if not is_retriable(failure):
                         raise failure
                     state.failed(failure, self._config.client)
-            unknown = [state for state in unknown if state.key not in failed]
+            unknown = [state for state in unknown if state.key not in failed and state.run == runs[state.key]]
         now_ms = round(time.time() * 1000)
         times = {}
         for state in unknown:
@@ -199,8 +204,11 @@ class Positions:
                 self._troubles.final.append(missing)
             else:
                 times[state.key] = state.start
-        for key, offset in self._offsets(times).items():
-            state = self._assignment.partitions[key]
+        states = {state.key: state for state in unknown}
+        for key, offset in (yield from self._offsets(times)).items():
+            state = states[key]
+            if state.run != runs[key]:
+                continue
             if offset == NO_OFFSET and times[key] != LATEST:
                 state.start = LATEST  # no record is that late
                 continue
@@ -210,18 +218,18 @@ class Positions:
 
     def _offsets(
         self, times: Mapping[TopicPartition, int], isolation_level: int | None = None
-    ) -> dict[TopicPartition, int]:
+    ) -> Steps[dict[TopicPartition, int]]:
         """Offsets by ListOffsets, see `list_offsets`; partitions that fail are noted and left out."""
         if not times:
             return {}
-        offsets, failed = offsets_of_led(self._cluster, times, isolation_level)
+        offsets, failed = yield from asking_offsets_of_led(self._cluster, times, isolation_level)
         for key, error in failed.items():
-            state = self._assignment.partitions[key]
-            self._troubles.note(state.name, error)
-            state.failed(error, self._config.client)
+            if (state := self._assignment.partitions.get(key)) is not None:
+                self._troubles.note(state.name, error)
+                state.failed(error, self._config.client)
         return offsets
 
-    def _check_epochs(self, unchecked: list[Assigned]) -> None:
+    def _check_epochs(self, unchecked: list[Assigned]) -> Steps[None]:
         """Ask leaders whether they have the records before the positions; go back to where the logs diverge.
 
         `DecodeError` for a bad response.
@@ -230,15 +238,16 @@ class Positions:
         for state in unchecked:
             assert state.leader is not None
             by_node.setdefault(state.leader.node, {})[state.key] = state
-        requests = {}
+        requests: dict[int, tuple[int, Message]] = {}
+        runs = {state.key: state.run for state in unchecked}
         for node, items in by_node.items():
             entries = (
                 (key, {"partition": key[1], "current_leader_epoch": state.leader_epoch, "leader_epoch": state.epoch})
                 for key, state in items.items()
             )
             topics = [{"topic": topic, "partitions": some} for topic, some in by_topic(entries).items()]
-            requests[node] = {"replica_id": _CONSUMER, "topics": topics}
-        for node, answer in self._cluster.request_each(OFFSET_FOR_LEADER_EPOCH, requests).items():
+            requests[node] = node, {"replica_id": _CONSUMER, "topics": topics}
+        for node, answer in (yield from self._cluster.asking_all(OFFSET_FOR_LEADER_EPOCH, requests)).items():
             items = by_node[node]
             ends: Mapping[TopicPartition, Message | KlogError | None]
             if isinstance(answer, UnsupportedVersionError):  # before 0.11
@@ -256,7 +265,8 @@ class Positions:
                 except ProtocolError as error:
                     ends = dict.fromkeys(items, error)
             for key, end in ends.items():
-                self._check_epoch(items[key], end)
+                if items[key].run == runs[key]:
+                    self._check_epoch(items[key], end)
 
     def _check_epoch(self, state: Assigned, end: Message | KlogError | None) -> None:
         """Compare a position with the end of its epoch at the leader; None if the broker can't tell."""
@@ -280,18 +290,21 @@ class Positions:
         state.is_unchecked = False
         state.succeeded()
 
-    def _check_ranges(self, beyond: list[Assigned]) -> None:
+    def _check_ranges(self, beyond: list[Assigned]) -> Steps[None]:
         """Ask leaders for the range of offsets: a broker that has just lost or gained a partition may be wrong."""
         wanted = {
             state.key: state for state in beyond if state.position == state.out_of_range and state.leader is not None
         }
+        runs = {state.key: state.run for state in beyond}
         for state in beyond:
             state.out_of_range = None
-        first = self._offsets(dict.fromkeys(wanted, EARLIEST))
-        last = self._offsets(dict.fromkeys(first, LATEST), READ_UNCOMMITTED)  # positions may be in open transactions
+        first = yield from self._offsets(dict.fromkeys(wanted, EARLIEST))
+        # positions may be in open transactions
+        last = yield from self._offsets(dict.fromkeys(first, LATEST), READ_UNCOMMITTED)
         for key, end in last.items():
             state, offset = wanted[key], wanted[key].position
-            assert offset is not None
+            if offset is None or state.run != runs[key]:
+                continue
             if first[key] <= offset <= end:
                 continue
             error = OffsetOutOfRange(*key, (offset, offset + 1), (first[key], end))

@@ -57,6 +57,8 @@ from spark_klog.wire.primitives import SIZE, Buffer, frame_size
 _log = logging.getLogger(__name__)
 _FIRST_BUFFER = 64 * 1024
 _RECEIVE_BUFFER = 4 * 1024 * 1024
+#: Bytes of a frame to read at once.
+_MOST_AT_ONCE = 1024 * 1024
 #: Buffers that one call of the socket takes.
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 #: Stands for the correlation id of a bare SASL token, which has none.
@@ -167,10 +169,11 @@ class FrameStream:
         self._fill(self._size or SIZE.size)
 
     def _fill(self, size: int) -> bool:
-        """Read until the buffer has `size` bytes; False if they have not arrived.
+        """Read until the buffer has `size` bytes; False if they have not arrived, or not all are read yet.
 
         It grows only as bytes arrive, whatever size a broker claims.
         """
+        enough = self._filled + _MOST_AT_ONCE
         while self._filled < size:
             if self._filled == len(self.buffer):
                 grown = bytearray(min(size, 4 * len(self.buffer)))
@@ -184,6 +187,8 @@ class FrameStream:
             if received == 0:
                 raise ConnectionResetError(f"closed by the broker after {self._filled} of {size} bytes")
             self._filled += received
+            if enough <= self._filled < size:  # an event comes at once; an event loop's other tasks come between
+                return False
         return True
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from spark_klog.base.names import ROW_FORMATS, TopicPartition
 from spark_klog.base.settings import INT64_MAX
 from spark_klog.client.cluster import Cluster, numbers_of
-from spark_klog.client.net.connection import Connection
+from spark_klog.client.net.waiting import Waited
 from spark_klog.client.producer.receipts import OnDelivery, Receipt
 from spark_klog.client.requests import PendingRequest, Steps, retried
 from spark_klog.client.retry import Retry
@@ -243,7 +243,7 @@ class PartitionChoice:
         return self._renewal.look_at if self._renewal.under_way else self._old_at
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[Waited]:
         return self._renewal.connections if self._renewal.under_way else []
 
     def refresh(self) -> bool:

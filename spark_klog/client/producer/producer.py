@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.arguments import mapping_of, name_of, partition_of
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.net.connection import Connection
-from spark_klog.client.net.waiting import wait_until_ready
+from spark_klog.client.net.waiting import Waited, wait_until_ready
 from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.client.producer.core import LAST_ABORT_MS, ProducerCore, producer_settings, unclosed
 from spark_klog.client.producer.intake import (
@@ -260,7 +259,7 @@ class Producer(ProducerCore):
         if self._sender.size >= self._room:
             raise self._exhausted(self._sender.size, f"a record for {topic}-{partition}")
 
-    def _work(self) -> tuple[float, Collection[Connection]]:
+    def _work(self) -> tuple[float, Collection[Waited]]:
         """Do what is due, in the thread; return seconds and connections to wait for."""
         if self._is_closed:
             return math.inf, ()

@@ -26,7 +26,7 @@ from typing import Any
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.connection import Connection, Handle
-from spark_klog.client.net.waiting import wait_until_ready
+from spark_klog.client.net.waiting import Waited, wait_until_ready
 from spark_klog.client.producer.outcomes import UNREACHABLE, Outcomes
 from spark_klog.client.producer.queues import Batch, Queue
 from spark_klog.client.producer.receipts import Receipt, fresh
@@ -266,7 +266,7 @@ class Sender:
         """Deliver until all batches take less than buffer.memory, up to `until`, a reading of `time.monotonic`."""
         self._deliver(lambda: not self.size or self.size < self._config.buffer_memory, until)
 
-    def step(self) -> tuple[float, list[Connection]]:
+    def step(self) -> tuple[float, list[Waited]]:
         """Do what can be done without waiting; return seconds and connections to wait for until the next step."""
         self.check()
         now = time.monotonic()
@@ -485,7 +485,7 @@ class Sender:
             "topic_data": [{"name": topic, "partition_data": data} for topic, data in topics.items()],
         }
 
-    def _connections(self) -> list[Connection]:
+    def _connections(self) -> list[Waited]:
         """The connections with requests in flight, those being opened, and those that partitions wait for."""
         connections = [connection for request in self._asking for connection in request.connections]
         for broker in self._brokers.values():

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 from spark_klog.base.interrupts import ORDERLY, CallLock, Section
 from spark_klog.client.forks import Maker
-from spark_klog.client.net.connection import Connection
-from spark_klog.client.net.waiting import Waker, wait_until_ready
+from spark_klog.client.net.waiting import Waited, Waker, wait_until_ready
 from spark_klog.errors import ConcurrentUse, ProducerClosed, RequestTimedOut
 
 _log = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ class Background:
     def __init__(
         self,
         turns: Turns,
-        work: Callable[[], tuple[float, Collection[Connection]]],
+        work: Callable[[], tuple[float, Collection[Waited]]],
         after: Callable[[], object],
     ) -> None:
         self._turns, self._work, self._after = turns, work, after

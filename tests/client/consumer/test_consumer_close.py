@@ -16,6 +16,8 @@ from spark_klog.errors import ConsumerClosed
 from tests.support.clients.consumers import SECONDS, Server, short
 from tests.support.servers.broker import KlogBroker
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 #: Seconds: well above the time that close should take, and below its timeout.
 _MIDDLE = 20.0
 
@@ -77,6 +79,7 @@ def test_a_silent_broker_is_waited_for_up_to_the_timeout(tmp_path: Path, caplog:
     assert any("the timeout of close" in text for text in said)
 
 
+@pytest.mark.parametrize("driver", ["thread"], indirect=True)
 def test_two_threads_may_close_at_once(tmp_path: Path) -> None:
     """The end of a block closes the consumer while another thread's `close`, which ended the block, has just begun."""
     failures: list[BaseException] = []

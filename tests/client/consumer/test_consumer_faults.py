@@ -10,10 +10,14 @@ import socketserver
 import threading
 import time
 
+import pytest
+
 from spark_klog.client import Consumer
 from spark_klog.errors import ErrorCode, KlogError, NoOffsetForPartition, OffsetOutOfRange, RecordTooLarge
 from tests.support.brokers import faults
 from tests.support.brokers.scripted_broker import ScriptedCluster
+
+pytestmark = pytest.mark.usefixtures("driver")
 
 _APIS = ("ApiVersions", "Metadata", "ListOffsets", "Fetch", "Fetch", "Fetch", "Fetch")
 _CODES = [int(code) for code in ErrorCode if code] + [999]

@@ -12,7 +12,7 @@ from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.checker.interrupts import Interrupt
 from tests.support.clients.consumers import SECONDS
 
-_MODULES = tuple(f"consumer/{name}.py" for name in ("consumer", "fetches", "decoding", "positions"))
+_MODULES = tuple(f"consumer/{name}.py" for name in ("consumer", "core", "fetches", "decoding", "positions"))
 #: Functions where a call begins or ends: it has not touched the records, or the caller has them.
 _OUTSIDE = ("poll", "poll_arrow", "used", "_next", "begin")
 #: Each round interrupts this many lines later than the one before.

@@ -18,6 +18,8 @@ from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.clients.consumers import SECONDS, Server, next_offsets, short
 from tests.support.servers.broker import KlogBroker
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 _FIRST_SEED = int(os.environ.get("SPARK_KLOG_SEED", "0"))
 _RUNS = int(os.environ.get("SPARK_KLOG_RUNS", "2"))
 _PARTITIONS, _NODES, _ROUNDS, _CALLS = 4, 3, 20, 8

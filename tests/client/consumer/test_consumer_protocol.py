@@ -19,6 +19,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
 from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.offsets import GroupOffsets
+from spark_klog.client.requests import run
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ErrorCode, ProtocolError
 from spark_klog.protocol.apis import CONSUMER_GROUP_DESCRIBE
@@ -27,6 +28,8 @@ from tests.support.clients.consumers import SECONDS, Server, short
 from tests.support.servers.broker import KlogBroker
 from tests.support.servers.kafka import NEWEST
 from tests.support.servers.shared_kafka import SharedKafkas
+
+pytestmark = pytest.mark.usefixtures("driver")
 
 
 @pytest.fixture(scope="module", params=["klog", pytest.param(NEWEST, marks=pytest.mark.peer)])
@@ -216,7 +219,7 @@ def test_offsets_are_read_in_the_members_epoch(server: Server) -> None:
         ):
             stored = GroupOffsets(cluster, known.group, reader=partial(copy, other))
             with pytest.raises(ProtocolError) as raised:
-                stored.committed_now([(topic, 0)])
+                run(stored.asking_committed_now([(topic, 0)]))
             assert (raised.value.code, raised.value.retriable) == (code, True)
     member.consumer.close()
 
@@ -259,6 +262,7 @@ def test_a_partition_that_was_assigned_and_taken_back_before_a_poll(server: Serv
         member.consumer.close()
 
 
+@pytest.mark.parametrize("driver", ["thread"], indirect=True)
 def test_a_member_begins_anew_after_an_interrupt(server: Server) -> None:
     """The coordinator still knows it, and Kafka fences a member that joins twice."""
     topic = server.topic(2)

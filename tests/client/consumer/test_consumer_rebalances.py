@@ -20,10 +20,13 @@ from spark_klog.client.consumer.classic_group import Heartbeats
 from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.offsets import GroupMetadata
+from spark_klog.client.requests import Steps, at_once
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ConsumerClosed, ErrorCode, KlogError
 from spark_klog.protocol.apis import CREATE_PARTITIONS, JOIN_GROUP
 from tests.support.clients.consumers import SECONDS, Ours, Server, is_shared, poll_until, short
+
+pytestmark = pytest.mark.usefixtures("driver")
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +194,13 @@ def test_heartbeats_of_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> N
     """Those of the one before have ended, and the thread sleeps."""
     beats: Queue[int] = Queue()
 
-    def beat(_: object, __: object, node: int, member: GroupMetadata) -> ErrorCode:
+    def beat(_: object, __: object, node: int, member: GroupMetadata) -> Steps[ErrorCode]:
         beats.put(member.generation)
         return ErrorCode.NONE
+        yield
 
     monkeypatch.setattr(Heartbeats, "_beat", beat)
-    monkeypatch.setattr(group_module, "find_coordinator", lambda *_: 0)
+    monkeypatch.setattr(group_module, "finding_coordinator", lambda *_: at_once(lambda: 0))
     settings = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "heartbeat.interval.ms": 1}
     heartbeats = Heartbeats(consumer_config(settings), lambda: None)
     changed = heartbeats._changed = _Reported(heartbeats._lock)

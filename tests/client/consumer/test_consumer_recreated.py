@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any, cast
 from uuid import UUID
 
@@ -13,9 +12,12 @@ from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
 from spark_klog.client.consumer.group import RebalanceListener
+from spark_klog.client.requests import Steps
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ProtocolError, TopicRecreated
 from tests.support.clients.topics import make_topic
+
+pytestmark = pytest.mark.usefixtures("driver")
 
 _SECONDS = 30.0
 
@@ -60,14 +62,15 @@ def test_the_new_topic_is_read_from_its_beginning(
         assert "deleted and created again" in caplog.text
 
         # a lagging broker may still report the former id: the consumer must not take that for a third topic
-        real = Cluster.metadata
+        real = Cluster.asking_metadata
 
-        def lagging(asked: Cluster, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+        def lagging(asked: Cluster, *args: Any, **kwargs: Any) -> Steps[dict[str, Any]]:
             looks[0] += 1
-            return {name: found | {"topic_id": former} for name, found in real(asked, *args, **kwargs).items()}
+            answer = yield from real(asked, *args, **kwargs)
+            return {name: found | {"topic_id": former} for name, found in answer.items()}
 
         with monkeypatch.context() as patch:
-            patch.setattr(Cluster, "metadata", lagging)
+            patch.setattr(Cluster, "asking_metadata", lagging)
             deadline = time.monotonic() + _SECONDS
             while looks[0] < 2:
                 assert consumer.poll(0.1) == []

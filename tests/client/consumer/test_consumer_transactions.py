@@ -20,6 +20,8 @@ from spark_klog.errors import CommitFailed, ErrorCode, ProtocolError
 from tests.support.clients.consumers import SECONDS, Server, next_offsets, running, servers, short
 from tests.support.servers.shared_kafka import SharedKafkas
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 
 @pytest.fixture(scope="module", params=servers("3.9.1"))
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:

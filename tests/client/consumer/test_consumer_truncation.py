@@ -17,6 +17,8 @@ from tests.support.clients.consumers import SECONDS, Server, running, short
 from tests.support.servers.kafka import NEWEST
 from tests.support.servers.shared_kafka import SharedKafkas
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 _OLD, _NEW = [b"old-%d" % number for number in range(20)], [b"new-%d" % number for number in range(20)]
 
 

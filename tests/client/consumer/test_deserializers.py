@@ -46,6 +46,8 @@ from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.wire.primitives import append_varlong
 from tests.support.clients.topics import make_topic
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 _V1 = {
     "type": "record",
     "name": "shop.Order",

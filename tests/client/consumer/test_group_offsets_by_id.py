@@ -19,6 +19,8 @@ from tests.support.clients.topics import make_topic
 from tests.support.servers.kafka import NEWEST
 from tests.support.servers.shared_kafka import SharedKafkas
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 
 @pytest.fixture(scope="module", params=["klog", pytest.param(NEWEST, marks=pytest.mark.peer)])
 def servers(request: pytest.FixtureRequest, module_server_dir: Any, shared_kafkas: SharedKafkas) -> Iterator[str]:

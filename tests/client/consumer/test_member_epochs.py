@@ -21,6 +21,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer import consumer_protocol_group
 from spark_klog.client.consumer.consumer_protocol_group import EpochHeartbeats
 from spark_klog.client.consumer.settings import consumer_config
+from spark_klog.client.requests import Steps, at_once, run
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
 from spark_klog.protocol.apis import CONSUMER_GROUP_HEARTBEAT
@@ -28,6 +29,8 @@ from spark_klog.protocol.schema import Api
 from tests.support.brokers.faults import run_seeds
 from tests.support.clients.consumer_protocol import Member, evict, poll_until
 from tests.support.clients.consumers import SECONDS, Server, short
+
+pytestmark = pytest.mark.usefixtures("driver")
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +118,13 @@ def test_a_leave_that_is_refused_is_sent_again(monkeypatch: pytest.MonkeyPatch) 
     """A member that joins again has to have left: Kafka fences one that joins twice."""
     config = consumer_config({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "group.protocol": "consumer"})
     heartbeats, codes = EpochHeartbeats(config, lambda: None), [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.NOT_COORDINATOR]
-    monkeypatch.setattr(consumer_protocol_group, "find_coordinator", lambda *_: 0)
-    monkeypatch.setattr(Cluster, "request", lambda *_: {"error_code": codes.pop()})
+    monkeypatch.setattr(consumer_protocol_group, "finding_coordinator", lambda *_: at_once(lambda: 0))
+    monkeypatch.setattr(Cluster, "asking", lambda *_: at_once(lambda: {"error_code": codes.pop()}))
     heartbeats.may_be_known = True
     with pytest.raises(ProtocolError, match="leaving group g: NOT_COORDINATOR"):
-        heartbeats.leave(heartbeats.cluster)
+        run(heartbeats.leave(heartbeats.cluster))
     assert heartbeats.may_be_known
-    heartbeats.leave(heartbeats.cluster)
+    run(heartbeats.leave(heartbeats.cluster))
     assert not heartbeats.may_be_known
 
 
@@ -149,12 +152,12 @@ def test_a_loss_within_a_step_is_told_before_the_member_joins_again(
 
 def test_a_coordinator_that_resolves_no_regular_expressions(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of Kafka 3.7 to 3.9: they would ignore it."""
-    version_of = Cluster.version_of
+    version_of = Cluster.asking_version
 
-    def old(cluster: Cluster, node: int, api: Api) -> int:
-        return 0 if api is CONSUMER_GROUP_HEARTBEAT else version_of(cluster, node, api)
+    def old(cluster: Cluster, node: int, api: Api) -> Steps[int]:
+        return at_once(lambda: 0) if api is CONSUMER_GROUP_HEARTBEAT else version_of(cluster, node, api)
 
-    monkeypatch.setattr(Cluster, "version_of", old)
+    monkeypatch.setattr(Cluster, "asking_version", old)
     topic = server.topic(1)
     member = Member(server, f"^{topic}", topic)
     with pytest.raises(UnsupportedVersionError, match=r"Kafka does from 4\.0 on: set group\.protocol=classic"):
@@ -286,7 +289,8 @@ class Player(RebalanceListener):
 
     def interrupt(self) -> None:
         assert self.consumer._group is not None
-        self.consumer._group.mend()
+        if self.consumer._group._beside is None:  # on a loop what a poll has begun goes on
+            self.consumer._group.mend()
 
     def evict(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future, TimeoutError as Late
@@ -11,9 +12,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from spark_klog.aio import Admin, Producer
+from spark_klog.aio import Admin, Consumer, Producer
 from spark_klog.aio.driver import LoopDriver
-from spark_klog.client import RecordMetadata
+from spark_klog.base.names import TopicPartition
+from spark_klog.client import RebalanceListener, RecordMetadata
 from spark_klog.errors import BufferExhausted, DeliveryPending
 
 _T = TypeVar("_T")
@@ -93,10 +95,10 @@ class Rounds:
 class _OnLoop:
     """A client, opened in the thread of a loop of its own, where its calls are made."""
 
-    def __init__(self, kind: type[Admin | Producer], settings: Mapping[str, Any]) -> None:
+    def __init__(self, kind: type[Admin | Consumer | Producer], settings: Mapping[str, Any], **named: Any) -> None:
         self._loop = Loop()
         try:
-            self._client: Any = kind(settings)
+            self._client: Any = kind(settings, **named)
             self._loop.run(self._client.__aenter__())
         except BaseException:
             self._loop.close()
@@ -105,7 +107,12 @@ class _OnLoop:
     def __getattr__(self, name: str) -> Any:
         """The calls that are not written here, by the same names."""
         call = getattr(self._client, name)
-        return (lambda *arguments, **named: self._loop.run(call(*arguments, **named))) if callable(call) else call
+
+        async def made(*arguments: Any, **named: Any) -> Any:
+            result = call(*arguments, **named)
+            return await result if inspect.isawaitable(result) else result
+
+        return (lambda *arguments, **named: self._loop.run(made(*arguments, **named))) if callable(call) else call
 
 
 class LoopAdmin(_OnLoop):
@@ -123,6 +130,48 @@ class LoopAdmin(_OnLoop):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Listener(RebalanceListener):
+    """Calls a listener in a thread, where it may call a `LoopConsumer`."""
+
+    def __init__(self, listener: RebalanceListener) -> None:
+        self._listener = listener
+
+    async def on_assigned(self, partitions: list[TopicPartition]) -> None:
+        await asyncio.to_thread(self._listener.on_assigned, partitions)
+
+    async def on_revoked(self, partitions: list[TopicPartition]) -> None:
+        await asyncio.to_thread(self._listener.on_revoked, partitions)
+
+    async def on_lost(self, partitions: list[TopicPartition]) -> None:
+        await asyncio.to_thread(self._listener.on_lost, partitions)
+
+
+class LoopConsumer(_OnLoop):
+    """The consumer of `spark_klog.aio`, whose calls are made in the loop's thread."""
+
+    def __init__(self, settings: Mapping[str, Any], **named: Any) -> None:
+        super().__init__(Consumer, settings, **named)
+
+    def subscribe(self, topics: Any, listener: Any = None) -> None:
+        listener = _Listener(listener) if isinstance(listener, RebalanceListener) else listener
+        self.__getattr__("subscribe")(topics, listener)
+
+    def close(self, timeout: float = 30.0) -> None:
+        try:
+            self._loop.run(self._client.close(timeout))
+        finally:
+            self._loop.close()
+
+    def __enter__(self) -> LoopConsumer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            self._loop.run(self._client.__aexit__(kind, *rest))
+        finally:
+            self._loop.close()
 
 
 class LoopDelivery:

@@ -1,0 +1,58 @@
+"""Calls of clients as steps, which a waiting thread makes, or an event loop (`spark_klog.aio`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from spark_klog.client.requests import Steps, at_once, run
+
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
+
+
+class Calls:
+    """The base of clients whose calls are made by `call`."""
+
+    def make(self, steps: Steps[Any]) -> Any:
+        """The result of a call, by its steps."""
+        return run(steps)
+
+
+class OnLoop(Calls):
+    """The base of clients on an event loop."""
+
+
+class Call(Generic[_Arguments, _Answer]):
+    """A call as types see it: a client on an event loop returns what is to be awaited."""
+
+    @overload
+    def __get__(self, calls: OnLoop, kind: object) -> Callable[_Arguments, Coroutine[Any, Any, _Answer]]: ...
+
+    @overload
+    def __get__(self, calls: Calls, kind: object) -> Callable[_Arguments, _Answer]: ...
+
+    def __get__(self, calls: Calls, kind: object) -> Any:
+        raise NotImplementedError  # `call` makes functions
+
+
+def call(method: Callable[Concatenate[Any, _Arguments], Steps[_Answer]]) -> Call[_Arguments, _Answer]:
+    """A call of a client, by the steps of its requests, which the client's driver makes."""
+    returned = method.__annotations__["return"]
+    method.__annotations__["return"] = returned.removeprefix("Steps[").removesuffix("]")
+
+    @functools.wraps(method)
+    def made(self: Calls, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> Any:
+        return self.make(method(self, *arguments, **named))
+
+    made.steps = method  # type: ignore[attr-defined]
+    return made  # type: ignore[return-value]
+
+
+def steps_of(made: Callable[_Arguments, _Answer]) -> Callable[_Arguments, Steps[_Answer]]:
+    """The steps of a call, for another one; of one that a subclass has overridden, the call itself."""
+    steps = getattr(made.__func__, "steps", None)  # type: ignore[attr-defined]
+    if steps is None:
+        return lambda *arguments, **named: at_once(lambda: made(*arguments, **named))
+    return functools.partial(steps, made.__self__)  # type: ignore[attr-defined]

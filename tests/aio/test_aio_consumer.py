@@ -1,0 +1,327 @@
+"""What only the asyncio consumer promises: cancellation, tasks, listeners, loops; the rest by the fixture `driver`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from typing import Any
+
+import pytest
+
+from spark_klog.aio import Consumer
+from spark_klog.base.names import TopicPartition
+from spark_klog.client import Admin, Producer, RebalanceListener
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConcurrentUse, ConfigError, ConsumerClosed, KlogError, WokenUp
+from tests.support.brokers.scripted_broker import ScriptedCluster
+from tests.support.clients.on_loop import Rounds, run
+
+#: Seconds in which anything ends that should not wait.
+_PATIENCE = 60.0
+A = ("t", 0)
+VALUES = [b"%d" % number for number in range(12)]
+
+
+@asynccontextmanager
+async def reading(servers: str, **more: str) -> AsyncIterator[Consumer]:
+    settings = {name.replace("_", "."): value for name, value in more.items()}
+    base = {"bootstrap.servers": servers, "auto.offset.reset": "earliest", "fetch.max.wait.ms": "10"}
+    async with Consumer({**base, **settings}) as consumer:
+        yield consumer
+
+
+@pytest.fixture
+def brokers() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster({"t": 1}) as cluster:
+        cluster.append("t", 0, VALUES, size=6)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    settings = {"group.min.session.timeout.ms": "100", "group.initial.rebalance.delay.ms": "0"}
+    with EmbeddedCluster(settings=settings) as cluster:
+        yield cluster.bootstrap_servers
+
+
+def _topic(servers: str, name: str, values: list[bytes] = VALUES) -> str:
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topic(name, 1)
+    with Producer({"bootstrap.servers": servers}) as producer:
+        for value in values:
+            producer.send(name, value)
+    return name
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + _PATIENCE
+    while not condition():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.005)
+
+
+def test_a_position_moves_with_each_record(brokers: ScriptedCluster) -> None:
+    async def main() -> None:
+        async with reading(brokers.bootstrap_servers, max_poll_records="5") as consumer:
+            consumer.assign([A])
+            async for record in consumer:
+                assert await consumer.position(*A) == record.offset + 1
+                if record.offset == 2:
+                    break
+            assert [record.value for record in await consumer.poll()] == VALUES[3:5]
+            assert (await anext(consumer)).value == VALUES[5]
+            batch = await consumer.poll_arrow()
+            assert batch is not None
+            assert batch.column("value").to_pylist() == VALUES[6:]
+            consumer.seek(*A, 1)
+            assert [record.value for record in await consumer.poll()] == VALUES[1:6]
+            consumer.seek(*A, 7)
+            assert (await anext(consumer)).value == VALUES[7]
+            consumer.pause([A])
+            assert await consumer.poll(0.05) == []
+            consumer.resume([A])
+            assert (await anext(consumer)).value == VALUES[8]
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["each", "poll", "poll_arrow"])
+def test_a_read_that_is_cancelled_at_any_round(
+    kind: str, brokers: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever wait of the calls a cancellation ends: each record is returned once, and the next call goes on."""
+    rounds = Rounds(monkeypatch)
+    monkeypatch.setattr("spark_klog.aio.consumer._QUICKLY_DECODED", 0)  # by threads, too
+
+    async def read(consumer: Consumer, values: list[bytes | None]) -> None:
+        while len(values) < len(VALUES):
+            if kind == "each":
+                values.append((await anext(consumer)).value)
+            elif kind == "poll":
+                values += [record.value for record in await consumer.poll()]
+            elif (batch := await consumer.poll_arrow()) is not None:
+                values += batch.column("value").to_pylist()
+
+    async def main() -> None:
+        for number in count(1):
+            more = {"max_poll_records": "5", "max_partition_fetch_bytes": "100"}
+            async with reading(brokers.bootstrap_servers, **more) as consumer:
+                consumer.assign([A])
+                values: list[bytes | None] = []
+                is_cancelled = await rounds.cancelled(read(consumer, values), number)
+                await read(consumer, values)
+                assert values == VALUES, number
+                if not is_cancelled:
+                    break
+        assert number > 5
+
+    run(main())
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_whose_calls_are_cancelled_at_any_round(
+    protocol: str, servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joining, reading, committing: the member goes on, and no record is lost or read twice."""
+    rounds = Rounds(monkeypatch)
+    topic = _topic(servers, f"members-{protocol}")
+
+    async def work(consumer: Consumer, values: list[bytes | None]) -> None:
+        async for record in consumer:
+            values.append(record.value)
+            if len(values) % 4 == 0:
+                await consumer.commit()
+            if len(values) == len(VALUES):
+                return
+
+    async def main() -> None:
+        for number in count(1, 5 if protocol == "classic" else 7):
+            group = f"g-{protocol}-{number}"
+            more = {"group_id": group, "group_protocol": protocol, "enable_auto_commit": "false"}
+            async with reading(servers, max_poll_records="5", **more) as consumer:
+                consumer.subscribe([topic])
+                values: list[bytes | None] = []
+                is_cancelled = await rounds.cancelled(work(consumer, values), number)
+                if len(values) < len(VALUES):
+                    await work(consumer, values)
+                assert values == VALUES, number
+                await consumer.commit()
+                assert (await consumer.committed([(topic, 0)]))[topic, 0].offset == len(VALUES)
+            if not is_cancelled:
+                break
+
+    run(main(), 2 * _PATIENCE)
+
+
+def test_a_listener_goes_on_when_its_poll_is_cancelled(servers: str) -> None:
+    topic = _topic(servers, "listened")
+    heard: list[tuple[str, list[TopicPartition]]] = []
+
+    async def main() -> None:
+        may_go_on = asyncio.Event()
+
+        class Listener(RebalanceListener):
+            async def on_assigned(self, partitions: list[TopicPartition]) -> None:
+                with pytest.raises(ConcurrentUse, match="listener"):
+                    await consumer.poll()
+                await may_go_on.wait()
+                consumer.seek(topic, 0, 3)
+                await asyncio.gather(consumer.commit({(topic, 0): 1}), consumer.committed([(topic, 0)]))
+                heard.append(("assigned", partitions))
+
+            async def on_revoked(self, partitions: list[TopicPartition]) -> None:
+                await consumer.commit()
+                heard.append(("revoked", partitions))
+
+        async with reading(servers, group_id="listened", auto_commit_interval_ms="600000") as consumer:
+            consumer.subscribe([topic], Listener())
+            polls = [asyncio.create_task(consumer.poll(_PATIENCE))]
+            await _until(lambda: consumer.assignment() == [(topic, 0)])
+            polls[0].cancel()
+            await asyncio.wait(polls)
+            assert await consumer.poll(0.01) == []  # the rebalance is not over
+            assert heard == []
+            may_go_on.set()
+            assert (await anext(consumer)).value == VALUES[3]
+            assert heard == [("assigned", [(topic, 0)])]
+        assert heard[1:] == [("revoked", [(topic, 0)])]
+        async with reading(servers, group_id="listened") as consumer:
+            assert (await consumer.committed([(topic, 0)]))[topic, 0].offset == 4
+
+    run(main())
+
+
+def test_tasks_that_share_a_consumer(servers: str) -> None:
+    """One reads; calls of the others are made meanwhile."""
+    topic = _topic(servers, "shared", [])
+
+    async def main() -> None:
+        done: list[KlogError | None] = []
+        async with reading(servers, group_id="shared") as consumer:
+            consumer.assign([(topic, 0)])
+            reader = asyncio.create_task(consumer.poll(_PATIENCE))
+            await asyncio.sleep(0)
+            with pytest.raises(ConcurrentUse, match="another task reads"):
+                await consumer.poll()
+            with pytest.raises(ConcurrentUse, match="another task reads"):
+                await anext(consumer)
+            await consumer.commit({(topic, 0): 7})
+            assert (await consumer.committed([(topic, 0)]))[topic, 0].offset == 7
+            consumer.commit_async({(topic, 0): 8}, lambda _, error: done.append(error))
+            consumer.wakeup()
+            with pytest.raises(WokenUp):
+                await reader
+            while not done:
+                await consumer.poll(0.01)
+            assert done == [None]
+            reader = asyncio.create_task(consumer.poll(_PATIENCE))
+            await asyncio.sleep(0)
+            await consumer.close()
+            with pytest.raises(ConsumerClosed):
+                await reader
+            with pytest.raises(ConsumerClosed):
+                consumer.seek(topic, 0, 0)
+            with pytest.raises(ConsumerClosed):
+                await anext(consumer)
+
+    run(main())
+
+
+def test_a_consumer_that_is_not_read_fetches_no_further() -> None:
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.append("t", 0, [bytes(1000)] * 200, size=1)
+
+        async def main() -> None:
+            more = {"max_partition_fetch_bytes": "2000", "max_poll_records": "1"}
+            async with reading(brokers.bootstrap_servers, **more) as consumer:
+                consumer.assign([A])
+                for _ in range(5):
+                    await anext(consumer)
+                await asyncio.sleep(0.1)
+                assert brokers.count("Fetch") < 12
+
+        run(main())
+
+
+@pytest.mark.test_all("long")
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_heartbeats_go_on_between_calls(protocol: str) -> None:
+    settings = {"group.min.session.timeout.ms": "100", "group.consumer.min.session.timeout.ms": "100"}
+    settings |= {"group.consumer.session.timeout.ms": "6000", "group.consumer.heartbeat.interval.ms": "50"}
+    with EmbeddedCluster(settings={**settings, "group.consumer.min.heartbeat.interval.ms": "10"}) as cluster:
+        topic = _topic(cluster.bootstrap_servers, "beating")
+
+        async def main() -> None:
+            more = {"group_id": "beating", "group_protocol": protocol}
+            if protocol == "classic":
+                more |= {"session_timeout_ms": "6000", "heartbeat_interval_ms": "50"}
+            async with reading(cluster.bootstrap_servers, **more) as consumer:
+                consumer.subscribe([topic])
+                await anext(consumer)
+                member = consumer.group_metadata()
+                await asyncio.sleep(7)
+                await consumer.commit()
+                assert consumer.group_metadata() == member
+
+        run(main())
+
+
+def test_loops(brokers: ScriptedCluster) -> None:
+    consumers: list[Consumer] = []
+
+    async def open_one() -> None:
+        consumers.append(Consumer({"bootstrap.servers": brokers.bootstrap_servers, "auto.offset.reset": "earliest"}))
+        consumers[-1].assign([A])
+        assert (await anext(consumers[-1])).value == VALUES[0]
+
+    async def use_another(consumer: Consumer) -> None:
+        with pytest.raises(ConcurrentUse, match="another event loop"):
+            await consumer.poll()
+
+    async def fork() -> int:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                await consumers[0].poll()
+            except ConsumerClosed:
+                await consumers[0].close()
+                code = 0
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(open_one())
+    assert loop.run_until_complete(fork()) == 0
+    assert loop.run_until_complete(anext(consumers[0])).value == VALUES[1]
+    with pytest.raises(ConfigError, match=r"use spark_klog\.client"):
+        consumers[0].poll().send(None)
+    run(use_another(consumers[0]))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    run(consumers[0].close())  # its loop is closed: any may do that
+    with pytest.raises(ConsumerClosed):
+        consumers[0].assignment()
+
+
+def test_a_timeout_that_is_always_too_short(servers: str) -> None:
+    """What a poll has begun goes on: a program that waits a moment only, again and again, has its records."""
+    topic = _topic(servers, "hurried")
+
+    async def main() -> None:
+        values: list[Any] = []
+        async with reading(servers, group_id="hurried") as consumer:
+            consumer.subscribe([topic])
+            until = time.monotonic() + _PATIENCE
+            while len(values) < len(VALUES):
+                assert time.monotonic() < until
+                with suppress(asyncio.TimeoutError):
+                    values.append((await asyncio.wait_for(anext(consumer), 0.002)).value)
+        assert values == VALUES
+
+    run(main())
