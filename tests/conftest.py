@@ -168,7 +168,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, exitstatus: int)
     skipped = {
         report.nodeid: str(reason)
         for report in terminalreporter.getreports("skipped")
-        for name, reason in report.user_properties
+        for name, reason in getattr(report, "user_properties", ())  # a module that is skipped has none
         if name == _UNREACHABLE
     }
     if skipped:

@@ -1,4 +1,4 @@
-"""Sample records: a small fetch from each partition, with one request per broker."""
+"""Sample records: a small fetch from each partition, of many with one request per broker."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from spark_klog.records.reading.reader import records_of
 #: Bytes of the first fetch, and how much larger the next one is: for headers, and for the first record.
 _HEADERS_BYTES, _HEADERS_GROWTH = 64 * 1024, 4
 _RECORD_BYTES, _RECORD_GROWTH = 16 * 1024, 8
+#: Of one request: a connection keeps the memory of its largest answer.
+_REQUEST_BYTES = 1 << 20
 _Found = TypeVar("_Found")
 
 
@@ -135,6 +137,12 @@ def _first_timestamp(fetched: Fetched | KlogError) -> int | _Later | None:
     return _Later(fetched.next_offset)
 
 
+def _in_parts(leaders: Mapping[int, list[TopicPartition]], at_once: int) -> Iterator[tuple[int, list[TopicPartition]]]:
+    for node, keys in leaders.items():
+        for start in range(0, len(keys), at_once):
+            yield node, keys[start : start + at_once]
+
+
 def _small_fetch(
     cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int
 ) -> Iterator[tuple[TopicPartition, Fetched | Larger | KlogError]]:
@@ -146,7 +154,8 @@ def _small_fetch(
     """
     leaders, _ = cluster.by_leader(offsets)
     limits = Limits(size, cluster.config.response_max_bytes, is_shared=True)
-    for node, keys in leaders.items():
+    at_once = max(1, _REQUEST_BYTES // size)
+    for node, keys in _in_parts(leaders, at_once):
         wanted = {key: FetchParameters(offsets[key], size) for key in keys}
         connection = cluster.connection(node)
         fetch = FetchInFlight(cluster, connection, wanted, max_wait_ms=0, isolation_level=READ_UNCOMMITTED)

@@ -51,7 +51,9 @@ _log = logging.getLogger(__name__)
 #: How long to look for a missing partition before it counts as deleted.
 _GONE_SECONDS = 20.0
 _LEAST_RETRY_MS = 50
-#: How long to wait for leaders that are moving before a micro-batch leaves their partitions out.
+#: How long a leader that answered last time may take, before a micro-batch leaves its partitions out.
+_ANSWER_SECONDS = 5.0
+#: The same for leaders that are moving, or did not answer last time.
 _MOVING_SECONDS = 1.0
 _NAMED = 10
 #: A sample costs a fetch, so each partition is sampled only once in this time.
@@ -420,19 +422,32 @@ class Leaderless:
         `list_offsets`.
         """
         begin, limit = time.monotonic(), cluster.config.request_timeout_ms / 1000
-        offsets, failed = offsets_of_led(cluster, dict.fromkeys(partitions, timestamp))
+        silent = self._since.keys() & set(partitions)
+        failed: dict[TopicPartition, KlogError] = {}
+
+        def ask(keys: Collection[TopicPartition], seconds: float) -> Offsets:
+            with cluster.within(seconds * 1000):
+                more, refused = offsets_of_led(cluster, dict.fromkeys(keys, timestamp))
+            failed.update(refused)
+            return more
+
+        offsets = ask([key for key in partitions if key not in silent], _ANSWER_SECONDS)
         moving_until = time.monotonic() + _MOVING_SECONDS
-        while failed and not failed.keys() <= self._since.keys() and time.monotonic() < moving_until:
+        while failed and time.monotonic() < moving_until:
             time.sleep(pause_seconds(cluster.config, 1))
             cluster.metadata(sorted({topic for topic, _ in failed}))
-            later, failed = offsets_of_led(cluster, dict.fromkeys(failed, timestamp))
-            offsets |= later
+            again = list(failed)
+            failed.clear()
+            offsets |= ask(again, _MOVING_SECONDS)
+        if silent:
+            offsets |= ask(silent, _MOVING_SECONDS)
         if failed and (not offsets or any(topic in required for topic, _ in failed)):
             offsets |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
-            failed = {}
+            failed.clear()
         is_overdue = any(begin - self._since.get(key, begin) > limit for key in failed)
-        if is_overdue and begin - self._looked_at > limit / 2:
-            # The last call was long ago: this may be a new, short outage.
+        is_silent = any(isinstance(failure, RequestTimedOut) for failure in failed.values())
+        if is_overdue and (is_silent or begin - self._looked_at > limit / 2):
+            # The last call was long ago: this may be a new, short outage. Or the leader is slow: give it all the time.
             try:
                 offsets |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
                 failed = {}

@@ -5,12 +5,14 @@ The numbers do not depend on the machine. The cluster is simulated; docs/explana
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.columns.schema import FULL
 from spark_klog.spark import worker_process
 from spark_klog.spark.options import SourceOptions, source_options
@@ -53,6 +55,11 @@ def _asked(cluster: SimulatedCluster) -> tuple[dict[str, int], dict[str, int]]:
     return {api: count for api, count in figures["requests"].items() if api != "ApiVersions"}, figures["partitions"]
 
 
+def _planned(reader: StreamReader, start: Any, end: Any) -> int:
+    tasks: list[Any] = reader.partitions(start, end)
+    return sum(span.end - span.start for task in tasks for span in task.ranges)
+
+
 def test_plans(cluster: SimulatedCluster, reader: StreamReader) -> None:
     """A plan asks for metadata once, and each leader once; for first offsets only of partitions with news."""
     first = reader.latestOffset({}, ReadAllAvailable())
@@ -68,8 +75,7 @@ def test_plans(cluster: SimulatedCluster, reader: StreamReader) -> None:
     requests, partitions = _asked(cluster)
     assert partitions == {"ListOffsets": TOPICS * PARTITIONS + 2}
     assert requests["ListOffsets"] <= BROKERS + 2
-    tasks: list[Any] = reader.partitions(first, second)
-    assert sum(span.end - span.start for task in tasks for span in task.ranges) == 14
+    assert _planned(reader, first, second) == 14
     assert _asked(cluster) == ({}, {})
 
 
@@ -88,6 +94,14 @@ def test_many_tasks_share_connections(cluster: SimulatedCluster, reader: StreamR
     assert rows == 3 * sum(span.end - span.start for task in tasks for span in task.ranges)
     assert figures["opened"] <= 2 * BROKERS
     assert figures["requests"].get("ListOffsets", 0) == 0
+
+
+def test_a_sample_of_many_partitions_is_bounded() -> None:
+    """A connection keeps the memory of its largest answer: no request asks for more than 1 MiB of a sample."""
+    with SimulatedCluster(1, 200, 1, RECORDS) as one:
+        with Cluster.connect({"bootstrap.servers": one.bootstrap_servers}) as client:
+            assert len(next_timestamps(client, {("t00000", number): 3 for number in range(200)})) == 200
+        assert one.figures()["requests"]["Fetch"] == 4
 
 
 def test_a_leader_that_moves_costs_its_partitions_alone(cluster: SimulatedCluster, reader: StreamReader) -> None:
@@ -111,3 +125,20 @@ def test_all_brokers_are_slow(cluster: SimulatedCluster) -> None:
             assert len(client.metadata(None)) == TOPICS
     finally:
         cluster.tell("slow", node=-1)
+
+
+def test_a_silent_broker_delays_the_others_little(cluster: SimulatedCluster, reader: StreamReader) -> None:
+    """A micro-batch reads what other brokers lead; what the broker leads is read when it answers again."""
+    first = reader.latestOffset({}, ReadAllAvailable())
+    cluster.tell("append", every=1, records=3)
+    cluster.tell("slow", node=5, seconds=100)
+    try:
+        begin = time.monotonic()
+        second = reader.latestOffset(first, ReadAllAvailable())
+        assert time.monotonic() - begin < 25  # of the 30 of a request
+    finally:
+        cluster.tell("slow", node=5)
+    silent = TOPICS * PARTITIONS // BROKERS
+    assert _planned(reader, first, second) == 3 * (TOPICS * PARTITIONS - silent)
+    third = reader.latestOffset(second, ReadAllAvailable())
+    assert _planned(reader, second, third) == 3 * silent
