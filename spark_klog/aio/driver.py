@@ -13,6 +13,7 @@ import math
 import select
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from spark_klog.client.forks import Maker
@@ -25,6 +26,8 @@ _T = TypeVar("_T")
 SLICE = 0.001
 #: Seconds; timers of some loops take no infinity.
 _LONGEST_WAIT = 3600.0
+#: Of a client; a registry that does not answer may hold some of them.
+_THREADS = 4
 
 
 class LoopDriver:
@@ -41,6 +44,7 @@ class LoopDriver:
         self._writers: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
+        self._threads: ThreadPoolExecutor | None = None
         self._is_stepping = self._is_in_turn = False
 
     @property
@@ -105,19 +109,24 @@ class LoopDriver:
             self._soon = self._loop.call_soon(self._round)
 
     def begun_in_thread(self, work: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
-        """Begin blocking work in a thread of the loop's executor; `RuntimeError` if that has been shut down."""
+        """Begin blocking work in a thread of the client; `RuntimeError` if those have been shut down.
+
+        The threads of the loop's executor may all wait for this work.
+        """
 
         def over(done: asyncio.Future[_T]) -> None:
             if not done.cancelled():
                 done.exception()  # nobody may wait for it any more: asyncio would log that
             self.wake()
 
-        done = self.loop.run_in_executor(None, work, *arguments)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS, f"klog-{self._client}")
+        done = self.loop.run_in_executor(self._threads, work, *arguments)
         done.add_done_callback(over)
         return done
 
     def in_thread(self, work: Callable[..., _T], *arguments: object) -> Steps[_T]:
-        """Do blocking work in a thread of the loop's executor."""
+        """Do blocking work in a thread of the client."""
         try:
             done = self.begun_in_thread(work, *arguments)
         except RuntimeError:  # the program ends, and the executor has been shut down
@@ -149,6 +158,8 @@ class LoopDriver:
         for steps, future in running.items():
             steps.close()
             settle(future, error)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)  # each ends after what it does now
 
     def _round(self) -> None:
         self._unwatch()

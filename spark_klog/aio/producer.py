@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_klog.aio.driver import SLICE, LoopDriver, settle
 from spark_klog.base.names import TopicPartition
@@ -37,13 +37,23 @@ from spark_klog.errors import (
     ProducerClosed,
     TransactionAborted,
 )
+from spark_klog.records import kernels
 from spark_klog.records.contract import Headers
+<<<<<<< ours
 from spark_klog.tracing import trace_client
+=======
+from spark_klog.wire.primitives import Buffer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_klog.columns.encode import Placement
+>>>>>>> theirs
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-#: What a record that waits for its topic counts for, apart from the bytes of its key and value.
-_OVERHEAD = 200
+#: What a record counts for until its future is settled, apart from its bytes.
+_OVERHEAD = 300
 
 
 #: Records whose futures are settled at once; it takes about a millisecond.
@@ -75,7 +85,7 @@ class Producer(ProducerCore):
 
     Memory is bounded by buffer.memory: `send` waits for room up to max.block.ms, `send_nowait` raises `BufferExhausted`
     at once. Schemas are looked up, batches beyond some 16 KB (gzip) to 128 KB compressed, and passwords hashed in
-    threads of the loop's executor. Functions of yours (serializers, on_delivery) are called on the loop.
+    threads of the producer. Functions of yours (serializers, on_delivery) are called on the loop.
 
     A task that is cancelled in a call ends it there: a record that `send` has taken may be written or not, others are
     not affected. After a cancelled `commit_transaction` call it again, or `abort_transaction`; a cancelled
@@ -92,12 +102,13 @@ class Producer(ProducerCore):
         self._begin(Cluster(client_config(of_client)), serializers, creates_topics=True)
         trace_client(self, self._cluster, "send", "send_nowait")
         self._driver = LoopDriver("producer", ProducerClosed)
+        self._kernel = kernels.load()
         self._loop: asyncio.AbstractEventLoop | None = None
         #: Batches that are full, oldest first, and the bytes of these and of one that is being compressed.
         self._full: deque[tuple[TopicPartition, Gathering]] = deque()
         self._full_bytes = 0
-        #: Calls that wait until all is sent.
-        self._flushes = 0
+        #: Futures of records that are added and not settled.
+        self._untold = 0
         #: Records whose topic is not known yet, and their bytes.
         self._arrivals: dict[str, deque[_Record]] = {}
         self._arrived_bytes = 0
@@ -187,6 +198,74 @@ class Producer(ProducerCore):
             )
         return self._take((topic, value, key, partition, timestamp, headers), on_delivery, is_awaited=False)
 
+    async def send_arrow(
+        self, rows: pa.Table | pa.RecordBatch, topic: str | None = None, *, is_any_time: bool = False
+    ) -> None:
+        """Add the rows of an Arrow table or record batch, as `client.Producer.send_arrow`; `flush` confirms them.
+
+        Rows are checked, serialized and encoded in threads. Waits for room as `send`. If the task is cancelled, part of
+        the rows may be written.
+        """
+        steps = self._adding_rows(rows, topic, is_any_time=is_any_time)
+        # all of them are of one transaction
+        await self._run("send_arrow", steps if self._transactions is None else self._in_turn(steps))
+
+    def _adding_rows(self, rows: pa.Table | pa.RecordBatch, topic: str | None, *, is_any_time: bool) -> Steps[None]:
+        from spark_klog.columns.encode import Placement, by_topic
+        from spark_klog.columns.rows import RecordRows
+
+        self._check("send_arrow")
+        in_thread, choice = self._driver.in_thread, self._choice
+        if self._serializers is not None:
+            rows = yield from in_thread(self._serializers.table, rows, topic)
+        checked = yield from in_thread(partial(RecordRows, rows, topic, self._size_limit, is_any_time=is_any_time))
+        for name in checked.topics:
+            yield from choice.looking_up(name)
+        counts = {name: choice.count(name) for name in checked.topics}
+        yield from in_thread(checked.check_partitions, counts)
+        batches = iter(checked)
+        while (batch := (yield from in_thread(next, batches, None))) is not None:
+            parts = yield from in_thread(lambda rows: list(by_topic(rows, checked.topic)), batch[1])
+            for name, part in parts:
+                placement = yield from in_thread(Placement, part, counts[name], self.batch_size, choice.partitioning)
+                encoded = partial(self._encoded, placement, choice.turns(name, placement.turns))
+                for partition, gathering in (yield from in_thread(encoded)):
+                    yield from self._adding_batch((name, partition), *gathering)
+
+    def _encoded(self, placement: Placement, turns: list[int]) -> list[tuple[int, tuple[Buffer, int, int, int]]]:
+        """The bodies of rows by partition, each with the number of its records, its first and its last timestamp."""
+        encoded = []
+        for partition, columns in placement.records(turns):
+            row = 0
+            while row < columns.count:
+                body, following, base, maximum = self._kernel.encode(columns, row, self.batch_size)
+                encoded.append((partition, (body, following - row, base, maximum)))
+                row = following
+        return encoded
+
+    def _adding_batch(self, place: TopicPartition, body: Buffer, count: int, base: int, maximum: int) -> Steps[None]:
+        """Have a batch built behind what has gathered for its partition, when there is room."""
+        until = time.monotonic() + self._max_block
+        while self._used >= self._room:
+            self._check("send_arrow")
+            if time.monotonic() >= until:
+                raise self._exhausted(self._used, f"a batch for {place[0]}-{place[1]}")
+            yield Wait(None, until)
+        self._check("send_arrow")
+        if place in self._gathering:
+            self._is_full(place)
+        whole, receipt = (count, len(body), maximum), self._sender.receipts.new(place)
+        self._full.append((place, Gathering(receipt, 0.0, bytearray(body), base, whole)))
+        self._full_bytes += len(body)
+        self._driver.wake()
+
+    def _is_full(self, place: TopicPartition) -> None:
+        """Have what has gathered for a partition built."""
+        gathering = self._gathering.remove(place)
+        self._full.append((place, gathering))
+        self._full_bytes += gathering.whole[1]
+        self._driver.wake()
+
     def _checked(self, topic: str, timestamp: int | None, headers: Headers) -> tuple[int, Headers]:
         """The timestamp and the headers of a record; what `send` raises before it takes one."""
         if type(topic) is not str:
@@ -219,7 +298,7 @@ class Producer(ProducerCore):
             self._arrivals[topic].append(record)
         else:
             self._arrivals[topic] = deque([record])
-            self._driver.start(self._admitting(topic))
+            self._driver.start(self._admitting(topic)).add_done_callback(self._interrupted)
         return future
 
     def _add(self, arguments: tuple[str, Any, Any, int | None, int, Headers], outcome: _Outcome) -> None:
@@ -241,15 +320,15 @@ class Producer(ProducerCore):
         outcomes = gathering.outcomes
         if not index % _CHUNK:
             outcomes = gathering.outcomes = []
-            gathering.receipt.callbacks.append((partial(_settle_chunk, gathering.receipt, index, outcomes), index, 0))
+            settle_chunk = partial(self._settle_chunk, gathering.receipt, index, outcomes)
+            gathering.receipt.callbacks.append((settle_chunk, index, 0))
         outcomes.append(outcome)
+        self._untold += 1
         self._gathering.bytes += size
         if is_free:
             self._choice.filled(topic, size)
         if gathering.whole[1] >= self.batch_size:
-            self._full.append((place, self._gathering.remove(place)))
-            self._full_bytes += gathering.whole[1]
-            self._driver.wake()
+            self._is_full(place)
 
     def _gather(self, place: TopicPartition) -> Gathering:
         """Begin a batch, and have it sent after linger.ms."""
@@ -264,9 +343,9 @@ class Producer(ProducerCore):
 
     @property
     def _used(self) -> int:
-        """Bytes of records that are not confirmed, or that may be added now."""
+        """What records count for that are not confirmed, or that may be added now."""
         gathered = self._gathering.bytes + self._full_bytes + self._arrived_bytes
-        return gathered + self._admitted_bytes + self._sender.size
+        return gathered + self._admitted_bytes + self._sender.size + _OVERHEAD * self._untold
 
     @property
     def _must_wait(self) -> bool:
@@ -339,20 +418,20 @@ class Producer(ProducerCore):
             failure = error
         until = time.monotonic() + SLICE
         while arrivals:
-            record = arrivals.popleft()
-            self._arrived_bytes -= record.size
-            record.is_added = True
-            if record.outcome[0].done():  # cancelled, or of a transaction that was aborted
-                continue
+            record = arrivals[0]  # until it is added: an interrupt leaves it to those that are told of the end
             try:
-                if failure is not None:
-                    raise failure
-                self._sender.check()  # an error that came meanwhile is not told to records that are added after it
-                self._add(record.arguments, record.outcome)
+                if not record.outcome[0].done():  # cancelled, or of a transaction that was aborted
+                    if failure is not None:
+                        raise failure
+                    self._sender.check()  # an error that came meanwhile is not told to records that are added after it
+                    self._add(record.arguments, record.outcome)
             except Exception as error:
                 if self._transactions is not None and not record.is_awaited:
                     self._sender.fail(error if isinstance(error, KlogError) else KlogError(str(error)))
                 _settle_outcome(record.outcome, error, None, topic)
+            arrivals.popleft()
+            self._arrived_bytes -= record.size
+            record.is_added = True
             if time.monotonic() >= until:
                 yield Wait(None, 0.0)
                 until = time.monotonic() + SLICE
@@ -382,12 +461,18 @@ class Producer(ProducerCore):
         if self._full:
             return self._full.popleft()
         key = next(iter(self._gathering), None)  # in this order they are due
-        makes_room = self._must_wait and 2 * self._gathering.bytes >= self._room
-        if key is not None and (self._flushes or makes_room or self._gathering[key].due <= now):
+        if key is not None and (self._gathering[key].due <= now or self._makes_room):
             gathering = self._gathering.remove(key)
             self._full_bytes += gathering.whole[1]
             return key, gathering
         return None
+
+    @property
+    def _makes_room(self) -> bool:
+        """Whether calls wait for room, and what gathers takes most of it."""
+        if not self._must_wait:
+            return False
+        return 2 * (self._gathering.bytes + _OVERHEAD * self._gathering.records) >= self._room
 
     def _build(self, key: TopicPartition, gathering: Gathering) -> Steps[None]:
         count, size, last = gathering.whole
@@ -428,9 +513,25 @@ class Producer(ProducerCore):
             self._let_in()
             yield wait
 
-    def _interrupted(self, _: object) -> None:
+    def _settle_chunk(self, receipt: Receipt, first: int, outcomes: list[_Outcome], *_: object) -> None:
+        """Tell records of a batch, of which the first one has this place in it, what has become of them."""
+        for index, outcome in enumerate(outcomes, first):
+            error = receipt.error_of(index)
+            metadata = None if error is not None else receipt.metadata(index, outcome[2])
+            try:
+                _settle_outcome(outcome, error, metadata, *receipt.key)
+            except BaseException:  # an interrupt: the next call goes on
+                told = index - first + outcome[0].done()
+                left = partial(self._settle_chunk, receipt, first + told, outcomes[told:])
+                receipt.callbacks.appendleft((left, index, 0))
+                self._untold -= told
+                raise
+        self._untold -= len(outcomes)
+        outcomes.clear()
+
+    def _interrupted(self, ended: asyncio.Future[None]) -> None:
         """Close the producer after an interrupt (Ctrl-C, SystemExit in a callback) in what takes a thread's place."""
-        if not self._is_closed:
+        if not (self._is_closed or ended.cancelled() or ended.exception() is None):
             _log.error("an interrupt has ended the producer: records that are not confirmed may be written or not")
             self._end()
 
@@ -450,6 +551,7 @@ class Producer(ProducerCore):
 
         With `timeout`, return after so many seconds: what is not confirmed by then stays under way.
         """
+        await asyncio.sleep(0)  # also if there is nothing to send: others have their turn
         await self._run("flush", self._flushing(math.inf if timeout is None else time.monotonic() + timeout))
 
     def _flushing(self, until: float = math.inf) -> Steps[None]:
@@ -457,29 +559,32 @@ class Producer(ProducerCore):
         arrivals = self._records_that_wait()
         last = [records[-1] for records in self._arrivals.values() if records]
         receipts: list[Receipt] = []
-        self._flushes += 1
-        self._driver.wake()
-        try:
-            while True:
-                self._sender.check()
-                if last and all(record.is_added for record in last):
-                    last = []
-                    if (error := next(filter(None, map(_error_of, arrivals)), None)) is not None:
-                        raise fresh(error) if isinstance(error, KlogError) else error
-                if not last and not receipts:
-                    receipts = list(self._sender.receipts.open)
-                while receipts and receipts[-1].done.is_set():
-                    receipts.pop()
-                if not last and not receipts:
-                    break
-                if time.monotonic() >= until:
-                    return
-                yield Wait(None, until)
-        finally:
-            self._flushes -= 1
+        self._send_gathered()
+        while True:
+            self._sender.check()
+            if last and all(record.is_added for record in last):
+                last = []
+                if (error := next(filter(None, map(_error_of, arrivals)), None)) is not None:
+                    raise fresh(error) if isinstance(error, KlogError) else error
+                self._send_gathered()
+            if not last and not receipts:
+                receipts = list(self._sender.receipts.open)
+            while receipts and receipts[-1].done.is_set():
+                receipts.pop()
+            if not last and not receipts:
+                break
+            if time.monotonic() >= until:
+                return
+            yield Wait(None, until)
         self._sender.check()
         yield from self._calling_back()
         yield from self._sender.flushing_unanswered(until)
+
+    def _send_gathered(self) -> None:
+        """Have what gathers now built at once; what comes later waits for linger.ms, though a call flushes."""
+        for gathering in self._gathering.values():
+            gathering.due = 0.0
+        self._driver.wake()
 
     def _calling_back(self) -> Steps[None]:
         """Settle the futures of all records that are confirmed or have failed."""
@@ -663,21 +768,6 @@ def _size(*parts: object) -> int:
 def _error_of(record: _Record) -> BaseException | None:
     future = record.outcome[0]
     return None if not future.done() or future.cancelled() else future.exception()
-
-
-def _settle_chunk(receipt: Receipt, first: int, outcomes: list[_Outcome], *_: object) -> None:
-    """Tell records of a batch, of which the first one has this place in it, what has become of them."""
-    for index, outcome in enumerate(outcomes, first):
-        error = receipt.error_of(index)
-        metadata = None if error is not None else receipt.metadata(index, outcome[2])
-        try:
-            _settle_outcome(outcome, error, metadata, *receipt.key)
-        except BaseException:  # an interrupt: the next call goes on
-            rest = outcomes[index - first + outcome[0].done() :]
-            left = partial(_settle_chunk, receipt, index + outcome[0].done(), rest)
-            receipt.callbacks.appendleft((left, index, 0))
-            raise
-    outcomes.clear()
 
 
 def _settle_outcome(

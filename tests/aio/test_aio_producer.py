@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -35,6 +37,7 @@ from spark_klog.errors import (
 )
 from tests.support.brokers.model_cluster import Fate, ModelCluster
 from tests.support.clients.on_loop import Rounds, run
+from tests.support.waiting import wait_until
 
 #: Seconds in which anything ends that should not wait.
 _PATIENCE = 60.0
@@ -136,6 +139,100 @@ def test_room() -> None:
             assert [value[:2] for value in brokers.log[A]] == [b"%02d" % n for n in range(30) if not 25 <= n < 28]
 
     run(main())
+
+
+def test_futures_take_room() -> None:
+    """Small records count for what their futures take, too."""
+
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            async with producing(brokers, buffer_memory="100000", linger_ms="60000") as producer:
+                assert await producer.partitions("t") == 1
+                sent = 0
+                with suppress(BufferExhausted):
+                    while sent < 1000:
+                        producer.send_nowait("t", b"")
+                        sent += 1
+                assert 100 < sent < 500
+                waits = asyncio.create_task(producer.send("t", b""))
+                while A not in producer._gathering or producer._gathering[A].whole[0] > 1:
+                    await asyncio.sleep(0.001)  # what gathers makes room, long before linger.ms
+                await producer.flush()
+                await waits
+                assert producer._used == 0
+            assert len(brokers.log[A]) == sent + 1
+
+    run(main())
+
+
+def test_a_flush_leaves_others_their_batches() -> None:
+    """What is sent while a task flushes gathers as before."""
+
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            async with producing(brokers, linger_ms="60000") as producer:
+                assert await producer.partitions("t") == 1
+                brokers.leaders[A] = -1  # the flush waits
+                first = producer.send_nowait("t", b"first")
+                flush = asyncio.create_task(producer.flush())
+                while A in producer._gathering or not producer._sender.size:
+                    await asyncio.sleep(0)
+                for n in range(50):
+                    producer.send_nowait("t", b"%d" % n)
+                    await asyncio.sleep(0)
+                assert producer._gathering[A].whole[0] == 50
+                brokers.leaders[A] = 0
+                await flush
+                assert first.done()
+                assert producer._gathering[A].whole[0] == 50
+
+    run(main())
+
+
+def test_a_flush_of_nothing_gives_others_a_turn() -> None:
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            async with producing(brokers) as producer:
+                await producer.send("t", b"")
+                asyncio.get_running_loop().call_soon(turns.append, 1)
+                await producer.flush()
+                assert turns == [1]
+
+    turns: list[int] = []
+    run(main())
+
+
+def test_the_loops_threads_may_all_wait_for_records() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        with ModelCluster(1, {"t": 1}) as brokers:
+            async with producing(brokers, compression_type="gzip", batch_size="30000") as producer:
+                waits = partial(asyncio.run_coroutine_threadsafe, producer.send("t", os.urandom(60_000)), loop)
+                await loop.run_in_executor(None, lambda: waits().result(_PATIENCE))
+                assert any(thread.name.startswith("klog-producer") for thread in threading.enumerate())
+        wait_until(lambda: not any(thread.name.startswith("klog-producer") for thread in threading.enumerate()))
+
+    run(main())
+
+
+def test_an_interrupt_while_records_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the producer: nothing waits for ever."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        with ModelCluster(1, {"t": 1}) as brokers:
+            producer = Producer({"bootstrap.servers": brokers.servers})
+            futures.extend(producer.send_nowait("t", b"%d" % n) for n in range(3))
+            monkeypatch.setattr(producer, "_add", interrupt)
+            await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), _PATIENCE)
+
+    futures: list[asyncio.Future[Any]] = []
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert all(future.done() for future in futures)
 
 
 def test_room_that_does_not_come() -> None:

@@ -214,17 +214,22 @@ class Producer(ProducerCore):
         if not self._has_thread or self._choice.knows(topic):
             return
         request: PendingRequest[None] = PendingRequest()
-        while True:
-            with self._turns, self._turns.section:
-                self._check(call)
-                request.step(lambda: self._choice.looking_up(topic))
-                if not request.under_way:
-                    return
-                connections, pause = request.connections, request.look_at - time.monotonic()
-            try:
-                wait_until_ready(connections, pause)
-            except (OSError, ValueError):  # another thread has closed the connection: the next step says so
-                time.sleep(max(0.0, pause))
+        try:
+            while True:
+                with self._turns, self._turns.section:
+                    self._check(call)
+                    request.step(lambda: self._choice.looking_up(topic))
+                    if not request.under_way:
+                        return
+                    connections, pause = request.connections, request.look_at - time.monotonic()
+                try:
+                    wait_until_ready(connections, pause)
+                except (OSError, ValueError):  # another thread has closed the connection: the next step says so
+                    time.sleep(max(0.0, pause))
+        finally:
+            if request.under_way:  # an interrupt: dropping the answer may close a connection that others use
+                with self._turns:
+                    request.close()
 
     def _gather(self, key: TopicPartition) -> Gathering:
         """Begin a batch, and have the thread send it after linger.ms."""

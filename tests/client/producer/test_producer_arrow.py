@@ -21,6 +21,8 @@ from tests.support.servers.any_broker import serving
 from tests.support.servers.kafka import NEWEST
 from tests.support.servers.shared_kafka import SharedKafkas
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 _SECONDS = 60
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 

@@ -23,6 +23,8 @@ from tests.spark.support import consume, create_topic
 from tests.support.servers.kafka import Kafka
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 _IS_SOAK = "SPARK_KLOG_PRODUCER_SECONDS" in os.environ
 ROWS, PARTITIONS, BATCH = 20_000 if _IS_SOAK else 8_000, 4, 100
 TOPIC = "t"

@@ -220,6 +220,7 @@ def _run_script(fates: list[Fate]) -> None:
         assert brokers.log[KEY] == values
 
 
+@pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize("fates", SCRIPTS.values(), ids=SCRIPTS)
 def test_scripts(fates: list[Fate]) -> None:
     _run_script(fates)

@@ -85,7 +85,6 @@ def test_many_batches_in_flight(brokers: Brokers, idempotence: str, codec: str) 
         assert offsets[partition] == told[partition] == list(range(150))
 
 
-@pytest.mark.parametrize("driver", ["thread"], indirect=True)
 def test_rows_of_arrow_in_a_transaction(brokers: Brokers) -> None:
     with Producer(_settings(brokers, transactional_id="x")) as producer:
         producer.init_transactions()
