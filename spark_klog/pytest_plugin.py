@@ -6,6 +6,8 @@
     klog_schema_registry    the URL of a schema registry over klog_cluster's brokers
     klog_topic              the name of a new topic on klog_cluster, with one partition or the arguments of
                             @pytest.mark.klog_topic(partitions=3, settings={...})
+    klog_aio_producer, klog_aio_admin    make a client of `spark_klog.aio` for klog_cluster, for `async with`: they need
+                            no plugin for coroutines, and go together with any
 
 Data and logs are in pytest's temporary folders. The report of a failed test includes what brokers logged during it.
 Nothing but pytest is imported before a fixture is used.
@@ -22,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from spark_klog import aio
     from spark_klog.broker.faults import Fault
     from spark_klog.embedded import EmbeddedCluster
 
-_FIXTURES = frozenset({"klog_cluster", "klog_cluster_factory", "klog_schema_registry", "klog_topic"})
+_AIO_FIXTURES = frozenset({"klog_aio_admin", "klog_aio_producer"})
+_FIXTURES = _AIO_FIXTURES | {"klog_cluster", "klog_cluster_factory", "klog_schema_registry", "klog_topic"}
 _SCOPES = ("session", "package", "module", "class", "function")
 #: A report shows at most so many characters of each broker's log, the last ones.
 _SHOWN = 20_000
@@ -149,6 +153,22 @@ def klog_topic(request: pytest.FixtureRequest, klog_cluster: EmbeddedCluster) ->
     with Admin({"bootstrap.servers": klog_cluster.bootstrap_servers}) as admin:
         admin.create_topic(name, wanted["partitions"], configs=wanted["settings"])
     return name
+
+
+@pytest.fixture
+def klog_aio_producer(klog_cluster: EmbeddedCluster) -> Callable[..., aio.Producer]:
+    """Make a producer, with further settings if given: `async with klog_aio_producer() as producer`."""
+    from spark_klog.aio import Producer
+
+    return lambda settings=None: Producer({"bootstrap.servers": klog_cluster.bootstrap_servers, **(settings or {})})
+
+
+@pytest.fixture
+def klog_aio_admin(klog_cluster: EmbeddedCluster) -> Callable[..., aio.Admin]:
+    """Make an admin client, as `klog_aio_producer` does."""
+    from spark_klog.aio import Admin
+
+    return lambda settings=None: Admin({"bootstrap.servers": klog_cluster.bootstrap_servers, **(settings or {})})
 
 
 def _logs(config: pytest.Config) -> list[Path]:

@@ -25,7 +25,7 @@ ROUND_TRIP = """
         consumer.close()
 """
 WHO = """
-    import pathlib, pytest, time
+    import asyncio, pathlib, pytest, time
     from confluent_kafka.admin import AdminClient
 
     def has_brokers(cluster, count):
@@ -74,6 +74,14 @@ def test_fixtures_serve_the_clients_of_users(users: pytest.Pytester) -> None:
         assert len({server for server, _ in servers}) == 1
         assert len({topic for _, topic in servers}) == again
 
+    def test_coroutines(klog_aio_producer, klog_aio_admin, klog_topic):
+        async def main():
+            async with klog_aio_producer({"linger.ms": 0}) as producer, klog_aio_admin() as admin:
+                assert (await producer.send(klog_topic, b"v")).offset == 0
+                assert klog_topic in [topic.name for topic in await admin.list_topics()]
+
+        asyncio.run(main())
+
     @pytest.mark.klog_topic(partitions=3, settings={"retention.ms": "1000"})
     def test_topics_as_told(klog_cluster, klog_topic):
         topics = AdminClient({"bootstrap.servers": klog_cluster.bootstrap_servers}).list_topics(timeout=20).topics
@@ -88,7 +96,7 @@ def test_fixtures_serve_the_clients_of_users(users: pytest.Pytester) -> None:
     """,
     )
     result = run(users, "--strict-markers")
-    result.assert_outcomes(passed=5)
+    result.assert_outcomes(passed=6)
 
 
 def test_options(users: pytest.Pytester) -> None:

@@ -39,16 +39,13 @@ from spark_klog.errors import (
 )
 from spark_klog.records import kernels
 from spark_klog.records.contract import Headers
-<<<<<<< ours
 from spark_klog.tracing import trace_client
-=======
 from spark_klog.wire.primitives import Buffer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_klog.columns.encode import Placement
->>>>>>> theirs
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -59,6 +59,7 @@ MODULES = (
     "spark_klog.spark.tracing",
     "spark_klog.tables",
     "spark_klog.tracing",
+    "spark_klog.testing",
 )
 #: Members of public classes that other rooms of the package call: they are not for users.
 _OF_ROOMS = {

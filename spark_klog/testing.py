@@ -1,0 +1,91 @@
+"""Clusters for tests without pytest: a base class for unittest, and an object with the calls of Testcontainers.
+
+For pytest see `spark_klog.pytest_plugin`.
+"""
+
+from __future__ import annotations
+
+import re
+import unittest
+import uuid
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from spark_klog.client import Admin
+from spark_klog.embedded import EmbeddedCluster
+
+__all__ = ["KlogContainer", "KlogTestCase"]
+
+
+class KlogTestCase(unittest.TestCase):
+    """Tests with a cluster, which those of a class share; each should use topics of its own.
+
+        class TestOrders(KlogTestCase):
+            klog_arguments = {"brokers": 2}
+
+            def test_order(self):
+                topic = self.klog_topic(partitions=3)
+
+    It goes together with other base classes, such as `pyspark.testing.sqlutils.ReusedSQLTestCase` and
+    `unittest.IsolatedAsyncioTestCase`, as the first one: those of PySpark do not call the next.
+    """
+
+    #: Arguments of `EmbeddedCluster`.
+    klog_arguments: ClassVar[Mapping[str, Any]] = {}
+    klog_cluster: ClassVar[EmbeddedCluster]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.klog_cluster = EmbeddedCluster(**cls.klog_arguments).start()
+        cls.addClassCleanup(cls.klog_cluster.stop)
+
+    def klog_topic(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
+        """Create a topic, and return its name."""
+        name = f"{re.sub(r'[^A-Za-z0-9]+', '-', self.id())[-100:]}-{uuid.uuid4().hex[:8]}"
+        with Admin({"bootstrap.servers": self.klog_cluster.bootstrap_servers}) as admin:
+            admin.create_topic(name, partitions, configs=settings)
+        return name
+
+
+class KlogContainer(EmbeddedCluster):
+    """An `EmbeddedCluster` with the calls of Testcontainers' KafkaContainer: no container, no Docker.
+
+        with KlogContainer() as kafka:
+            producer = Producer({"bootstrap.servers": kafka.get_bootstrap_server()})
+
+    An image, and what only containers have, is accepted and has no meaning.
+    """
+
+    def __init__(self, image: str = "", **arguments: Any) -> None:
+        """`arguments` are those of `EmbeddedCluster`; `port` and others of KafkaContainer are left out."""
+        super().__init__(**{name: value for name, value in arguments.items() if name not in _OF_CONTAINERS})
+
+    def start(self) -> KlogContainer:
+        super().start()
+        return self
+
+    def __enter__(self) -> KlogContainer:
+        return self.start()
+
+    def get_bootstrap_server(self) -> str:
+        return self.bootstrap_servers
+
+    def get_container_host_ip(self) -> str:
+        return self.bootstrap_servers.rpartition(",")[2].rpartition(":")[0]
+
+    def get_exposed_port(self, port: int = 9093) -> int:
+        """The port of the last broker, whichever port is asked for: that of a single one."""
+        return int(self.bootstrap_servers.rpartition(":")[2])
+
+    def with_env(self, key: str, value: str) -> KlogContainer:
+        """Set a broker's setting as images do: KAFKA_NUM_PARTITIONS is num.partitions. Others have no meaning."""
+        if key.startswith("KAFKA_"):
+            self._settings |= {key.removeprefix("KAFKA_").lower().replace("_", "."): value}
+        return self
+
+    def with_kraft(self) -> KlogContainer:
+        return self
+
+
+_OF_CONTAINERS = frozenset({"port", "wait_strategy_check_string", "docker_client_kw"})
