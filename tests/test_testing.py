@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import unittest
 from typing import ClassVar
 
 import pytest
-from pyspark.testing.sqlutils import ReusedSQLTestCase
 
 from spark_klog import aio
 from spark_klog.client import Admin, Producer
@@ -35,20 +36,12 @@ class TestOrders(KlogTestCase, unittest.IsolatedAsyncioTestCase):
 
 
 @pytest.mark.test_all("long")
-class TestStream(KlogTestCase, ReusedSQLTestCase):  # type: ignore[misc]  # its class has no types
-    """That of docs/recipes/testing.md."""
-
-    def test_counts(self) -> None:
-        servers, topic = self.klog_cluster.bootstrap_servers, self.klog_topic()
-        with Producer({"bootstrap.servers": servers}) as producer:
-            for page in (b"home", b"cart", b"home"):
-                producer.send(topic, page)
-        source = self.spark.readStream.format("klog").option("kafka.bootstrap.servers", servers)
-        rows = source.option("subscribe", topic).option("startingOffsets", "earliest").load()
-        counts = rows.selectExpr("cast(value AS string) AS page").groupBy("page").count()
-        query = counts.writeStream.format("memory").queryName("counts").outputMode("complete")
-        query.trigger(availableNow=True).start().awaitTermination()
-        assert {tuple(row) for row in self.spark.table("counts").collect()} == {("home", 2), ("cart", 1)}
+def test_beside_the_classes_of_pyspark() -> None:
+    """In a process of its own: the class of PySpark begins a Spark context, and there may be one."""
+    command = [sys.executable, "-m", "unittest", "tests.unittest_program"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "OK" in done.stderr
 
 
 def test_a_container() -> None:

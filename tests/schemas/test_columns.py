@@ -116,8 +116,8 @@ def test_keys_and_values() -> None:
     assert ", and has a value that does not decode: schema id 7: " in reasons[1]
     assert ", and has the timestamp " in reasons[-1]
     kept = {(one.topic, one.bad.offset): one.bad.record for one in parts if isinstance(one, Unreadable)}
-    assert kept["t", 10] == (b"k", _value(0), ())
-    assert kept["u", 2] == (_value(6), b"\0\0\0\0\7", ())
+    assert kept["t", 10][:3] == (b"k", _value(0), ())
+    assert kept["u", 2][:3] == (_value(6), b"\0\0\0\0\7", ())
     assert len(bad) == 6
     assert len({(topic, offset) for topic, _, offset, _ in bad}) == 6
 

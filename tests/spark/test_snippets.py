@@ -41,6 +41,7 @@ _ELSEWHERE = {
     "curl": "tests/broker/faults/test_fault_control.py",
     "klog broker --schema-registry": "tests/schemas/registry/test_running.py",
     "klog cluster --schema-registry": "tests/schemas/registry/test_running.py",
+    "klog dead-letters replay": "tests/cli/test_dead_letters_command.py",
     "klog doctor": "tests/cli/test_doctor.py",
     "klog load": "tests/jobs/test_batch_load.py",
     "klog mirror": "tests/mirror/test_mirror_command.py",
