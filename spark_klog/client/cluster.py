@@ -76,7 +76,7 @@ class Cluster:
         #: (a port forward, a load balancer) must not share one.
         self._connections: dict[_Key, Connection] = {}
         self._brokers: dict[int, tuple[str, int]] = {}
-        #: Addresses that did not answer their last request; `any_broker` asks them last.
+        #: Addresses that did not answer their last request; `asking_any` asks them last.
         self._silent: set[tuple[str, int]] = set()
         #: Addresses where a broker has answered.
         self._reached: set[tuple[str, int]] = set()
@@ -190,7 +190,7 @@ class Cluster:
         return self._begin((*self.address(node), None))
 
     def suspect(self, node: int) -> None:
-        """Note that this broker did not answer a request; `any_broker` asks it last."""
+        """Note that this broker did not answer a request; `asking_any` asks it last."""
         if node in self._brokers:
             self._silent.add(self._brokers[node])
 
@@ -306,7 +306,7 @@ class Cluster:
     ) -> dict[str, Message]:
         """Fetch metadata of the topics (None: all topics), by name; unknown topics have their error code.
 
-        With `create`, brokers with auto.create.topics.enable create missing topics. `is_retried`: see `any_broker`.
+        With `create`, brokers with auto.create.topics.enable create missing topics. `is_retried`: see `asking_any`.
         """
         return run(self.asking_metadata(topics, create=create, is_retried=is_retried))
 
@@ -393,19 +393,13 @@ class Cluster:
         addresses = [*connected, *self._brokers.values(), *self.config.bootstrap_servers]
         return sorted(dict.fromkeys(addresses), key=self._silent.__contains__)
 
-    def any_broker(self, api: Api, message: Callable[[int], Message]) -> Message:
-        """Send a request to any broker, see `candidates`. `message` makes the request for a version.
-
-        Raises what `Connection` raises, when request.timeout.ms is over.
-        """
-        return run(self.asking_any(api, message))
-
     def asking_any(
         self, api: Api, message: Callable[[int], Message], outer: Bounds | None = None, *, is_retried: bool = False
     ) -> Steps[Message]:
-        """The steps of `any_broker`, in these bounds.
+        """The steps of a request to any broker, see `candidates`, in these bounds. `message` makes it for a version.
 
-        With `is_retried` they end after each broker was asked once, as the caller pauses and retries.
+        Raises what `Connection` raises, when request.timeout.ms is over. With `is_retried` they end after each broker
+        was asked once, as the caller pauses and retries.
         """
         bounds = self.bounds(outer=outer)
         # a cluster that was reached before may come back; otherwise the address is probably wrong

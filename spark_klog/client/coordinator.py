@@ -23,18 +23,13 @@ _Result = TypeVar("_Result")
 _FIRST_OF_SEVERAL = 4
 
 
-def find_coordinators(cluster: Cluster, keys: Iterable[str], kind: int = GROUP) -> dict[str, int | ProtocolError]:
-    """The node ids of the coordinators of groups or transactional ids; an error for those that have none now.
-
-    One request, to brokers before Kafka 3.0 one for each. Raises what `Cluster.any_broker` and `by_key` raise.
-    """
-    return run(_finding(cluster, list(dict.fromkeys(keys)), kind))
-
-
-def _finding(
+def finding_coordinators(
     cluster: Cluster, keys: Sequence[str], kind: int, outer: Bounds | None = None
 ) -> Steps[dict[str, int | ProtocolError]]:
-    """The steps of `find_coordinators`, in these bounds."""
+    """The node ids of the coordinators of groups or transactional ids; an error for those that have none now.
+
+    One request, to brokers before Kafka 3.0 one for each. Raises what `Cluster.asking_any` and `by_key` raise.
+    """
     nodes: dict[str, int | ProtocolError] = {}
     is_of_several = False
 
@@ -65,7 +60,7 @@ def find_coordinator(cluster: Cluster, key: str, kind: int = GROUP) -> int:
 
 def finding_coordinator(cluster: Cluster, key: str, kind: int = GROUP, outer: Bounds | None = None) -> Steps[int]:
     """The steps of `find_coordinator`, in these bounds."""
-    node = (yield from _finding(cluster, [key], kind, outer))[key]
+    node = (yield from finding_coordinators(cluster, [key], kind, outer))[key]
     if isinstance(node, ProtocolError):
         raise node
     return node
@@ -90,13 +85,13 @@ class Coordinators:
         return node
 
     def nodes(self, keys: Iterable[str], kind: int = GROUP) -> dict[str, int | ProtocolError]:
-        """The coordinators of several groups or transactional ids, as of `find_coordinators`."""
+        """The coordinators of several groups or transactional ids, as of `finding_coordinators`."""
         return run(self.asking_nodes(keys, kind))
 
     def asking_nodes(self, keys: Iterable[str], kind: int = GROUP) -> Steps[dict[str, int | ProtocolError]]:
         wanted = list(dict.fromkeys(keys))
         missing = [key for key in wanted if (kind, key) not in self._nodes]
-        looked_up = yield from _finding(self._cluster, missing, kind)
+        looked_up = yield from finding_coordinators(self._cluster, missing, kind)
         self._nodes.update({(kind, key): node for key, node in looked_up.items() if isinstance(node, int)})
         return {key: looked_up[key] if key in looked_up else self._nodes[kind, key] for key in wanted}
 

@@ -362,15 +362,10 @@ class GroupOffsets:
 
         run(self._coordinators.attempting(ask))
 
-    def commit_once(
-        self, offsets: Mapping[TopicPartition, Committed], topic_ids: Mapping[str, UUID] = _NO_IDS
-    ) -> dict[TopicPartition, ProtocolError]:
-        """Like `commit`, but without retries; returns the errors of partitions that were refused."""
-        return run(self.committing_once(offsets, topic_ids))
-
     def committing_once(
         self, offsets: Mapping[TopicPartition, Committed], topic_ids: Mapping[str, UUID] = _NO_IDS
     ) -> Steps[dict[TopicPartition, ProtocolError]]:
+        """Like `commit`, but without retries; returns the errors of partitions that were refused."""
         node = yield from self._coordinators.asking_node(self.group)
         request = {"group_id": self.group, "topics": with_topic_ids(topics_to_commit(offsets), topic_ids)}
         answer = yield from self._cluster.asking(node, OFFSET_COMMIT, request)

@@ -1,7 +1,7 @@
 """Requests of several steps: made while the caller waits, or step by step, so that nothing else waits for the answers.
 
-Such a request is a generator: it yields a `Wait` where it can't go on, and returns the result. `run` and `run_each`
-wait for what it says; a `PendingRequest` leaves that to a caller that has more to wait for. Deadlines are readings of
+Such a request is a generator: it yields a `Wait` where it can't go on, and returns the result. `run`
+waits for what it says; a `PendingRequest` leaves that to a caller that has more to wait for. Deadlines are readings of
 `time.monotonic`.
 """
 
@@ -145,10 +145,6 @@ def each(requests: Mapping[_Key, Steps[_Result]]) -> Steps[dict[_Key, _Result | 
     finally:
         for steps in left.values():
             steps.close()
-
-
-def run_each(requests: Mapping[_Key, Steps[_Result]]) -> dict[_Key, _Result | KlogError]:
-    return run(each(requests))
 
 
 def at_once(action: Callable[[], _Result]) -> Steps[_Result]:

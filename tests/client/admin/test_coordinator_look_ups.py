@@ -13,9 +13,10 @@ from spark_klog.client import requests
 from spark_klog.client.admin import admin as admin_module
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.coordinator import find_coordinators
+from spark_klog.client.coordinator import finding_coordinators
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.producer.transactions import PreparedTransaction
+from spark_klog.client.requests import run
 from spark_klog.errors import ErrorCode, ProtocolError, RequestTimedOut
 from spark_klog.protocol.apis import END_TXN
 from spark_klog.protocol.schema import Api
@@ -60,7 +61,7 @@ def transactions(*names: str) -> list[PreparedTransaction]:
 
 def test_many_in_one_request(brokers: Brokers) -> None:
     with cluster_of(brokers) as cluster:
-        found = find_coordinators(cluster, ["a", REFUSED, "b", "a"], TRANSACTION)
+        found = run(finding_coordinators(cluster, ["a", REFUSED, "b"], TRANSACTION))
     refusal = found.pop(REFUSED)
     assert found == {"a": 1, "b": 1}
     assert isinstance(refusal, ProtocolError)
@@ -73,8 +74,8 @@ def test_many_in_one_request(brokers: Brokers) -> None:
 def test_one_request_each_before_kafka_3() -> None:
     with ScriptedCluster({"t": 1}, versions={"FindCoordinator": (0, 3)}) as brokers, cluster_of(brokers) as cluster:
         before = brokers.count("Metadata")
-        assert find_coordinators(cluster, ["a", "b", "c"], GROUP) == {"a": 0, "b": 0, "c": 0}
-        assert find_coordinators(cluster, [], GROUP) == {}
+        assert run(finding_coordinators(cluster, ["a", "b", "c"], GROUP)) == {"a": 0, "b": 0, "c": 0}
+        assert run(finding_coordinators(cluster, [], GROUP)) == {}
         assert brokers.count("FindCoordinator") == 3
         assert brokers.count("Metadata") == before + 1
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.requests import PendingRequest, Steps, Wait, paused, run, run_each
+from spark_klog.client.requests import PendingRequest, Steps, Wait, each, paused, run
 from spark_klog.errors import ConnectionFailed
 from tests.support.brokers.scripted_broker import ScriptedCluster
 
@@ -32,7 +32,7 @@ def test_one_request() -> None:
 
 def test_several_at_once() -> None:
     begin = time.monotonic()
-    results = run_each({"slow": _after(0.3, "a"), "failing": _failing(0.0), "other": _after(0.3, "b")})
+    results = run(each({"slow": _after(0.3, "a"), "failing": _failing(0.0), "other": _after(0.3, "b")}))
     assert 0.3 <= time.monotonic() - begin < 10
     assert (results["slow"], results["other"]) == ("a", "b")
     assert isinstance(results["failing"], ConnectionFailed)
@@ -53,7 +53,7 @@ def test_an_interrupt_ends_all() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_each({1: waiting(), 2: interrupted()})
+        run(each({1: waiting(), 2: interrupted()}))
     assert ended == ["waiting"]
 
 
