@@ -25,7 +25,8 @@ from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.errors import ConfigError, KlogError, LoadError, ProtocolError
 from spark_klog.load.driving import Follow, Steps, drive
 from spark_klog.load.journal import paths
-from spark_klog.load.journal.store import Store, open_store
+from spark_klog.load.journal.store import open_store
+from spark_klog.load.letter_topic import SCHEME
 from spark_klog.load.places import AtOffsets, Place
 from spark_klog.load.planning import Look
 from spark_klog.load.run import Loaded, LoadOptions, Publish, Shared, load_steps
@@ -278,7 +279,8 @@ class Loads:
     def _outcome(self, topic: str, options: LoadOptions, end: Loaded | Exception) -> Outcome:
         error = end if isinstance(end, Exception) else None
         loaded = None if isinstance(end, Exception) else end
-        outcome = Outcome(topic, options.output, loaded, error, letters=options.dead_letters)
+        letters = "" if options.dead_letters.startswith(SCHEME) else options.dead_letters
+        outcome = Outcome(topic, options.output, loaded, error, letters=letters)
         return replace(outcome, failures=self._failures(topic) + 1) if outcome.has_failed else outcome
 
     def _failures(self, topic: str) -> int:
@@ -340,16 +342,17 @@ def _check_offsets(places: Sequence[Place | None], topics: Iterable[str]) -> Non
             raise ConfigError(f"{place.file}: topic {min(others)} is not loaded")
 
 
-def existing(output: str) -> list[str]:
-    """The outputs by topic that are there and have loads, sorted.
+def existing(output: str) -> dict[str, str]:
+    """The outputs by topic that are there and have loads, sorted, each with "".
 
-    Errors as of `example_of`, `open_store` and `catalog_tables`.
+    One that can't be read has the error: whose it is is not known, so that nothing may be done with it. Errors as of
+    `example_of`, `open_store` and `catalog_tables`.
     """
     example_of(output)
     pattern = _matching(output)
     if takes_plain_names(output):
         listed = [address for address in catalog_tables(output[: output.index("{")]) if pattern.fullmatch(address)]
-        return [address for address in sorted(listed) if _is_of_load(address)]
+        return _of_loads(sorted(listed), _is_of_load)
     kind, place = kind_and_folder(output)
     place, query, options = place.partition("?")
     first = place[: place.index("{")].rpartition("/")[0]
@@ -363,25 +366,27 @@ def existing(output: str) -> list[str]:
             for name in (store.names(above) if is_by_topic(part) else [part])
             if names.fullmatch(name)
         ]
-    loads = sorted(path for path in there if _has_journal(store, path))
-    return [f"{kind}{first}{'/' if first or place[0] == '/' else ''}{path}{query}{options}" for path in loads]
+    loads = _of_loads(sorted(there), lambda path: store.size(f"{path}/{paths.LOAD}") is not None)
+    beginning = f"{kind}{first}{'/' if first or place[0] == '/' else ''}"
+    return {f"{beginning}{path}{query}{options}": error for path, error in loads.items()}
 
 
 def _is_of_load(address: str) -> bool:
-    """Whether a catalog's table is a load's; also if it can't be read, which the work with it then says."""
-    try:
-        owner = open_table(address).load_id() or STREAMS
-    except (KlogError, OSError):
-        return True
+    """Whether a catalog's table is a load's."""
+    owner = open_table(address).load_id() or STREAMS
     return owner != STREAMS and not owner.endswith(LETTERS)
 
 
-def _has_journal(store: Store, path: str) -> bool:
-    """The same of a folder."""
-    try:
-        return store.size(f"{path}/{paths.LOAD}") is not None
-    except (KlogError, OSError):
-        return True
+def _of_loads(places: Iterable[str], is_of_load: Callable[[str], bool]) -> dict[str, str]:
+    """Those of the places that are a load's, and those of which that can't be told, with the error."""
+    made = {}
+    for place in places:
+        try:
+            if is_of_load(place):
+                made[place] = ""
+        except (KlogError, OSError) as error:
+            made[place] = str(error)
+    return made
 
 
 def of_each(output: str, work: Callable[[str], _T], at_once: int = 1) -> Iterator[tuple[str, _T | str]]:
@@ -392,7 +397,7 @@ def of_each(output: str, work: Callable[[str], _T], at_once: int = 1) -> Iterato
 
     def outcome(place: str) -> _T | str:
         try:
-            return work(place)
+            return places[place] or work(place)
         except (KlogError, OSError) as error:
             return str(error)
 

@@ -2,7 +2,8 @@
 
 They have the form of all letters in topics (client/dead_letters.py), with the load's id as reader. A transaction has
 some thousand letters of a run, and the progress, an offset of the group `klog-dead-letters-of.LOAD`: what a killed call
-has left to do, the next one does, so that each letter is in the topic once.
+has left to do, the next one does, so that each letter is in the topic once. The load's journal notes the progress, too:
+brokers forget groups without members, after a week by default.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from spark_klog.client.settings import of_bytes, without_ids
 from spark_klog.errors import LoadError, ProducerFenced
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import dead_letters
-from spark_klog.load.journal.model import VERSION
-from spark_klog.load.journal.store import Store, read_json
+from spark_klog.load.journal.history import dead_letters, letters_in_topic
+from spark_klog.load.journal.model import VERSION, LettersInTopic
+from spark_klog.load.journal.store import Store, read_json, to_json
 from spark_klog.security.config import Settings
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ SCHEME = "topic:"
 GROUP = "klog-dead-letters-of."
 #: Letters of a transaction: progress counts those of a file.
 _LETTERS, _MOST_BYTES = 2000, str(64 * 1024 * 1024)
+#: Bits of the progress that number a file's transactions; those above have the file's place in its run, and the run.
+_OF_FILE, _OF_RUN = 22, 42
 
 
 class LetterTopic:
@@ -69,9 +72,16 @@ class LetterTopic:
         ):
             try:
                 producer.init_transactions()
-                start = GroupOffsets(cluster, self._group, is_stable=True).fetch([key]).get(key, 0)
+                cluster.partitions([self._topic])
+                topic_id = str(cluster.topic_ids.get(self._topic, ""))
+                noted = letters_in_topic(store, self._topic, topic_id)
+                start = max(noted, GroupOffsets(cluster, self._group, is_stable=True).fetch([key]).get(key, 0))
+                done = start
                 for name, (run, place) in files:
-                    letters, number = self._letters(store, name), (run << 42) + (place << 22)
+                    number = (run << _OF_RUN) + (place << _OF_FILE)
+                    if number >> _OF_FILE < start >> _OF_FILE:
+                        continue  # a later file was begun with
+                    letters = self._letters(store, name, is_new=number >= start)
                     while part := list(islice(letters, _LETTERS)):
                         number += 1
                         if number <= start:
@@ -81,14 +91,19 @@ class LetterTopic:
                             self._send(producer, letter)
                         producer.send_offsets_to_transaction({key: number}, self._group)
                         producer.commit_transaction()
+                        done = number
+                if done > noted:
+                    store.write(paths.letters_in(self._topic), to_json(LettersInTopic(topic_id, done)))
             except ProducerFenced as error:
                 _log.info("another call writes the dead letters of load %s: %s", self._load, error)
 
-    def _letters(self, store: Store, name: str) -> Iterator[dict[str, Any]]:
-        """The letters of a file. One that somebody has removed is left out."""
+    def _letters(self, store: Store, name: str, *, is_new: bool) -> Iterator[dict[str, Any]]:
+        """The letters of a file; `is_new` if none of them is in the topic. One that somebody has removed is left
+        out."""
         path = paths.dead_letter(name)
         if store.size(path) is None:
-            _log.warning("%s/%s is not there, and so not in topic %s", store.address, path, self._topic)
+            if is_new:
+                _log.warning("%s/%s is not there, and so not in topic %s", store.address, path, self._topic)
         elif paths.is_of_values(name):
             yield from (letter for _, letter in dead_letters(store, name))
         else:

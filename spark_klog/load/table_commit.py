@@ -190,7 +190,7 @@ class TableTarget(Target):
         parts, names = [], list(manifest.dead_letters)
         for part in manifest.partitions:
             texts = [each[LACKING]["letter"] for each in lost if each[PARTITION] == part.partition]
-            if lines := [f"{line}\n" for text in texts for line in text.splitlines()]:
+            if lines := [f"{line}\n" for text in texts for line in text.split("\n")]:
                 names.append(paths.letters(Range(part.topic, part.partition, part.start, part.until), _LOST))
                 self.store.write(paths.dead_letter(names[-1]), "".join(lines).encode())
                 gaps = dict(sorted({**part.gaps, UNPARSED: part.gaps.get(UNPARSED, 0) + len(lines)}.items()))

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
@@ -147,7 +148,7 @@ def test_each_topic_is_a_load(
             table = lake.catalog.load_table(f"db.{name.rpartition('.')[2]}")
             assert places(table.scan().to_arrow()) == expected(name, there)
         assert status(output_of(output, name)).findings == []
-    assert existing(output) == sorted(output_of(output, name) for name in counts)
+    assert existing(output) == {output_of(output, name): "" for name in sorted(counts)}
     shown = json.loads(klog("load", "status", output, "-b", servers, "--json").stdout)
     assert {
         each["partitions"][0]["topic"]: sum(part["records"] for part in each["partitions"]) for each in shown["loads"]
@@ -351,6 +352,32 @@ def test_one_table_of_a_catalog_is_damaged(
     assert (damaged["output"], other["output"]) == tuple(places)
     assert ("error" in damaged, other["findings"]) == (True, [])
     assert _asked("files", output, code=1) == [each.path for each in files(places[1])]
+
+
+@pytest.mark.parametrize("kind", ["iceberg"])
+def test_nothing_is_done_with_a_table_that_may_be_of_others(
+    cluster: EmbeddedCluster, topics: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """It can't be read when its owner is looked up, and could be a moment later."""
+    lake = make_lake(kind, tmp_path, monkeypatch)
+    output = f"iceberg:{CATALOG}.db.{{topic}}"
+    _loads(cluster.bootstrap_servers, output, *topics[:1]).round()
+    [place] = existing(output)
+    lake.catalog.create_table("db.theirs", pa.schema([pa.field("a", pa.int64())]))
+    assert [*existing(output)] == [place]
+    known = type(open_table(place))
+    real = known.load_id
+
+    def load_id(self: Any) -> str | None:
+        if self.address.endswith("theirs"):
+            raise LoadError("the catalog is busy")
+        return real(self)
+
+    monkeypatch.setattr(known, "load_id", load_id)
+    worked: list[str] = []
+    done = dict(by_topic.of_each(output, lambda each: worked.append(each) or "done"))
+    assert worked == [place]
+    assert done == {place: "done", output_of(output, "theirs"): "the catalog is busy"}
 
 
 def test_a_cluster_that_does_not_answer_is_asked_once(

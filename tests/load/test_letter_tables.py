@@ -80,7 +80,7 @@ def test_letters(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environme
     with pytest.raises(LoadError, match="has the dead letters of another load"):
         run(servers, letters, topic)
     if kind == "iceberg":
-        assert existing("iceberg:local.space.{topic}") == []
+        assert existing("iceberg:local.space.{topic}") == {}
 
 
 @pytest.mark.parametrize("kind", FORMATS)

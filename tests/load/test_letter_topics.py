@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spark_klog.client import Producer
+from spark_klog.client import Admin, Producer
 from spark_klog.client.dead_letters import CORRUPT_BATCH
 from spark_klog.client.letter_topics import Letter, LetterTopic
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError, ProtocolError
 from spark_klog.load import letter_topic
+from spark_klog.load.by_topic import Loads
 from spark_klog.load.journal import paths
-from spark_klog.load.run import MaxBad
+from spark_klog.load.journal.history import read_identity
+from spark_klog.load.journal.store import open_store
+from spark_klog.load.run import LoadOptions, MaxBad
 from spark_klog.load.settings import WriteSettings
-from tests.load.support import Killed, run
+from spark_klog.load.upkeep import Upkeep
+from spark_klog.tables.upkeep import Kept
+from tests.load.support import InProcess, Killed, run
 from tests.spark.support import Sent, create_topic, produce
 
 _HEADERS = (("traceparent", b"\xff"), ("none", None))
@@ -60,6 +66,72 @@ def test_letters(cluster: EmbeddedCluster, topic: str, letters: str, tmp_path: P
         _load(servers, tmp_path / "other", topic, f"{letters}-x")
     with pytest.raises(ConfigError, match="a/b"):
         _load(servers, tmp_path / "other", topic, "a/b")
+
+
+def test_files_whose_letters_are_in_the_topic(
+    cluster: EmbeddedCluster, topic: str, letters: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are not looked at again: people remove them, and nothing is said of that."""
+    servers, output = cluster.bootstrap_servers, tmp_path / "out"
+    for count in (1, 2):
+        produce(servers, topic, [Sent(b"bad")])
+        _load(servers, output, topic, letters)
+        assert len(_letters(servers, letters)) == count
+    first, last = sorted((output / paths.LETTERS).iterdir())
+    first.write_text("damaged")
+    last.unlink()
+    _load(servers, output, topic, letters)
+    first.unlink()
+    _load(servers, output, topic, letters)
+    assert "is not there" not in caplog.text
+    produce(servers, topic, [Sent(b"bad")])
+    _load(servers, output, topic)
+    [path] = (output / paths.LETTERS).iterdir()
+    path.unlink()
+    _load(servers, output, topic, letters)
+    assert f"{path.name} is not there, and so not in topic {letters}" in caplog.text
+    assert len(_letters(servers, letters)) == 2
+
+
+def test_brokers_forget_the_progress(cluster: EmbeddedCluster, topic: str, letters: str, tmp_path: Path) -> None:
+    """A week after the last letter, by default. A topic that is created again gets the letters again."""
+    servers, output = cluster.bootstrap_servers, tmp_path / "out"
+    produce(servers, topic, [Sent(b"bad"), Sent(b"[]")])
+    _load(servers, output, topic, letters)
+    with Admin({"bootstrap.servers": servers}) as admin:
+        identity = read_identity(open_store(str(output)))
+        assert identity is not None
+        group = f"{letter_topic.GROUP}{identity.load}"
+        admin.delete_group(group)
+        _load(servers, output, topic, letters)
+        produce(servers, topic, [Sent(b"bad")])
+        _load(servers, output, topic, letters)
+        assert [each.said.offset for each in _letters(servers, letters) if each.said] == [0, 1, 2]
+        admin.delete_topic(letters)
+        create_topic(servers, letters)
+        with suppress(ProtocolError):  # it may have gone with its only offset
+            admin.delete_group(group)
+    _load(servers, output, topic, letters)
+    assert [each.said.offset for each in _letters(servers, letters) if each.said] == [0, 1, 2]
+
+
+def test_the_upkeep_is_of_the_output_alone(cluster: EmbeddedCluster, topic: str, letters: str, tmp_path: Path) -> None:
+    """A topic of dead letters has no files to merge."""
+    produce(cluster.bootstrap_servers, topic, [Sent(b'{"id": 1}'), Sent(b"bad")])
+    asked = LoadOptions(
+        {"bootstrap.servers": cluster.bootstrap_servers},
+        [topic],
+        str(tmp_path),
+        settings=WriteSettings(schema="id bigint"),
+        max_bad=MaxBad(9),
+        dead_letters=f"topic:{letters}",
+    )
+    loads = Loads(asked, [topic], None, str(tmp_path), InProcess(), lambda _total, _done: nullcontext())
+    outcomes = loads.round()
+    assert [outcome.loaded and outcome.loaded.bad for outcome in outcomes] == [1]
+    done = Upkeep(0.0, Kept()).after(outcomes, lambda: False)
+    assert done is not None
+    assert [(each.output, each.error) for each in done.outputs] == [(str(tmp_path), None)]
 
 
 def test_corrupt_batches_and_damaged_letters(

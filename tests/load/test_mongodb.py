@@ -119,7 +119,8 @@ def test_updates_that_have_no_row(
 
     run(servers, address, topic, settings=_GIVEN)
     before = source.rows()
-    produce(servers, topic, [update("f" * 24, name="lost"), update(first, tags__x__y=1), update(second, name="good")])
+    lost = update("f" * 24, name="lost")._replace(headers=(("lines\u2028and\x85lines", b"x"),))
+    produce(servers, topic, [lost, update(first, tags__x__y=1), update(second, name="good")])
     rubbish = [source.event(first, "u", updateDescription={"updatedFields": "{", "truncatedArrays": 5})]
     rubbish += [source.event(first, "c", after="[1"), source.event(first, "u")]
     produce(servers, topic, rubbish)
@@ -133,6 +134,7 @@ def test_updates_that_have_no_row(
     reasons = [letter["reason"] for letter in letters]
     assert sum("updates a row that is not there, or that has not what it changes" in reason for reason in reasons) == 1
     assert "field after.tags must be an array, not an object" in reasons
+    assert ["lines\u2028and\x85lines", "eA=="] in [header for letter in letters for header in letter["headers"]]
     assert status(address).findings == []
 
 

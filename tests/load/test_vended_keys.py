@@ -197,7 +197,7 @@ def test_a_table_of_unity_on_a_disk(
         loaded = run(cluster.bootstrap_servers, "delta:uc://a.b.c", topic, settings=WriteSettings(layout="day"))
         assert loaded.runs == [1]
         assert status(f"{tmp_path}/c").findings == []
-        assert existing("delta:uc://a.b.{topic}") == ["delta:uc://a.b.c"]
+        assert existing("delta:uc://a.b.{topic}") == {"delta:uc://a.b.c": ""}
         assert output_of("delta:uc://a.b.{topic}", "shop.orders") == "delta:uc://a.b.shop_orders"
         with pytest.raises(ConfigError, match="the names of the catalog and the schema as they are"):
             existing("delta:uc://a.{topic}")

@@ -50,6 +50,7 @@ _JOURNAL = (
     model.Progress,
     model.Idle,
     model.Latest,
+    model.LettersInTopic,
     model.TaskResults,
     settings.WriteSettings,
     rows.RowSchema,
@@ -76,6 +77,7 @@ def _journal() -> Iterator[str]:
         *(paths.candidate(7, "TOKEN"), paths.changes(7, ""), paths.task(7, 3), paths.seen(7, 3)),
         *(paths.attempt(7, "TOKEN"), paths.staged(7, "FILE")),
         paths.dead_letter(paths.letters(read, "TOKEN")),
+        paths.letters_in("TOPIC"),
         paths.file(read, 0, 9, "date=2026-11-29", "TOKEN", "parquet"),
     ):
         yield f"file {path}"

@@ -71,6 +71,11 @@ _CASES: dict[str, tuple[Value, Read, type[KlogError]]] = {
         _in_journal(paths.IDLE, lambda store: history.read_idle(store, 3)),
         LoadError,
     ),
+    "letters in a topic": (
+        {"topic_id": "i", "until": 3},
+        _in_journal(paths.letters_in("t"), lambda store: history.letters_in_topic(store, "t", "i")),
+        LoadError,
+    ),
     "plan": (
         {"run": 3, "started": "", "topics": [], "tasks": [], "settings": {}},
         _in_journal(paths.plan(3), lambda store: history.read_plan(store, 3)),

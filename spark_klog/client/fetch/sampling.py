@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from spark_klog.base.names import TopicPartition
@@ -19,8 +20,9 @@ from spark_klog.records.reading.reader import records_of
 #: Bytes of the first fetch, and how much larger the next one is: for headers, and for the first record.
 _HEADERS_BYTES, _HEADERS_GROWTH = 64 * 1024, 4
 _RECORD_BYTES, _RECORD_GROWTH = 16 * 1024, 8
-#: Of one request: a connection keeps the memory of its largest answer.
-_REQUEST_BYTES = 1 << 20
+#: Of one request: a connection keeps the memory of its largest answer. How many requests, about, are made within
+#: request.timeout.ms: brokers may be far away.
+_REQUEST_BYTES, _REQUESTS = 1 << 20, 64
 _Found = TypeVar("_Found")
 
 
@@ -95,12 +97,15 @@ def _sample(
     samples: dict[TopicPartition, _Found | None] = {}
     rest, largest = dict(offsets), max(size, cluster.config.partition_fetch_bytes)
 
-    def read_each() -> dict[TopicPartition, _Found | _Later | None]:
-        fetches = _small_fetch(cluster, rest, size)
+    def read_each(keys: Sequence[TopicPartition]) -> dict[TopicPartition, _Found | _Later | None]:
+        fetches = _small_fetch(cluster, {key: rest[key] for key in keys}, size)
         return {key: _Later(rest[key]) if isinstance(fetched, Larger) else read(fetched) for key, fetched in fetches}
 
     while rest:
-        answers = cluster.attempt(read_each)
+        keys, most = list(rest), _REQUESTS * _at_once(size)
+        answers: dict[TopicPartition, _Found | _Later | None] = {}
+        for start in range(0, len(keys), most):
+            answers |= cluster.attempt(partial(read_each, keys[start : start + most]))
         samples |= {key: fetched for key, fetched in answers.items() if not isinstance(fetched, _Later)}
         following = {key: fetched.offset for key, fetched in answers.items() if isinstance(fetched, _Later)}
         too_large = [key for key, offset in following.items() if offset == rest[key]]
@@ -137,6 +142,11 @@ def _first_timestamp(fetched: Fetched | KlogError) -> int | _Later | None:
     return _Later(fetched.next_offset)
 
 
+def _at_once(size: int) -> int:
+    """How many partitions a request asks for `size` bytes each."""
+    return max(1, _REQUEST_BYTES // size)
+
+
 def _in_parts(leaders: Mapping[int, list[TopicPartition]], at_once: int) -> Iterator[tuple[int, list[TopicPartition]]]:
     for node, keys in leaders.items():
         for start in range(0, len(keys), at_once):
@@ -154,8 +164,7 @@ def _small_fetch(
     """
     leaders, _ = cluster.by_leader(offsets)
     limits = Limits(size, cluster.config.response_max_bytes, is_shared=True)
-    at_once = max(1, _REQUEST_BYTES // size)
-    for node, keys in _in_parts(leaders, at_once):
+    for node, keys in _in_parts(leaders, _at_once(size)):
         wanted = {key: FetchParameters(offsets[key], size) for key in keys}
         connection = cluster.connection(node)
         fetch = FetchInFlight(cluster, connection, wanted, max_wait_ms=0, isolation_level=READ_UNCOMMITTED)

@@ -12,7 +12,17 @@ from typing import Any, TypeVar
 from spark_klog.base.durable import check_version
 from spark_klog.errors import LoadError
 from spark_klog.load.journal import paths
-from spark_klog.load.journal.model import VERSION, Idle, Latest, Manifest, Plan, RangeResult, TaskResults, from_json
+from spark_klog.load.journal.model import (
+    VERSION,
+    Idle,
+    Latest,
+    LettersInTopic,
+    Manifest,
+    Plan,
+    RangeResult,
+    TaskResults,
+    from_json,
+)
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.schemas.json_schema.ddl import INFER
 from spark_klog.tables.opening import existing_table, is_table, named_table, open_table
@@ -164,6 +174,12 @@ def read_idle(store: Store, run: int) -> Idle | None:
     """Read what a call with nothing to load has found since run `run`; None if there was no such call."""
     idle = _read(store, Idle, paths.IDLE)
     return idle if idle is not None and idle.run >= run else None
+
+
+def letters_in_topic(store: Store, topic: str, topic_id: str) -> int:
+    """Up to which number a topic has the dead letters, as the journal notes it; 0 for another topic of that name."""
+    noted = _read(store, LettersInTopic, paths.letters_in(topic))
+    return noted.until if noted is not None and noted.topic_id == topic_id else 0
 
 
 def first_letter(store: Store, names: Sequence[str]) -> str:

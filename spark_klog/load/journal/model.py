@@ -209,6 +209,15 @@ class Latest:
 
 
 @dataclass(frozen=True)
+class LettersInTopic:
+    """Up to which number of transactions a topic, the one with this id, has the load's dead letters."""
+
+    topic_id: str
+    until: int
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
 class TaskResults:
     """What a task has loaded."""
 

@@ -123,6 +123,11 @@ def dead_letter(name: str) -> str:
     return f"{LETTERS}/{name}"
 
 
+def letters_in(topic: str) -> str:
+    """Which dead letters a topic has: brokers forget the group with the progress, some days after the last letter."""
+    return f"{FOLDER}/dead-letter-topics/{topic}.json"
+
+
 def is_of_values(name: str) -> bool:
     """Whether a file of dead letters has values that did not parse; others have a corrupt batch."""
     return name.startswith(_OF_VALUES)

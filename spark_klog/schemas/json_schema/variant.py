@@ -21,6 +21,9 @@ from spark_klog.schemas.rows import BadRow, Decoded, cut
 
 #: Readers of Spark 4.0 take no larger ones.
 _MOST_BYTES: Final = 16 * 1024 * 1024
+#: Metadata is kept for values that have the same names, unless these are long: then they are likely to be keys of a
+#: map, and others in each value.
+_KEPT, _KEPT_CHARACTERS = 1024, 2048
 #: The first byte of a value has its kind in the two lowest bits: of objects, arrays and strings of up to 63 bytes the
 #: rest says how it goes on, of others the type.
 _SHORT_STRING, _OBJECT, _ARRAY, _SHORTEST_LONG = 1, 2, 3, 64
@@ -52,13 +55,13 @@ def variant(text: bytes) -> dict[str, bytes]:
     ids: dict[str, int] = {}
     try:
         value = _encoded(parsed(text, _PARSER), ids)
-        metadata = _metadata(tuple(ids))
+        metadata = (_kept_metadata if sum(map(len, ids)) <= _KEPT_CHARACTERS else _metadata)(tuple(ids))
     except UnicodeEncodeError:
         raise ValueError("no JSON: half of a surrogate pair") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if max(len(value), len(metadata)) > _MOST_BYTES:
-        raise ValueError(f"a VARIANT of {len(value)} bytes, and readers take {_MOST_BYTES}")
+    if (size := max(len(value), len(metadata))) > _MOST_BYTES:
+        raise ValueError(f"a VARIANT of {size} bytes, and readers take {_MOST_BYTES}")
     return {"metadata": metadata, "value": value}
 
 
@@ -104,13 +107,15 @@ def _packed(numbers: Sequence[int]) -> tuple[int, bytes]:
     return size, struct.pack(f"<{len(numbers)}{code}", *numbers)
 
 
-@lru_cache(1024)
 def _metadata(names: tuple[str, ...]) -> bytes:
     texts = [name.encode() for name in names]
     size, numbers = _packed([*accumulate(map(len, texts), initial=0), len(texts)])
     # the version, and how many bytes the count and the offsets have
     head = bytes((1 | (size - 1) << 6,))
     return b"".join((head, numbers[-size:], numbers[:-size], *texts))
+
+
+_kept_metadata = lru_cache(_KEPT)(_metadata)
 
 
 def _number(text: str) -> bytes:

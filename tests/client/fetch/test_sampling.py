@@ -176,6 +176,23 @@ def test_batches_larger_than_a_fetch() -> None:
     }
 
 
+def test_the_time_of_many_partitions() -> None:
+    """request.timeout.ms is for some tens of requests, so that samples of any number of partitions come to an end."""
+    keys = [("t", partition) for partition in range(2500)]
+    cluster = FakeCluster(n1={key: [batch(0, 2, 10)] for key in keys})
+    attempts: list[int] = []
+
+    def attempt(action: Callable[[], Any]) -> Any:
+        before = len(cluster.requests)
+        made = action()
+        attempts.append(len(cluster.requests) - before)
+        return made
+
+    cluster.attempt = attempt  # type: ignore[method-assign]
+    assert len(ask(cluster, dict.fromkeys(keys, 0))) == len(keys)
+    assert attempts == [64, 64, 29]
+
+
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_message_sets(magic: int, codec: str) -> None:

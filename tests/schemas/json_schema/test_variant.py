@@ -8,6 +8,7 @@ import random
 import pyarrow as pa
 import pytest
 
+from spark_klog.schemas.json_schema import variant as module
 from spark_klog.schemas.json_schema.columns import VARIANT
 from spark_klog.schemas.json_schema.variant import variant, variants
 
@@ -64,6 +65,16 @@ def test_any_values() -> None:
         _both(json.dumps(_any(chance), ensure_ascii=False))
 
 
+def test_names_that_are_keys() -> None:
+    """Other ones in each value: their metadata is not kept in memory."""
+    before = module._kept_metadata.cache_info().currsize
+    for number in range(5):
+        _both(json.dumps({f"{number}-{key}": key for key in range(1000)}))
+    assert module._kept_metadata.cache_info().currsize == before
+    _both(json.dumps({"a name": 1, "of many values": 2}))
+    assert module._kept_metadata.cache_info().currsize == before + 1
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -79,6 +90,7 @@ def test_any_values() -> None:
         (b"[" * 100_000, "nested too deeply"),
         (b"\xff", "not UTF-8"),
         (b'"' + b"x" * (16 << 20) + b'"', "a VARIANT of 16777221 bytes, and readers take 16777216"),
+        (b'{"' + b"x" * (16 << 20) + b'": 1}', "a VARIANT of 16777229 bytes, and readers take 16777216"),
     ],
 )
 def test_bad_values(text: bytes, reason: str) -> None:
