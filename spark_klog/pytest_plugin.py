@@ -6,8 +6,8 @@
     klog_schema_registry    the URL of a schema registry over klog_cluster's brokers
     klog_topic              the name of a new topic on klog_cluster, with one partition or the arguments of
                             @pytest.mark.klog_topic(partitions=3, settings={...})
-    klog_aio_producer, klog_aio_admin    make a client of `spark_klog.aio` for klog_cluster, for `async with`: they need
-                            no plugin for coroutines, and go together with any
+    klog_aio_producer, klog_aio_consumer, klog_aio_admin    make a client of `spark_klog.aio` for klog_cluster, for
+                            `async with`: they need no plugin for coroutines, and go together with any
 
 Data and logs are in pytest's temporary folders. The report of a failed test includes what brokers logged during it.
 Nothing but pytest is imported before a fixture is used.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spark_klog.broker.faults import Fault
     from spark_klog.embedded import EmbeddedCluster
 
-_AIO_FIXTURES = frozenset({"klog_aio_admin", "klog_aio_producer"})
+_AIO_FIXTURES = frozenset({"klog_aio_admin", "klog_aio_consumer", "klog_aio_producer"})
 _FIXTURES = _AIO_FIXTURES | {"klog_cluster", "klog_cluster_factory", "klog_schema_registry", "klog_topic"}
 _SCOPES = ("session", "package", "module", "class", "function")
 #: A report shows at most so many characters of each broker's log, the last ones.
@@ -161,6 +161,15 @@ def klog_aio_producer(klog_cluster: EmbeddedCluster) -> Callable[..., aio.Produc
     from spark_klog.aio import Producer
 
     return lambda settings=None: Producer({"bootstrap.servers": klog_cluster.bootstrap_servers, **(settings or {})})
+
+
+@pytest.fixture
+def klog_aio_consumer(klog_cluster: EmbeddedCluster) -> Callable[..., aio.Consumer]:
+    """Make a consumer, as `klog_aio_producer` does; auto.offset.reset is earliest unless the settings say otherwise."""
+    from spark_klog.aio import Consumer
+
+    own = {"bootstrap.servers": klog_cluster.bootstrap_servers, "auto.offset.reset": "earliest"}
+    return lambda settings=None: Consumer(own | (settings or {}))
 
 
 @pytest.fixture

@@ -74,11 +74,14 @@ def test_fixtures_serve_the_clients_of_users(users: pytest.Pytester) -> None:
         assert len({server for server, _ in servers}) == 1
         assert len({topic for _, topic in servers}) == again
 
-    def test_coroutines(klog_aio_producer, klog_aio_admin, klog_topic):
+    def test_coroutines(klog_aio_producer, klog_aio_consumer, klog_aio_admin, klog_topic):
         async def main():
             async with klog_aio_producer({"linger.ms": 0}) as producer, klog_aio_admin() as admin:
                 assert (await producer.send(klog_topic, b"v")).offset == 0
                 assert klog_topic in [topic.name for topic in await admin.list_topics()]
+            async with klog_aio_consumer({"group.id": klog_topic}) as consumer:
+                consumer.subscribe([klog_topic])
+                assert (await asyncio.wait_for(anext(consumer), 60)).value == b"v"
 
         asyncio.run(main())
 

@@ -85,8 +85,8 @@ class Producer(ProducerCore):
     threads of the producer. Functions of yours (serializers, on_delivery) are called on the loop.
 
     A task that is cancelled in a call ends it there: a record that `send` has taken may be written or not, others are
-    not affected. After a cancelled `commit_transaction` call it again, or `abort_transaction`; a cancelled
-    `abort_transaction` is called again.
+    not affected. After a cancelled `commit_transaction` call it again; `abort_transaction` raises
+    `InvalidTransactionState` if the coordinator may have committed. A cancelled `abort_transaction` is called again.
 
     A producer belongs to the loop of its first call: `ConcurrentUse` in another one, `ConfigError` without one (in a
     thread, or with Trio), `ProducerClosed` in a process forked since. What is not confirmed when the program ends is

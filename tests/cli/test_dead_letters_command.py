@@ -113,6 +113,16 @@ def test_letters_are_shown(cluster: EmbeddedCluster, topic: str, letters: str) -
     assert "UNKNOWN_TOPIC" in klog_refusal("dead-letters", "show", f"{topic}-x", "-b", cluster.bootstrap_servers)
 
 
+def test_a_time_that_is_none(cluster: EmbeddedCluster, topic: str) -> None:
+    """Whoever may write to the topic decides what its headers say."""
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
+        for time_ms in (10**18, -(10**18), 1):
+            producer.send(topic, b"v", headers=DeadLetter("t", 0, 0, time=time_ms).headers)
+    lines = klog_lines("dead-letters", "show", topic, "-b", cluster.bootstrap_servers)
+    assert [line["time"] for line in lines] == [None, None, "1970-01-01T00:00:00.001+00:00"]
+
+
 def test_letters_are_replayed_once(cluster: EmbeddedCluster, topic: str, letters: str) -> None:
     where = ("dead-letters", "replay", letters, "-b", cluster.bootstrap_servers)
     assert klog_lines(*where, "--reason", "^ValueError") == [{"topic": letters, "records": 2, "others": 0}]

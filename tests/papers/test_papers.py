@@ -61,6 +61,7 @@ _PROGRAMS = {
     "spark-submit",
     "sudo",
     "tar",
+    "uvicorn",
     "venv-pack",
 }
 #: Options of Spark's own readers and writers, in lower case.

@@ -53,6 +53,7 @@ _ELSEWHERE = {
     "python3": "tests/jobs/test_packaging.py",
     "spark-submit": "tests/jobs/test_batch_load.py",
     "sudo": "tests/client/security/test_kerberos.py",
+    "uvicorn": "tests/aio/test_service.py",
 }
 #: Pages whose Python needs jars, extensions of DuckDB or other servers, and tests of what they say.
 _OF_TABLES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import islice
 from typing import Any
@@ -67,8 +68,7 @@ def _lines(letters: Iterator[Letter], as_json: bool) -> Iterator[dict[str, Any]]
         for name in ("time", "reader", "stage", "error", "reason", "attempts"):
             given = None if said is None else getattr(said, name)
             line[name] = None if given in ("", -1) else given
-        if line["time"] is not None:
-            line["time"] = datetime.fromtimestamp(line["time"] / 1000, timezone.utc).isoformat(timespec="milliseconds")
+        line["time"] = None if line["time"] is None else _time(line["time"])
         line["from"] = None if said is None else f"{said.topic}-{said.partition}@{said.offset}"
         line["isReplayed"] = is_replayed
         for name in ("key", "value"):
@@ -80,6 +80,12 @@ def _lines(letters: Iterator[Letter], as_json: bool) -> Iterator[dict[str, Any]]
         for name in () if as_json else ("value", "reason"):
             line[name] = line[name] and line[name][:_MOST]
         yield line
+
+
+def _time(ms: int) -> str | None:
+    with suppress(ValueError, OverflowError, OSError):  # a header may say any number
+        return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    return None
 
 
 @dead_letters.command(
