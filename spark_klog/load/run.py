@@ -141,7 +141,13 @@ class LoadOptions:
             raise ConfigError("--schema variant is for --table delta:, as files have no such type: give a DDL")
         elif settings.upsert_key:
             raise ConfigError("an upsert key is for a table, as is an envelope: give --table delta: or iceberg:")
-        if self.dead_letters and not self.dead_letters.startswith(SCHEME):
+        if self.dead_letters.startswith(SCHEME):
+            if self.dead_letters.removeprefix(SCHEME) in self.topics:
+                raise ConfigError(
+                    f"--dead-letters {self.dead_letters} is loaded itself: each run would find the letters of the last "
+                    "one. Name another topic, or leave it out of the topics to load"
+                )
+        elif self.dead_letters:
             check_letters(self.dead_letters, self.output)
         if self.keep_deletes is not None and not settings.upsert_key:
             raise ConfigError("--keep-deletes is for changes of rows: give an upsert key")

@@ -115,6 +115,28 @@ def test_brokers_forget_the_progress(cluster: EmbeddedCluster, topic: str, lette
     assert [each.said.offset for each in _letters(servers, letters) if each.said] == [0, 1, 2]
 
 
+def test_letters_of_letters(cluster: EmbeddedCluster, topic: str, letters: str, tmp_path: Path) -> None:
+    """A load does not write into a topic that it reads: it would never come to an end."""
+    servers = cluster.bootstrap_servers
+    produce(servers, topic, [Sent(b"bad")])
+    with pytest.raises(ConfigError, match=f"--dead-letters topic:{topic} is loaded itself"):
+        _load(servers, tmp_path / "out", topic, topic)
+    for output, into in ((f"{tmp_path}/out", f"topic:{letters}"), (f"{tmp_path}/{{topic}}", "topic:{topic}")):
+        by_topic = "{" in output
+        asked = LoadOptions(
+            {"bootstrap.servers": servers},
+            [topic],
+            f"{tmp_path}/out",
+            settings=WriteSettings(schema="id bigint"),
+            dead_letters="" if by_topic else into,
+        )
+        runner, pattern = InProcess(), f"{topic}.*"
+        loads = Loads(asked, [], pattern, output, runner, lambda *_: nullcontext(), letters=into if by_topic else "")
+        with pytest.raises(ConfigError, match="is loaded itself"):
+            loads.round()
+        assert runner.ran == []
+
+
 def test_the_upkeep_is_of_the_output_alone(cluster: EmbeddedCluster, topic: str, letters: str, tmp_path: Path) -> None:
     """A topic of dead letters has no files to merge."""
     produce(cluster.bootstrap_servers, topic, [Sent(b'{"id": 1}'), Sent(b"bad")])
