@@ -61,9 +61,12 @@ class KlogContainer(EmbeddedCluster):
         """`arguments` are those of `EmbeddedCluster`; `port` and others of KafkaContainer are left out."""
         super().__init__(**{name: value for name, value in arguments.items() if name not in _OF_CONTAINERS})
 
-    def start(self) -> KlogContainer:
+    def start(self, timeout: float = 0) -> KlogContainer:
         super().start()
         return self
+
+    def stop(self, force: bool = True, delete_volume: bool = True) -> None:
+        super().stop()
 
     def __enter__(self) -> KlogContainer:
         return self.start()
@@ -79,13 +82,31 @@ class KlogContainer(EmbeddedCluster):
         return int(self.bootstrap_servers.rpartition(":")[2])
 
     def with_env(self, key: str, value: str) -> KlogContainer:
-        """Set a broker's setting as images do: KAFKA_NUM_PARTITIONS is num.partitions. Others have no meaning."""
-        if key.startswith("KAFKA_"):
-            self._settings |= {key.removeprefix("KAFKA_").lower().replace("_", "."): value}
+        """Set a broker's setting as images do: KAFKA_NUM_PARTITIONS is num.partitions.
+
+        Others have no meaning, nor have those of a container's JVM, its log and its listeners: clients reach the
+        brokers at `get_bootstrap_server`.
+        """
+        name = key.removeprefix("KAFKA_")
+        if name != key and not _OF_IMAGES.fullmatch(name):
+            self._settings |= {name.lower().replace("_", "."): str(value)}
         return self
 
-    def with_kraft(self) -> KlogContainer:
+    def with_envs(self, **variables: str) -> KlogContainer:
+        for key, value in variables.items():
+            self.with_env(key, value)
         return self
 
+    def with_kraft(self, *_: Any, **__: Any) -> KlogContainer:
+        """Accepted, without a meaning, as the other calls that it stands for."""
+        return self
 
+    with_cluster_id = with_kwargs = with_name = with_network = with_network_aliases = with_kraft
+
+
+#: Variables of Kafka's images that are no settings of a broker, or are about the container's network.
+_OF_IMAGES = re.compile(
+    "(.*_)?OPTS|(JMX|LOG4J|TOOLS_LOG4J|CONTROLLER)_.*|(ADVERTISED_)?LISTENERS|LISTENER_SECURITY_PROTOCOL_MAP|"
+    "INTER_BROKER_LISTENER_NAME|BROKER_ID|NODE_ID|PROCESS_ROLES|ZOOKEEPER_CONNECT|LOG_DIRS?"
+)
 _OF_CONTAINERS = frozenset({"port", "wait_strategy_check_string", "docker_client_kw"})

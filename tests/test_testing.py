@@ -11,6 +11,7 @@ import pytest
 
 from spark_klog import aio
 from spark_klog.client import Admin, Producer
+from spark_klog.embedded import ClusterStartError
 from spark_klog.testing import KlogContainer, KlogTestCase
 
 
@@ -45,9 +46,18 @@ def test_beside_the_classes_of_pyspark() -> None:
 
 
 def test_a_container() -> None:
-    container = KlogContainer("confluentinc/cp-kafka:7.6.0", port=9093).with_kraft()
-    with container.with_env("KAFKA_NUM_PARTITIONS", "3").with_env("CLUSTER_ID", "x") as kafka:
+    container = KlogContainer("confluentinc/cp-kafka:7.6.0", port=9093).with_kraft().with_cluster_id("x")
+    of_images = {"KAFKA_HEAP_OPTS": "-Xmx256m", "KAFKA_LOG4J_ROOT_LOGLEVEL": "INFO", "KAFKA_JMX_PORT": "9999"}
+    of_images |= {"KAFKA_LISTENERS": "BROKER://0.0.0.0:9092", "KAFKA_ADVERTISED_LISTENERS": "BROKER://kafka:9092"}
+    container.with_name("kafka").with_network(None).with_network_aliases("kafka").with_envs(CLUSTER_ID="x", **of_images)
+    with container.with_env("KAFKA_NUM_PARTITIONS", "3") as kafka:
         servers = kafka.get_bootstrap_server()
         assert servers == f"{kafka.get_container_host_ip()}:{kafka.get_exposed_port(9093)}"
         with Producer({"bootstrap.servers": servers}) as producer:
             assert producer.partitions("made") == 3
+    container.start(timeout=30).stop(force=True)
+
+
+def test_a_container_does_not_hide_a_misspelt_setting() -> None:
+    with pytest.raises(ClusterStartError, match=r"did you mean auto\.create\.topics\.enable"):
+        KlogContainer().with_env("KAFKA_AUTO_CREATE_TOPIC_ENABLE", "true").start()
