@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from spark_klog.aio.driver import SLICE, LoopDriver
 from spark_klog.base.extras import require
 from spark_klog.base.names import TopicPartition
-from spark_klog.client.calls import OnLoop
+from spark_klog.client.arguments import offsets_of
+from spark_klog.client.calls import OnLoop, steps_of
 from spark_klog.client.consumer.assignment import Assigned
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.core import ConsumerCore, Decoding
 from spark_klog.client.consumer.decoding import ConsumerRecord
-from spark_klog.client.consumer.group import CLOSE_SECONDS
+from spark_klog.client.consumer.group import CLOSE_SECONDS, PATIENCE
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.forks import Maker
 from spark_klog.client.offsets import Committed
@@ -48,42 +49,59 @@ _END = None, -1
 
 
 class _Turn:
-    """Lets one call after the other use a consumer's group and cluster. A listener's calls have a turn of their own."""
+    """Lets one call after the other use a consumer's group and cluster.
 
-    def __init__(self, consumer: Consumer) -> None:
-        self.consumer = consumer
-        self.is_taken = self.is_over = False
+    While a listener runs, calls are made that it may wait for, of its own and of other tasks; the rebalance goes on
+    when none of them is under way.
+    """
 
-    def held(self, steps: Steps[_T]) -> Steps[_T]:
-        """Make the steps when no others are made."""
+    def __init__(self) -> None:
+        #: Marks the call that has the turn.
+        self.holder: object | None = None
+        #: Marks the listener that runs.
+        self.listener: object | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        return self.holder is not None or self.listener is not None
+
+    @property
+    def is_of_listener(self) -> bool:
+        """Whether the code that runs is that of the listener, or of a task that it has begun."""
+        return self.listener is not None and _listening.get() is self.listener
+
+    def held(self, steps: Steps[_T], *, is_apart: bool = False) -> Steps[_T]:
+        """Make the steps when no others are made; with `is_apart` not while a listener runs."""
+        own = object()
         try:
-            while self.is_taken:
+            while self.is_taken if is_apart else self.holder is not None:
                 yield Wait(None, math.inf)
-            self.is_taken = True
+            self.holder = own
             try:
                 return (yield from steps)
             finally:
-                self.is_taken = False
+                if self.holder is own:
+                    self.holder = None
         finally:
             steps.close()
 
 
-#: The turn of the listener, and of the tasks that it has begun, in which the code runs.
-_listening: ContextVar[_Turn | None] = ContextVar("_listening", default=None)
+#: The mark of the listener in which the code runs, and the tasks that it has begun.
+_listening: ContextVar[object | None] = ContextVar("_listening", default=None)
 
 
 class _Guard:
-    """Admits the calls of the loop's thread until the consumer is closed; later ones of a listener, too."""
+    """Admits the calls of the loop's thread until the consumer is closed; later ones while a listener runs, too."""
 
-    def __init__(self, driver: LoopDriver) -> None:
+    def __init__(self, driver: LoopDriver, turn: _Turn) -> None:
         self.maker = Maker("consumer", ConsumerClosed)
-        self._driver = driver
+        self._driver, self._turn = driver, turn
         self.is_closing = self.is_woken = False
 
     def used(self) -> AbstractContextManager[object]:
         self.maker.check()
         self._driver.check_loop()
-        if self.is_closing and _listening.get() is None:
+        if self.is_closing and self._turn.listener is None:
             raise ConsumerClosed("the consumer is closed")
         return nullcontext()
 
@@ -100,33 +118,43 @@ class _Guard:
 class _Beside:
     """See `client.consumer.group.Beside`."""
 
-    def __init__(self, consumer: Consumer, driver: LoopDriver) -> None:
-        self._consumer, self._driver = consumer, driver
+    def __init__(self, turn: _Turn, driver: LoopDriver) -> None:
+        self._turn, self._driver = turn, driver
         self.wake = driver.wake
 
     def start(self, steps: Steps[None]) -> Callable[[], None]:
+        if self._driver.is_closed:
+            return steps.close
         self._driver.start(steps).add_done_callback(_log_failure)
         return partial(self._driver.end, steps)
 
     def called(
         self, call: Callable[[list[TopicPartition]], Awaitable[None] | None], partitions: list[TopicPartition]
     ) -> Steps[None]:
-        turn, task = _Turn(self._consumer), None
-        former = _listening.set(turn)
+        turn, task, failure = self._turn, None, None
+        own, turn.holder, turn.listener = turn.holder, None, object()
+        former = _listening.set(turn.listener)
         try:
             awaitable = call(partitions)
             if inspect.isawaitable(awaitable):
                 task = self._driver.loop.create_task(_awaited(awaitable))
                 task.add_done_callback(lambda _: self._driver.wake())
+        except Exception as error:
+            failure = error
         finally:
             _listening.reset(former)
         try:
-            while task is not None and not task.done():
+            while (task is not None and not task.done()) or turn.holder is not None:
                 yield Wait(None, math.inf)
+        except GeneratorExit:
+            own = turn.holder  # a call that is under way goes on
+            raise
         finally:
-            turn.is_over = True
+            turn.holder, turn.listener = own, None
             if task is not None:
                 task.cancel()  # if the consumer is closed meanwhile
+        if failure is not None:
+            raise failure
         if task is not None and task.cancelled():
             raise KlogError("the rebalance listener was cancelled")
         if task is not None:
@@ -221,9 +249,9 @@ class Consumer(ConsumerCore, OnLoop):
         timestamp_unit: Literal["us", "ms"] = "us",
     ) -> None:
         self._driver = LoopDriver("consumer", ConsumerClosed)
-        self._guard: _Guard = _Guard(self._driver)
-        self._turn = _Turn(self)
-        self._begin(settings, include_headers, timestamp_unit, self._driver.wake, _Beside(self, self._driver))
+        self._turn = _Turn()
+        self._guard: _Guard = _Guard(self._driver, self._turn)
+        self._begin(settings, include_headers, timestamp_unit, self._driver.wake, _Beside(self._turn, self._driver))
         self._held: _Held | None = None
         #: What a poll has begun for the group and for positions: its steps, and the future of their end.
         self._preparing: tuple[Steps[bool], asyncio.Future[bool]] | None = None
@@ -245,14 +273,19 @@ class Consumer(ConsumerCore, OnLoop):
     def make(self, steps: Steps[_T]) -> Coroutine[Any, Any, _T]:
         return self._make(steps)
 
-    async def _make(self, steps: Steps[_T]) -> _T:
+    async def _make(self, steps: Steps[_T], *, is_apart: bool = False) -> _T:
         with self._guard.used():
-            return await self._driver.run(self._turn_of_call.held(steps))
+            return await self._driver.run(self._turn.held(steps, is_apart=is_apart))
 
-    @property
-    def _turn_of_call(self) -> _Turn:
-        turn = _listening.get()
-        return self._turn if turn is None or turn.is_over or turn.consumer is not self else turn
+    async def unsubscribe(self) -> None:
+        """Leave the group and drop all partitions; with enable.auto.commit commit the positions first."""
+        self._check_listener()
+        steps: Steps[Any] = steps_of(super().unsubscribe)()
+        await self._make(steps, is_apart=True)
+
+    def _check_listener(self) -> None:
+        if self._turn.is_of_listener:
+            raise ConcurrentUse("a rebalance listener can't read from its consumer, unsubscribe it, or close it")
 
     def commit_async(
         self,
@@ -262,9 +295,17 @@ class Consumer(ConsumerCore, OnLoop):
         """Like `commit`, without waiting or retries: a later poll or commit calls `on_done(offsets, error)`."""
         with self._guard.used():
             _ = self._driver.loop
-            steps = self._turn_of_call.held(self._committing_async(offsets, on_done))
+            wanted = self._in_group().consumed() if offsets is None else offsets_of("commit_async", offsets)
+
+            def ended(future: asyncio.Future[None]) -> None:
+                error = None if future.cancelled() else future.exception()
+                if isinstance(error, ConsumerClosed):  # before it was sent
+                    self._in_group().commits.tell(wanted, error, on_done)
+                _log_failure(future)
+
+            steps = self._turn.held(self._committing_async(wanted, on_done))
             if next(steps, None) is not None:
-                self._driver.start(steps).add_done_callback(_log_failure)
+                self._driver.start(steps).add_done_callback(ended)
 
     # Reading
 
@@ -294,6 +335,7 @@ class Consumer(ConsumerCore, OnLoop):
             or held.state.run != held.run
             or self._assignment.partitions.get(held.state.key) is not held.state
             or self._is_polling
+            or self._preparing is not None
             or self._guard.is_closing
         ):
             held = None
@@ -325,8 +367,7 @@ class Consumer(ConsumerCore, OnLoop):
     ) -> _Held | None:
         """What is to be returned next. The caller has to take it at once."""
         self._guard.used()
-        if self._turn_of_call is not self._turn:
-            raise ConcurrentUse("a rebalance listener can't read from its consumer, or close it")
+        self._check_listener()
         if self._is_polling:
             raise ConcurrentUse("another task reads from this consumer: let one task read, or give each its own")
         self._is_polling = True
@@ -376,7 +417,7 @@ class Consumer(ConsumerCore, OnLoop):
                     return False
                 yield Wait(None, deadline)
                 self._guard.check()
-            steps = self._turn.held(super()._prepare(deadline))
+            steps = self._turn.held(super()._prepare(deadline), is_apart=True)
             if next(steps, None) is None:
                 return True
             self._preparing = steps, self._driver.start(steps)
@@ -408,8 +449,7 @@ class Consumer(ConsumerCore, OnLoop):
         if self._is_closed:
             return
         self._driver.check_loop()
-        if self._turn_of_call is not self._turn:
-            raise ConcurrentUse("a rebalance listener can't read from its consumer, or close it")
+        self._check_listener()
         if self._guard.maker.is_forked or self._driver.has_lost_its_loop:
             self._end()
             return
@@ -426,19 +466,23 @@ class Consumer(ConsumerCore, OnLoop):
             self._end()
 
     def _leaving(self, until: float, *, commits: bool) -> Steps[None]:
+        assert self._group is not None
+        self._cluster.patience = self._group.cluster.patience = PATIENCE
         while self._turn.is_taken and time.monotonic() < until:
             yield Wait(None, until)
         if self._preparing is not None:
             self._driver.end(self._preparing[0])
-        assert self._group is not None
         yield from self._group.close(max(0.0, until - time.monotonic()), commits=commits)
 
     def _end(self) -> None:
         """Close the connections."""
         self._is_closed = self._guard.is_closing = True
         if not self._driver.is_forked:
-            self._driver.close(ConsumerClosed("the consumer was closed"))
+            closed = ConsumerClosed("the consumer was closed")
+            self._driver.close(closed)
             self._fetches.close()
+            if self._group is not None:
+                self._group.commits.give_up(closed)
         if self._letters is not None and not self._driver.is_forked:
             self._letters.close()
         if self._group is not None:

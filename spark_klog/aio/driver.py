@@ -46,6 +46,7 @@ class LoopDriver:
         self._soon: asyncio.Handle | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._is_stepping = self._is_in_turn = False
+        self.is_closed = False
 
     @property
     def is_forked(self) -> bool:
@@ -153,6 +154,7 @@ class LoopDriver:
 
     def close(self, error: KlogError) -> None:
         """End all requests with this error; the client closes their connections."""
+        self.is_closed = True
         self._unwatch()
         running, self._running = self._running, {}
         for steps, future in running.items():

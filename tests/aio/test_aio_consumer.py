@@ -195,6 +195,151 @@ def test_a_listener_goes_on_when_its_poll_is_cancelled(servers: str) -> None:
     run(main())
 
 
+def test_a_listener_waits_for_a_task_that_commits(servers: str) -> None:
+    """As programs do that process records in tasks of their own: within `poll`, `unsubscribe` and `close`."""
+    topic = _topic(servers, "drained")
+
+    async def main() -> None:
+        may_commit, committed = asyncio.Event(), list[int]()
+
+        async def worker(offset: int) -> None:
+            await may_commit.wait()
+            await consumer.commit({(topic, 0): offset})
+            committed.append(offset)
+
+        class Listener(RebalanceListener):
+            async def on_assigned(self, partitions: list[TopicPartition]) -> None:
+                may_commit.set()
+                await workers[-1]
+                may_commit.clear()
+                workers.append(asyncio.create_task(worker(2)))
+
+            async def on_revoked(self, partitions: list[TopicPartition]) -> None:
+                may_commit.set()
+                await workers[-1]
+                may_commit.clear()
+                workers.append(asyncio.create_task(worker(1)))
+
+        async with reading(servers, group_id="drained", enable_auto_commit="false") as consumer:
+            workers = [asyncio.create_task(worker(1))]
+            consumer.subscribe([topic], Listener())
+            await anext(consumer)
+            assert committed == [1]
+            consumer.subscribe([topic, "drained-too"], Listener())
+            await _until_read(consumer, lambda: committed == [1, 2, 1])
+            await consumer.unsubscribe()
+            assert committed == [1, 2, 1, 2]
+            consumer.subscribe([topic], Listener())
+            await anext(consumer)
+        assert committed == [1, 2] * 3
+        workers[-1].cancel()
+        await asyncio.wait(workers)
+
+    run(main())
+
+
+async def _until_read(consumer: Consumer, condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + _PATIENCE
+    while not condition():
+        assert time.monotonic() < until
+        await consumer.poll(0.01)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_an_unsubscribe_that_is_cancelled_leaves_the_group(protocol: str, servers: str) -> None:
+    """Else a member that nobody polls keeps the partitions for max.poll.interval.ms."""
+    topic = _topic(servers, f"left-{protocol}")
+
+    class Listener(RebalanceListener):
+        async def on_revoked(self, partitions: list[TopicPartition]) -> None:
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with reading(servers, group_id=f"left-{protocol}", group_protocol=protocol) as consumer:
+            consumer.subscribe([topic], Listener())
+            assert (await anext(consumer)).value == VALUES[0]
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(consumer.unsubscribe(), 0.1)
+            consumer.subscribe([topic])
+            assert (await anext(consumer)).value == VALUES[1]
+
+    run(main())
+
+
+def test_a_task_that_a_listener_has_begun_after_the_close(servers: str) -> None:
+    topic = _topic(servers, "begun")
+
+    async def main() -> None:
+        tasks: list[asyncio.Task[None]] = []
+        is_closed = asyncio.Event()
+
+        async def work() -> None:
+            await is_closed.wait()
+            await consumer.commit({(topic, 0): 3})
+
+        class Listener(RebalanceListener):
+            async def on_assigned(self, partitions: list[TopicPartition]) -> None:
+                tasks.append(asyncio.create_task(work()))
+                with pytest.raises(ConcurrentUse, match="listener"):
+                    await consumer.unsubscribe()
+
+        async with reading(servers, group_id="begun", group_instance_id="one") as consumer:
+            consumer.subscribe([topic], Listener())
+            await anext(consumer)
+        is_closed.set()
+        with pytest.raises(ConsumerClosed):
+            await tasks[0]
+
+    run(main())
+
+
+def test_a_commit_that_the_end_overtakes_is_told(servers: str) -> None:
+    topic = _topic(servers, "overtaken")
+
+    async def main() -> None:
+        told: list[tuple[int, KlogError | None]] = []
+        consumer = Consumer({"bootstrap.servers": servers, "group.id": "overtaken"})
+        consumer.assign([(topic, 0)])
+        for offset in range(3):
+            consumer.commit_async(
+                {(topic, 0): offset}, lambda offsets, error: told.append((offsets[topic, 0].offset, error))
+            )
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await _until(lambda: len(told) == 3)
+        assert [offset for offset, _ in told] == [0, 1, 2]
+        assert {type(error) for _, error in told} <= {type(None), ConsumerClosed}
+
+    run(main())
+
+
+@pytest.mark.test_all("long")
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_close_while_a_read_asks_brokers_that_are_away(is_cancelled: bool) -> None:
+    """It waits a moment for them, whatever time the read has."""
+
+    async def main() -> None:
+        with EmbeddedCluster() as cluster:
+            topic = _topic(cluster.bootstrap_servers, "away")
+            more = {"group_id": "away", "auto_commit_interval_ms": "10", "metadata_max_age_ms": "1000"}
+            more |= dict.fromkeys(("request_timeout_ms", "default_api_timeout_ms"), "600000")
+            async with reading(cluster.bootstrap_servers, **more) as consumer:
+                consumer.subscribe([topic])
+                for _ in VALUES:
+                    await anext(consumer)
+                reader = asyncio.create_task(consumer.poll(3600.0))
+                await asyncio.to_thread(cluster.stop)
+                await _until(lambda: consumer._preparing is not None)
+                if is_cancelled:
+                    reader.cancel()
+            with pytest.raises(asyncio.CancelledError if is_cancelled else ConsumerClosed):
+                await reader
+
+    run(main())
+
+
 def test_tasks_that_share_a_consumer(servers: str) -> None:
     """One reads; calls of the others are made meanwhile."""
     topic = _topic(servers, "shared", [])

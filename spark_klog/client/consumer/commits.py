@@ -144,7 +144,7 @@ class Commits:
                 yield from self._commit_letters(self.letters, offsets)
             except KlogError as error:
                 failure = error
-            self._tell(offsets, failure, on_done)
+            self.tell(offsets, failure, on_done)
             return
         if len(self._under_way) >= _MOST:
             yield from self._finish_first(time.monotonic() + self._config.client.request_timeout_ms / 1000)
@@ -157,7 +157,7 @@ class Commits:
             handle = connection.send(OFFSET_COMMIT, request)
         except KlogError as error:
             self._coordinators.forget()
-            self._tell(offsets, error, on_done)
+            self.tell(offsets, error, on_done)
             return
         until = time.monotonic() + self._config.client.request_timeout_ms / 1000
         self._under_way.append(_UnderWay(connection, handle, request, offsets, member is not None, until, on_done))
@@ -225,9 +225,10 @@ class Commits:
         first = self._under_way.popleft()
         if failure is not None:
             self._coordinators.forget()
-        self._tell(first.offsets, failure, first.on_done)
+        self.tell(first.offsets, failure, first.on_done)
 
-    def _tell(self, offsets: Offsets, failure: KlogError | None, on_done: OnCommit | None) -> None:
+    def tell(self, offsets: Offsets, failure: KlogError | None, on_done: OnCommit | None) -> None:
+        """Call `on_done`; without one log the failure."""
         try:
             (on_done or self.log_failure)(offsets, failure)
         except BaseException as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -85,12 +86,17 @@ class _Letter(NamedTuple):
 
 
 class DeadLetters:
-    """The letters and retries of a consumer that are not committed yet. Only the consumer's thread uses it."""
+    """The letters and retries of a consumer that are not committed yet.
+
+    Only the consumer's thread uses it, and for `undecodable` the one that deserializes.
+    """
 
     def __init__(self, config: ConsumerConfig, assignment: Assignment, secrets: Collection[str]) -> None:
         self._config, self._assignment, self._secrets = config, assignment, secrets
         self._delays = dict(zip(config.retry_topics or (), config.retry_delays_ms or (), strict=True))
         self._attempts = len(self._delays) if config.retry_attempts is None else config.retry_attempts
+        #: Held where `_pending` and `_size` change, or are looked through.
+        self._lock = threading.RLock()
         #: By topic, partition and offset of the record.
         self._pending: dict[_Place, _Letter] = {}
         #: Bytes of the letters that wait for a commit.
@@ -195,14 +201,16 @@ class DeadLetters:
             raise CommitFailed(f"{call}: {record.topic}-{record.partition} is not assigned to this consumer any more")
         size = len(raw.key or b"") + len(raw.value or b"") + sum(len(name) + len(data or b"") for name, data in headers)
         key = record.topic, record.partition, record.offset
-        self._drop([key])
-        if self._size + size > self._config.client.buffer_memory:
-            raise BufferExhausted(
-                f"{call}: dead letters and retries of {self._size} bytes wait for a commit, "
-                f"buffer.memory={self._config.client.buffer_memory}: call commit"
-            )
-        self._pending[key] = _Letter(state, target, raw.key, raw.value, headers, raw.timestamp, size)
-        self._size += size
+        with self._lock:
+            former = self._pending.get(key)
+            others = self._size - (0 if former is None else former.size)
+            if others + size > self._config.client.buffer_memory:
+                raise BufferExhausted(
+                    f"{call}: dead letters and retries of {others} bytes wait for a commit, "
+                    f"buffer.memory={self._config.client.buffer_memory}: call commit"
+                )
+            self._pending[key] = _Letter(state, target, raw.key, raw.value, headers, raw.timestamp, size)
+            self._size = others + size
 
     @property
     def is_filling(self) -> bool:
@@ -211,7 +219,8 @@ class DeadLetters:
 
     def forget(self, state: Assigned, offset: int) -> None:
         """Drop the letters of records that are read again, as the position is `offset` now; those before it stay."""
-        self._drop([key for key, each in self._pending.items() if each.state is state and not 0 <= key[2] < offset])
+        with self._lock:
+            self._drop([key for key, each in self._pending.items() if each.state is state and not 0 <= key[2] < offset])
 
     def due_parts(
         self, parts: Callable[[Fetched], Iterator[tuple[list[ConsumerRecord], int]]]
@@ -249,8 +258,9 @@ class DeadLetters:
     def due(self, offsets: Offsets) -> list[_Place]:
         """The letters that a commit of these offsets has to write; others of partitions that were lost are dropped."""
         partitions = self._assignment.partitions
-        self._drop([key for key, letter in self._pending.items() if partitions.get(key[:2]) is not letter.state])
-        return sorted(key for key in self._pending if key[:2] in offsets and key[2] < offsets[key[:2]].offset)
+        with self._lock:
+            self._drop([key for key, letter in self._pending.items() if partitions.get(key[:2]) is not letter.state])
+            return sorted(key for key in self._pending if key[:2] in offsets and key[2] < offsets[key[:2]].offset)
 
     def opening(self, timeout_ms: float, limit: str) -> Steps[None]:
         """Have a transaction ended that a process of the same name has left: positions wait for that.
@@ -314,9 +324,10 @@ class DeadLetters:
         self._drop(keys)
 
     def _drop(self, keys: Collection[_Place]) -> None:
-        for key in keys:
-            if (letter := self._pending.pop(key, None)) is not None:
-                self._size -= letter.size
+        with self._lock:
+            for key in keys:
+                if (letter := self._pending.pop(key, None)) is not None:
+                    self._size -= letter.size
 
     def close(self) -> None:
         """Close the connections; letters that are not committed are those of records that are read again."""

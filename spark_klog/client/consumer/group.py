@@ -47,7 +47,7 @@ CLOSE_SECONDS = 30.0
 #: What limits the requests of a close, for messages.
 _CLOSE_LIMIT = "the timeout of close, at most request.timeout.ms"
 #: Seconds without an answer of any broker after which a close gives up: time to connect again after a break.
-_PATIENCE = 1.0
+PATIENCE = 1.0
 #: Seconds that `Heartbeating.stop` waits; a request in flight then ends by request.timeout.ms.
 _STOP_SECONDS = 5.0
 #: Seconds until the next lookup if subscribed topics do not exist, or if no broker answered.
@@ -497,27 +497,39 @@ class ConsumerGroup(ABC):
         Like Java's clients it takes no longer than `timeout` s and request.timeout.ms, and unlike them not as long if
         no broker at all can be reached.
         """
-        self.cluster.patience = _PATIENCE
+        self.cluster.patience = PATIENCE
         longest_ms = min(1000 * max(0.0, timeout), self._config.client.request_timeout_ms)
         failures: list[BaseException] = []
+        leaving: Steps[None] | None = None
         try:
             with self.cluster.within(longest_ms, _CLOSE_LIMIT):
                 # even if `on_done` or the listener raises: a member that stays keeps its partitions from the others
-                for steps in (self.commits.finish(), self._last_calls(commits=commits)):
+                for steps in (self.commits.finish(), self._last_calls(commits=commits), self.commits.finish()):
                     try:
                         yield from steps
                     except GeneratorExit:
-                        if self.is_subscribed and self._beside is None:  # an interrupt; a loop's tasks wait no longer
+                        if self.is_subscribed and self._beside is None:  # an interrupt
                             run(self._leave())
                         raise
                     except BaseException as error:
                         failures.append(error)
                 if self.is_subscribed:
                     yield from self._leave()
+        except GeneratorExit:
+            leaving = self._leaving_beside() if self.is_subscribed else None
+            raise
         finally:
             self.cluster.close()
+            if leaving is not None and self._beside is not None:
+                self._beside.start(leaving)  # the task that is cancelled waits no longer
         if failures:
             raise failures[-1]
+
+    def _leaving_beside(self) -> Steps[None]:
+        try:
+            yield from self._leave()
+        finally:
+            self.cluster.close()
 
     def _last_calls(self, *, commits: bool) -> Steps[None]:
         if commits:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.client import Consumer
-from spark_klog.errors import ConsumerClosed
+from spark_klog.base.names import TopicPartition
+from spark_klog.client import Consumer, RebalanceListener
+from spark_klog.errors import ConsumerClosed, KlogError
 from tests.support.clients.consumers import SECONDS, Server, short
 from tests.support.servers.broker import KlogBroker
 
@@ -77,6 +78,21 @@ def test_a_silent_broker_is_waited_for_up_to_the_timeout(tmp_path: Path, caplog:
     assert said
     assert not any("(request.timeout.ms)" in text for text in said)
     assert any("the timeout of close" in text for text in said)
+
+
+def test_a_commit_by_the_listener_of_the_close_is_told(tmp_path: Path) -> None:
+    """Though it is begun after all others have been waited for."""
+    told: list[KlogError | None] = []
+
+    class Listener(RebalanceListener):
+        def on_revoked(self, partitions: list[TopicPartition]) -> None:
+            consumer.commit_async(None, lambda _, error: told.append(error))
+
+    with KlogBroker(tmp_path) as broker:
+        consumer = _member(Server(broker.bootstrap_servers, None), enable_auto_commit=False)
+        consumer.subscribe([consumer.assignment()[0][0]], Listener())
+        consumer.close()
+    assert told == [None]
 
 
 @pytest.mark.parametrize("driver", ["thread"], indirect=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
 from spark_klog.client.dead_letters import DeadLetter, split, told
+from spark_klog.client.offsets import Committed
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import BufferExhausted, CommitFailed, ConfigError, ProtocolError, RecordDeserializationError
 from tests.support.clients.topics import make_topic
@@ -88,7 +90,7 @@ def topic(cluster: EmbeddedCluster, topic: str) -> str:
     return topic
 
 
-def test_a_letter_is_the_record_as_it_was(cluster: EmbeddedCluster, topic: str) -> None:
+def test_a_letter_is_the_record_as_it_was(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     _send(cluster, topic, b"\x00\xffvalue", key=b"\xfekey", headers=_HEADERS, timestamp=1234567)
     _send(cluster, topic, None, timestamp=-1)
     with _reader(cluster, topic) as consumer:
@@ -161,7 +163,7 @@ def test_letters_show_no_secrets_and_stay_short() -> None:
     assert "host/db" in reason
 
 
-def test_a_letter_goes_with_the_commit_of_its_offset(cluster: EmbeddedCluster, topic: str) -> None:
+def test_a_letter_goes_with_the_commit_of_its_offset(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     _send(cluster, topic, *(b"%d" % number for number in range(4)))
     with _reader(cluster, topic) as consumer:
         records = _poll(consumer, 4)
@@ -174,6 +176,10 @@ def test_a_letter_goes_with_the_commit_of_its_offset(cluster: EmbeddedCluster, t
         _poll(consumer, 1)
         told: list[Any] = []
         consumer.commit_async({(topic, 0): 3}, lambda *outcome: told.append(outcome))
+        deadline = time.monotonic() + _SECONDS
+        while not told:  # on a loop it goes on meanwhile
+            assert time.monotonic() < deadline
+            assert consumer.poll(0.01) == []
         assert len(told) == 1
         assert told[0][1] is None
     with _reader(cluster, topic) as consumer:
@@ -184,7 +190,7 @@ def test_a_letter_goes_with_the_commit_of_its_offset(cluster: EmbeddedCluster, t
     assert dict(letters[0].headers)["__connect.errors.exception.message"] == b"second"
 
 
-def test_auto_commit_and_close_write_letters(cluster: EmbeddedCluster, topic: str) -> None:
+def test_auto_commit_and_close_write_letters(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     _send(cluster, topic, b"0", b"1")
     with _reader(cluster, topic, enable_auto_commit=True, group_protocol="consumer") as consumer:
         for record in _poll(consumer, 2):
@@ -193,7 +199,7 @@ def test_auto_commit_and_close_write_letters(cluster: EmbeddedCluster, topic: st
 
 
 @pytest.mark.parametrize("as_arrow", [False, True])
-def test_records_that_do_not_deserialize(cluster: EmbeddedCluster, topic: str, as_arrow: bool) -> None:
+def test_records_that_do_not_deserialize(cluster: EmbeddedCluster, driver: str, topic: str, as_arrow: bool) -> None:
     values = [b"\xff", b"1", b"2", b"\xfe", b"\xfd", b"5", b"\xfc"]
     _send(cluster, topic, *values, timestamp=77, headers=_HEADERS)
     asked = {"value.deserializer": "string", "dead.letter.deserialization.errors": True, "max.poll.records": 2}
@@ -221,7 +227,7 @@ def test_records_that_do_not_deserialize(cluster: EmbeddedCluster, topic: str, a
     assert "decode" in letter.reason
 
 
-def test_a_record_that_was_deserialized_is_written_as_it_was(cluster: EmbeddedCluster, topic: str) -> None:
+def test_a_record_that_was_deserialized_is_written_as_it_was(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     _send(cluster, topic, b"5", b"\xff", key=b"k")
     with Consumer(_settings(cluster, topic) | {"value.deserializer": int, "key.deserializer": "string"}) as consumer:
         consumer.subscribe([topic])
@@ -245,7 +251,7 @@ def _retry_settings(cluster: EmbeddedCluster, topic: str, *delays: int, **more: 
     return {"retry_topics": ",".join(names), "retry_delays_ms": ",".join(map(str, delays)), **more}
 
 
-def test_retries_and_then_a_letter(cluster: EmbeddedCluster, topic: str) -> None:
+def test_retries_and_then_a_letter(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     _send(cluster, topic, b"bad", b"good", key=b"k", headers=_HEADERS)
     retries = _retry_settings(cluster, topic, 300, 600)
     with _reader(cluster, topic, **retries) as consumer:
@@ -269,7 +275,7 @@ def test_retries_and_then_a_letter(cluster: EmbeddedCluster, topic: str) -> None
     assert (told.topic, told.offset, told.attempts, told.due) == (topic, 0, 3, -1)
 
 
-def test_a_waiting_record_holds_back_its_partition_alone(cluster: EmbeddedCluster, topic: str) -> None:
+def test_a_waiting_record_holds_back_its_partition_alone(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     _send(cluster, topic, b"slow", b"quick")
     retries = _retry_settings(cluster, topic, 0, 3_600_000, retry_attempts=5, session_timeout_ms=6000)
     with _reader(cluster, topic, **retries) as consumer:
@@ -285,7 +291,7 @@ def test_a_waiting_record_holds_back_its_partition_alone(cluster: EmbeddedCluste
         assert consumer.position(f"{topic}-retry-1", 0) == 0
 
 
-def test_a_time_far_away_waits_for_the_delay_of_the_topic(cluster: EmbeddedCluster, topic: str) -> None:
+def test_a_time_far_away_waits_for_the_delay_of_the_topic(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     retries = _retry_settings(cluster, topic, 200)
     forged = DeadLetter(topic, 0, 0, due=1 << 60, attempts=1).headers
     _send(cluster, f"{topic}-retry-0", b"forged", headers=forged)
@@ -294,7 +300,7 @@ def test_a_time_far_away_waits_for_the_delay_of_the_topic(cluster: EmbeddedClust
         assert [record.value for record in _poll(consumer, 2)] == [b"forged", b"no letter"]
 
 
-def test_letters_of_lost_partitions_are_not_written(cluster: EmbeddedCluster, topic: str) -> None:
+def test_letters_of_lost_partitions_are_not_written(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     _send(cluster, topic, b"0")
     with _reader(cluster, topic) as consumer:
         (record,) = _poll(consumer, 1)
@@ -308,7 +314,9 @@ def test_letters_of_lost_partitions_are_not_written(cluster: EmbeddedCluster, to
     assert _letters(cluster, f"{topic}-dlq") == []
 
 
-def test_a_replaced_member_writes_neither_letters_nor_offsets(cluster: EmbeddedCluster, topic: str) -> None:
+def test_a_replaced_member_writes_neither_letters_nor_offsets(
+    cluster: EmbeddedCluster, driver: str, topic: str
+) -> None:
     _send(cluster, topic, b"0")
     with _reader(cluster, topic, session_timeout_ms=6000, max_poll_interval_ms=6000) as late:
         (record,) = _poll(late, 1)
@@ -323,7 +331,7 @@ def test_a_replaced_member_writes_neither_letters_nor_offsets(cluster: EmbeddedC
     assert dict(letter.headers)["__connect.errors.exception.message"] == b"other"
 
 
-def test_topics_that_take_no_letters(cluster: EmbeddedCluster, topic: str) -> None:
+def test_topics_that_take_no_letters(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     _send(cluster, topic, b"x" * 3000)
     with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
         admin.create_topic(f"{topic}-small", 1, configs={"max.message.bytes": "2000"})
@@ -340,7 +348,7 @@ def test_topics_that_take_no_letters(cluster: EmbeddedCluster, topic: str) -> No
 
 
 def test_letters_that_can_not_be_written_end_a_consumer_that_commits_by_itself(
-    cluster: EmbeddedCluster, topic: str
+    cluster: EmbeddedCluster, driver: str, topic: str
 ) -> None:
     _send(cluster, topic, b"x" * 3000)
     with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
@@ -354,7 +362,7 @@ def test_letters_that_can_not_be_written_end_a_consumer_that_commits_by_itself(
         assert consumer.committed([(topic, 0)]) == {}
 
 
-def test_own_transactions(cluster: EmbeddedCluster, topic: str) -> None:
+def test_own_transactions(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     _send(cluster, topic, b"0")
     own = {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": topic}
     with _reader(cluster, topic) as consumer, Producer(own) as producer:
@@ -368,7 +376,32 @@ def test_own_transactions(cluster: EmbeddedCluster, topic: str) -> None:
     assert [each.value for each in _letters(cluster, f"{topic}-dlq")] == [b"0"]
 
 
-def test_what_is_refused(cluster: EmbeddedCluster, topic: str) -> None:
+def test_a_thread_that_deserializes_adds_letters_meanwhile() -> None:
+    """A consumer on an event loop deserializes in a thread, beside the loop's calls."""
+    settings = {"bootstrap.servers": "localhost:1", "group.id": "g", "dead.letter.topic": "dlq"}
+    with Consumer(settings) as consumer:
+        consumer.assign([("t", 0)])
+        letters, key = consumer._letters, ("t", 0)
+        assert letters is not None
+        state = consumer._assignment.partitions[key]
+
+        def deserialize() -> None:
+            for offset in range(3000):
+                letters.undecodable(RecordDeserializationError(*key, offset, "value", "bad", None, b"v", (), 0))
+
+        thread = threading.Thread(target=deserialize)
+        thread.start()
+        while thread.is_alive():
+            letters.due({key: Committed(0)})
+            letters.forget(state, 3000)
+            letters.add(ConsumerRecord(*key, 5000, 0, 0, None, b"w", ()), "why")
+        thread.join()
+        assert len(letters.due({key: Committed(4000)})) == 3000
+        letters.forget(state, 0)
+        assert letters._size == 0
+
+
+def test_what_is_refused(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
     base = _settings(cluster, topic)
     for wrong, match in (
         ({"group.id": None}, "group.id"),
