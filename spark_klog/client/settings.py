@@ -130,6 +130,17 @@ LIBRDKAFKAS_OWN = {
     "statistics.interval.ms": "remove it: the client has no statistics",
     "stats_cb": f"{_CALLS} and no statistics",
 }
+#: Settings of Kafka Connect's sinks for dead letters, and what a consumer has for them.
+CONNECTS = {
+    "errors.deadletterqueue.context.headers.enable": "remove it: a letter always has its headers",
+    "errors.deadletterqueue.topic.name": "set dead.letter.topic",
+    "errors.deadletterqueue.topic.replication.factor": "remove it, and create the topic",
+    "errors.log.enable": "remove it: a letter has its error",
+    "errors.log.include.messages": "remove it: a letter has its error",
+    "errors.retry.delay.max.ms": "set retry.topics and retry.delays.ms",
+    "errors.retry.timeout": "set retry.topics and retry.delays.ms",
+    "errors.tolerance": "set dead.letter.topic, and dead.letter.deserialization.errors=true",
+}
 #: kafka-python's settings whose names are not Kafka's with underscores.
 KAFKA_PYTHONS = {
     "sasl_oauth_token_provider": "sasl.oauthbearer.provider",
@@ -404,6 +415,8 @@ def _hint(name: str, prefix: str) -> str:
         return f"it is librdkafka's: set {prefix}{LIBRDKAFKAS_COUNTS[name]}, in bytes"
     if name in LIBRDKAFKAS_OWN:
         return f"it is librdkafka's: {LIBRDKAFKAS_OWN[name]}"
+    if name in CONNECTS and not prefix:  # streams have options of their own
+        return f"it is Kafka Connect's: {CONNECTS[name]}"
     if name == "compression.level":
         codecs = ", ".join(f"{prefix}compression.{codec}.level" for codec in ("gzip", "lz4", "zstd"))
         return f"it is librdkafka's: set that of the codec, {codecs}"

@@ -43,6 +43,8 @@ def _said(name: str, prefix: str = "") -> str:
             "compression.level",
             "it is librdkafka's: set that of the codec, compression.gzip.level, compression.lz4.level",
         ),
+        ("errors.deadletterqueue.topic.name", "it is Kafka Connect's: set dead.letter.topic"),
+        ("errors.tolerance", "it is Kafka Connect's: set dead.letter.topic, and dead.letter.deserialization"),
         ("queue.buffering.max.kbytes", "it is librdkafka's: set buffer.memory, in bytes"),
         ("queue.buffering.max.messages", "it is librdkafka's: set buffer.memory, in bytes"),
         ("batch.num.messages", "it is librdkafka's: set batch.size, in bytes"),
