@@ -41,6 +41,8 @@ CONVERTERS = {"key": "KEY_CONVERTER", "value": "VALUE_CONVERTER"}
 PROCESSING, READING = "TASK_PUT", "KAFKA_CONSUME"
 #: The error of a letter whose value is a whole record batch, of which the records can't be read.
 CORRUPT_BATCH = "spark_klog.errors.CorruptBatchError"
+#: Settings of a producer of letters, which are as large as records and batches.
+SIZES = dict.fromkeys(("max.request.size", "buffer.memory"), str(64 * 1024 * 1024))
 #: Characters of texts: a letter should fit where its record did.
 _MOST_REASON, _MOST_TRACE = 1000, 4000
 _SECRET = re.compile(
@@ -75,7 +77,9 @@ class DeadLetter:
     def headers(self) -> Headers:
         """The block that follows the record's own headers."""
         values = ((name, getattr(self, field)) for field, name in HEADERS.items())
-        return tuple((name, str(value).encode()) for name, value in values if value not in ("", -1))
+        given = ((name, str(value)) for name, value in values if value not in ("", -1))
+        # a reason may quote the record, with half of a surrogate pair in its text
+        return tuple((name, text.encode(errors="backslashreplace")) for name, text in given)
 
 
 def split(headers: Headers) -> tuple[DeadLetter | None, Headers]:

@@ -19,7 +19,7 @@ from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.consumer import Consumer, read_ranges
 from spark_klog.client.consumer.decoding import ConsumerRecord
-from spark_klog.client.dead_letters import CORRUPT_BATCH, DeadLetter, split
+from spark_klog.client.dead_letters import CORRUPT_BATCH, SIZES, DeadLetter, split
 from spark_klog.client.offsets import Committed, GroupOffsets, first_and_end
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import of_bytes, without_ids
@@ -151,7 +151,7 @@ class LetterTopic:
         an error, as the letter says its name. Another replay of the topic that is under way ends with `ProducerFenced`.
         """
         sent = others = 0
-        settings = Settings(self._settings | {"transactional.id": self.group})
+        settings = Settings(self._settings | {"transactional.id": self.group} | SIZES)
         with Producer.of_cluster(Cluster.connect(settings), creates_topics=False) as producer, Admin(settings) as admin:
             producer.init_transactions()  # what an earlier replay has left open is aborted
             ranges = self._ranges(admin.cluster)

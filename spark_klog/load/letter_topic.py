@@ -19,7 +19,7 @@ from spark_klog.base.clock import system_ms
 from spark_klog.base.durable import check_version
 from spark_klog.base.names import check_topic_name
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.dead_letters import CONVERTERS, CORRUPT_BATCH, READING, DeadLetter
+from spark_klog.client.dead_letters import CONVERTERS, CORRUPT_BATCH, READING, SIZES, DeadLetter
 from spark_klog.client.offsets import GroupOffsets
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import of_bytes, without_ids
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 SCHEME = "topic:"
 GROUP = "klog-dead-letters-of."
 #: Letters of a transaction: progress counts those of a file.
-_LETTERS, _MOST_BYTES = 2000, str(64 * 1024 * 1024)
+_LETTERS = 2000
 #: Bits of the progress that number a file's transactions; those above have the file's place in its run, and the run.
 _OF_FILE, _OF_RUN = 22, 42
 
@@ -48,8 +48,7 @@ class LetterTopic:
         """`ConfigError` for a name that no topic has."""
         self._topic, self._load, self._group = address.removeprefix(SCHEME), load, f"{GROUP}{load}"
         check_topic_name(self._topic)
-        sizes = dict.fromkeys(("max.request.size", "buffer.memory"), _MOST_BYTES)
-        self._client = Settings(without_ids(of_bytes(client)) | sizes)
+        self._client = Settings(without_ids(of_bytes(client)) | SIZES)
 
     def check(self) -> None:
         """`ProtocolError` if there is no such topic: a first letter may come months later."""

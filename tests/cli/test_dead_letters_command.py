@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 
 import pytest
 
-from spark_klog.client import Consumer, ConsumerRecord, Producer
+from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
 from spark_klog.client.dead_letters import CORRUPT_BATCH, DeadLetter
 from spark_klog.client.letter_topics import Choice, LetterTopic, Progress
 from spark_klog.client.offsets import Committed
@@ -146,6 +147,25 @@ def test_letters_are_replayed_once(cluster: EmbeddedCluster, topic: str, letters
         (b"%d\xff" % number, b"k", 1, _OWN) for number in range(6)
     ]
     assert [each.topic for each in ours] == [f"{topic}-b", topic] * 3
+
+
+def test_letters_of_any_size_and_time(cluster: EmbeddedCluster, topic: str) -> None:
+    settings = {"bootstrap.servers": cluster.bootstrap_servers, "max.request.size": str(8 << 20)}
+    value = os.urandom(2 << 20)
+    with Admin(settings) as admin, Producer(settings) as producer:
+        for name in (topic, f"{topic}-dlq"):
+            admin.create_topic(name, 1, configs={"max.message.bytes": str(4 << 20)})
+        producer.send(f"{topic}-dlq", value, headers=DeadLetter(topic, 0, 0, time=9_999_999_999_999_999).headers)
+    where = (f"{topic}-dlq", "-b", cluster.bootstrap_servers)
+    (line,) = klog_lines("dead-letters", "show", *where)
+    assert (line["time"], line["sourceOffset"]) == (None, 0)
+    assert klog_lines("dead-letters", "replay", *where) == [{"topic": f"{topic}-dlq", "records": 1, "others": 0}]
+    with Consumer(settings | {"fetch.max.bytes": str(8 << 20)}) as consumer:
+        consumer.assign([(topic, 0, -2)])
+        deadline = time.monotonic() + _SECONDS
+        while not (records := consumer.poll(0.5)):
+            assert time.monotonic() < deadline
+    assert [record.value for record in records] == [value]
 
 
 def test_letters_of_a_topic_that_is_gone(cluster: EmbeddedCluster, topic: str) -> None:

@@ -77,6 +77,8 @@ class Assigned:
     start: int | None = None
     fetch_offset: int = -1
     run: int = field(default_factory=_runs.__next__)
+    #: Numbers the time for which it is assigned; a copy has the same one.
+    term: int = field(default_factory=_runs.__next__)
     #: The run of which nothing more is fetched for now, see `Fetches.keep`.
     held_run: int = -1
     #: The id of the topic to which the position belongs, and that in the last metadata; None: unknown.

@@ -122,6 +122,9 @@ class Commits:
         yield from self._cluster.attempting(ask, self._config.default_api_timeout_ms, "default.api.timeout.ms")
 
     def _commit_letters(self, letters: DeadLetters, offsets: Offsets) -> Steps[None]:
+        deadline = time.monotonic() + self._config.default_api_timeout_ms / 1000
+        while self._under_way:  # it could be processed after these offsets, and undo them
+            yield from self._finish_first(deadline)
         try:
             bounds = self._cluster.bounds(self._config.default_api_timeout_ms, "default.api.timeout.ms")
             yield from letters.settling(offsets, lambda: self._committer() or GroupMetadata(self._group), bounds)

@@ -29,7 +29,7 @@ from spark_klog.client.consumer.classic_group import ClassicGroup
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
 from spark_klog.client.consumer.dead_letters import DeadLetters, NotDue
-from spark_klog.client.consumer.decoding import ArrowDecoder, ConsumerRecord, Deserializers, RecordDecoder
+from spark_klog.client.consumer.decoding import STOP, ArrowDecoder, ConsumerRecord, Deserializers, RecordDecoder
 from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.consumer.group import Beside, ConsumerGroup, RebalanceListener
 from spark_klog.client.consumer.positions import UNKNOWN_SECONDS, Positions
@@ -359,15 +359,21 @@ class ConsumerCore(Calls):
         last = self._decoding
         if last is not None and last.state.position == last.chunk.next_offset:
             part = yield from self._next_part()  # none, but then the next response may take the buffer
+        if part is STOP:
+            return None
         if part is not None:
             return part
         while True:
             if not (yield from self._prepare(deadline)):
                 return None
+            if self._letters is not None:
+                self._letters.check_room()
             self._fetches.step()
             while True:
                 if self._decoding is not None:
                     part = yield from self._next_part()
+                if part is STOP:
+                    return None
                 if part is not None:
                     return part
                 chunk = self._fetches.take()
@@ -399,7 +405,10 @@ class ConsumerCore(Calls):
         return self._assignment.partitions.get(state.key) is state and state.run == run
 
     def _next_part(self) -> Steps[Any]:
-        """The next part of the current chunk, which moves the partition's position; None at its end."""
+        """The next part of the current chunk, which moves the partition's position; None at its end.
+
+        `STOP` where there are so many dead letters that they should be committed before the rest is decoded.
+        """
         while (decoding := self._decoding) is not None:
             state, _, chunk = decoding
             yield from self._decoded(decoding)
@@ -426,7 +435,7 @@ class ConsumerCore(Calls):
             state.held_run = -1
             if part is None:
                 self._release()
-            elif len(part):
+            elif part is STOP or len(part):
                 return part
         return None
 

@@ -23,6 +23,7 @@ from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Bounds, Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment
+from spark_klog.client.consumer.decoding import STOP, ConsumerRecord
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.dead_letters import CONVERTERS, PROCESSING, DeadLetter, split, told
 from spark_klog.client.fetch.entries import Fetched
@@ -43,12 +44,12 @@ from spark_klog.errors import (
     RecordDeserializationError,
     RequestTimedOut,
 )
+from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.contract import Headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from spark_klog.client.consumer.decoding import ConsumerRecord
     from spark_klog.client.producer.producer import Producer
 
     Offsets = Mapping[TopicPartition, Committed]
@@ -74,9 +75,9 @@ class NotDue(Exception):
 
 
 class _Letter(NamedTuple):
-    """A record for a topic; `state` is the assignment in which it was read."""
+    """A record for a topic; `term` is that of the assignment in which it was read."""
 
-    state: Assigned
+    term: int
     topic: str
     key: bytes | None
     value: bytes | None
@@ -119,8 +120,9 @@ class DeadLetters:
             transaction_timeout_ms=min(config.client.transaction_timeout_ms, _TRANSACTION_MS),
         )
         self._writer: _Writer | None = None
-        #: What marks the offsets of a transaction of which the commit was not answered, and its letters.
-        self._doubt: tuple[str, list[_Place]] | None = None
+        #: Of a transaction of which the commit was not answered: offsets that show whether it is committed, those that
+        #: were there before if nothing marks them, and its letters.
+        self._doubt: tuple[Offsets, Offsets, list[_Place]] | None = None
 
     def add(self, record: Any, reason: str | BaseException, producer: Producer | None = None) -> None:
         """See `Consumer.dead_letter`."""
@@ -145,11 +147,15 @@ class DeadLetters:
         self._add("retry", record, topic, reason, producer, due=system_ms() + delay_ms)
         return topic
 
-    def undecodable(self, failure: RecordDeserializationError) -> None:
-        """Have a record that does not deserialize become a letter; raises the failure if it is a letter already."""
+    def undecodable(self, failure: RecordDeserializationError) -> bool:
+        """Have a record that does not deserialize become a letter; raises the failure if it is a letter already.
+
+        Returns whether letters should be committed before more of them come.
+        """
         if failure.topic == self._config.dead_letter_topic:
             raise failure from failure.__cause__
         self._add("poll", failure, self._config.dead_letter_topic, failure.__cause__ or failure, None)
+        return self.is_filling
 
     def _add(
         self,
@@ -204,13 +210,18 @@ class DeadLetters:
         with self._lock:
             former = self._pending.get(key)
             others = self._size - (0 if former is None else former.size)
-            if others + size > self._config.client.buffer_memory:
-                raise BufferExhausted(
-                    f"{call}: dead letters and retries of {others} bytes wait for a commit, "
-                    f"buffer.memory={self._config.client.buffer_memory}: call commit"
-                )
-            self._pending[key] = _Letter(state, target, raw.key, raw.value, headers, raw.timestamp, size)
+            if column is None:  # else records were left out before this one: `is_filling` ends that, then `check_room`
+                self.check_room(call, others + size)
+            self._pending[key] = _Letter(state.term, target, raw.key, raw.value, headers, raw.timestamp, size)
             self._size = others + size
+
+    def check_room(self, call: str = "poll", size: int | None = None) -> None:
+        """Raise `BufferExhausted` if there is no room for letters of so many bytes, by default for those there are."""
+        if (self._size if size is None else size) > self._config.client.buffer_memory:
+            raise BufferExhausted(
+                f"{call}: dead letters and retries of {self._size} bytes wait for a commit, "
+                f"buffer.memory={self._config.client.buffer_memory}: call commit"
+            )
 
     @property
     def is_filling(self) -> bool:
@@ -219,8 +230,9 @@ class DeadLetters:
 
     def forget(self, state: Assigned, offset: int) -> None:
         """Drop the letters of records that are read again, as the position is `offset` now; those before it stay."""
-        with self._lock:
-            self._drop([key for key, each in self._pending.items() if each.state is state and not 0 <= key[2] < offset])
+        if offset != LATEST:  # the end is behind them all
+            with self._lock:
+                self._drop([key for key, each in self._pending.items() if each.term == state.term and key[2] >= offset])
 
     def due_parts(
         self, parts: Callable[[Fetched], Iterator[tuple[list[ConsumerRecord], int]]]
@@ -231,6 +243,9 @@ class DeadLetters:
 
         def due(chunk: Fetched) -> Iterator[tuple[list[ConsumerRecord], int]]:
             for part, end in parts(chunk):
+                if part is STOP:
+                    yield part, end
+                    continue
                 until, count = self._first_waiting(part) if chunk.topic in self._delays else (0.0, len(part))
                 if count:
                     yield part[:count], end if count == len(part) else part[count].offset
@@ -257,9 +272,9 @@ class DeadLetters:
 
     def due(self, offsets: Offsets) -> list[_Place]:
         """The letters that a commit of these offsets has to write; others of partitions that were lost are dropped."""
-        partitions = self._assignment.partitions
+        terms = {key: state.term for key, state in self._assignment.partitions.items()}
         with self._lock:
-            self._drop([key for key, letter in self._pending.items() if partitions.get(key[:2]) is not letter.state])
+            self._drop([key for key, letter in self._pending.items() if terms.get(key[:2]) != letter.term])
             return sorted(key for key in self._pending if key[:2] in offsets and key[2] < offsets[key[:2]].offset)
 
     def opening(self, timeout_ms: float, limit: str) -> Steps[None]:
@@ -298,22 +313,27 @@ class DeadLetters:
     def _writing(self, keys: list[_Place], offsets: Offsets, member: GroupMetadata, bounds: Bounds) -> Steps[None]:
         writer, self._writer = self._writer or _Writer(Cluster(self._client)), None
         mark = f"klog-dead-letters:{uuid4().hex}"
+        marked = {key: each if each.metadata else each._replace(metadata=mark) for key, each in offsets.items()}
+        before: Offsets = {}
         try:
             with writer.cluster.within(1000 * (bounds.deadline - time.monotonic()), bounds.limit):
                 yield from writer.beginning()
+                stored = GroupOffsets(writer.cluster, member.group, is_stable=True)
                 if self._doubt is not None:
-                    known, written = self._doubt
-                    stored = GroupOffsets(writer.cluster, member.group, is_stable=True)
-                    there = yield from stored.asking_committed(list({key[:2] for key in written}))
-                    if any(committed.metadata == known for committed in there.values()):
+                    sent, earlier, written = self._doubt
+                    there = yield from stored.asking_committed(list(sent))
+                    shown = ((_shown(each), _shown(sent[key]), _shown(earlier.get(key))) for key, each in there.items())
+                    if any(now == wanted != then for now, wanted, then in shown):
                         self._drop(written)
                     self._doubt = None
                     keys = [key for key in keys if key in self._pending]
-                marked = {key: each if each.metadata else each._replace(metadata=mark) for key, each in offsets.items()}
+                if all(each.metadata for each in offsets.values()):  # it is the program's
+                    before = yield from stored.asking_committed(list(offsets))
                 yield from writer.writing([self._pending[key] for key in keys], marked, member, bounds)
         except BaseException as error:
             if writer.is_committing:
-                self._doubt = mark, keys
+                telling = {key: each for key, each in marked.items() if each.metadata == mark} or marked
+                self._doubt = telling, before, keys
             try:
                 if isinstance(error, KlogError) and not writer.is_committing:
                     yield from writer.aborting()
@@ -334,6 +354,10 @@ class DeadLetters:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _shown(committed: Committed | None) -> tuple[int, str | None] | None:
+    return None if committed is None else (committed.offset, committed.metadata)
 
 
 class _Writer(ProducerCore):

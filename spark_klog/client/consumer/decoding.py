@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: Rows decoded at once: few enough that a seek wastes little work.
 _ROWS = 10_000
 _Part = TypeVar("_Part")
+#: A part without records: so many were left out that the caller should commit before there are more.
+STOP: Any = object()
 
 
 class ConsumerRecord(NamedTuple):
@@ -50,18 +52,24 @@ class DeserializedRecord(ConsumerRecord):
     raw: ConsumerRecord
 
 
+class _Stop(NamedTuple):
+    """In place of records: those before `end` were too many that are left out, see `Deserializers`."""
+
+    end: int
+
+
 class Deserializers:
     """Deserializes the keys and values of a consumer. One thread at a time.
 
     The schema that rows are read as is looked up with the first record of a topic, and kept. With `keeps_raw` records
     are `DeserializedRecord`s. `on_bad` is called with the error of each record that does not deserialize, which is then
-    left out.
+    left out, and tells whether the caller should do something about these before there are more.
     """
 
     def __init__(
         self,
         serialization: Serialization,
-        on_bad: Callable[[RecordDeserializationError], None] | None = None,
+        on_bad: Callable[[RecordDeserializationError], bool] | None = None,
         *,
         keeps_raw: bool = False,
     ) -> None:
@@ -74,7 +82,7 @@ class Deserializers:
 
     def lists(
         self, topic: str, records: Iterator[ConsumerRecord], columns: RecordColumns, most: int
-    ) -> Iterator[list[ConsumerRecord]]:
+    ) -> Iterator[list[ConsumerRecord] | _Stop]:
         """Yield lists of at most `most` of the records, whose keys and values are bytes, with deserialized ones.
 
         `RecordDeserializationError` for a record, after the records before it, unless there is `on_bad`; errors of a
@@ -103,7 +111,8 @@ class Deserializers:
                     break
                 if self.on_bad is None:
                     raise failure from failure.__cause__
-                self.on_bad(failure)
+                if self.on_bad(failure):
+                    yield _Stop(failure.offset + 1)
                 left, first = left[len(part) + 1 :], first + len(part) + 1
 
     def _values(
@@ -212,7 +221,7 @@ class RecordDecoder:
         """Yield lists of records, each with the offset after it, see `_with_ends`."""
         return _with_ends(chunk, self._lists(chunk), lambda part: part[-1].offset + 1)
 
-    def _lists(self, chunk: Fetched) -> Iterator[list[ConsumerRecord]]:
+    def _lists(self, chunk: Fetched) -> Iterator[list[ConsumerRecord] | _Stop]:
         self.is_ahead = False
         # a reader abandoned in the middle of a chunk still holds its records, so keep it only at the end
         reader, self._reader = self._reader, None
@@ -233,7 +242,7 @@ class RecordDecoder:
         if failure is not None:
             raise failure
 
-    def _records(self, chunk: Fetched, columns: RecordColumns) -> Iterator[list[ConsumerRecord]]:
+    def _records(self, chunk: Fetched, columns: RecordColumns) -> Iterator[list[ConsumerRecord] | _Stop]:
         assert columns.offset is not None
         assert columns.timestamp is not None
         assert columns.timestamp_type is not None
@@ -285,7 +294,7 @@ class ArrowDecoder:
         """Yield Arrow batches, each with the offset after it, see `_with_ends`."""
         return _with_ends(chunk, self._batches(chunk), lambda batch: int(batch.column("offset")[-1].as_py()) + 1)
 
-    def _batches(self, chunk: Fetched) -> Iterator[pa.RecordBatch]:
+    def _batches(self, chunk: Fetched) -> Iterator[pa.RecordBatch | _Stop]:
         key = chunk.topic, chunk.partition
         # a decoder abandoned in the middle of a chunk still holds its records, so keep it only at the end
         decoder = self._decoders.pop(key, None)
@@ -313,11 +322,17 @@ class ArrowDecoder:
         yield from self._readable(decoder.finish())
         self._decoders[key] = decoder
 
-    def _readable(self, parts: Iterator[pa.RecordBatch | Unreadable]) -> Iterator[pa.RecordBatch]:
+    def _readable(self, parts: Iterator[pa.RecordBatch | Unreadable]) -> Iterator[pa.RecordBatch | _Stop]:
         """The Arrow batches; records that do not deserialize are for `Deserializers.on_bad`."""
+        is_full, last = False, -1
         for part in parts:
-            if not isinstance(part, tuple):
-                yield part
+            if not isinstance(part, tuple):  # the rows of the records that were left out, and those between them
+                if len(part):
+                    yield part
+                if is_full:
+                    rows_end = part.column("offset")[-1].as_py() if len(part) else -1
+                    yield _Stop(max(last, rows_end) + 1)
+                is_full = False
                 continue
             topic, partition, bad = part
             if bad.record is None:
@@ -326,17 +341,18 @@ class ArrowDecoder:
             assert self._deserializers.on_bad is not None
             reason = str(bad.error)
             column: Column = "key" if " has a key that does not decode" in reason else "value"
-            self._deserializers.on_bad(
-                RecordDeserializationError(topic, partition, bad.offset, column, reason, *bad.record)
-            )
+            failure = RecordDeserializationError(topic, partition, bad.offset, column, reason, *bad.record)
+            is_full, last = self._deserializers.on_bad(failure) or is_full, bad.offset
 
     def forget(self, key: TopicPartition) -> None:
         """Drop the decoder of a partition that is no longer assigned."""
         self._decoders.pop(key, None)
 
 
-def _with_ends(chunk: Fetched, parts: Iterator[_Part], end_of: Callable[[_Part], int]) -> Iterator[tuple[_Part, int]]:
-    """Yield each part with the offset after it; for the last one that is the chunk's end.
+def _with_ends(
+    chunk: Fetched, parts: Iterator[_Part | _Stop], end_of: Callable[[_Part], int]
+) -> Iterator[tuple[_Part, int]]:
+    """Yield each part with the offset after it; for the last one that is the chunk's end. A `_Stop` becomes `STOP`.
 
     Raises an error, such as `DecodeError` for a corrupt batch, after yielding the records before it.
     """
@@ -345,7 +361,11 @@ def _with_ends(chunk: Fetched, parts: Iterator[_Part], end_of: Callable[[_Part],
         for part in parts:
             if held is not None:
                 yield held, end_of(held)
-            held = part
+            held = None
+            if isinstance(part, _Stop):
+                yield STOP, part.end
+            else:
+                held = part
     except KlogError:
         if held is not None:
             yield held, end_of(held)

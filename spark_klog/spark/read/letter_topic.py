@@ -1,8 +1,9 @@
 """Dead letters of a query in a topic, of each record one, although its tasks may run twice.
 
 A task writes the letters of a partition at its end, in a transaction with what is done: ranges of offsets whose letters
-are written, in the metadata of an offset of the group `klog-dead-letters-of.QUERY`. Another attempt of the task, or a
-repeated micro-batch, leaves those out. The transactional id belongs to query and partition, so that of two attempts at
+are written, in the metadata of an offset of the group `klog-dead-letters-of.QUERY.…`. Another attempt of the task, or a
+repeated micro-batch, leaves those out. Sources of a query that read a topic in other formats, or write to another topic
+of letters, have groups of their own. The transactional id belongs to query and partition, so that of two attempts at
 once, or of two tasks with ranges of one partition, one is fenced: it begins again, with what the other has noted.
 """
 
@@ -19,7 +20,7 @@ from spark_klog.base.clock import system_ms
 from spark_klog.base.durable import check_version
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.dead_letters import CONVERTERS, CORRUPT_BATCH, READING, DeadLetter, told
+from spark_klog.client.dead_letters import CONVERTERS, CORRUPT_BATCH, READING, SIZES, DeadLetter, told
 from spark_klog.client.offsets import Committed, GroupOffsets
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import client_config
@@ -32,10 +33,8 @@ GROUP = "klog-dead-letters-of."
 _NOTE_VERSION = 1
 #: Ranges that a note keeps, the last ones: brokers take 4,096 bytes of metadata.
 _MOST_RANGES = 100
-#: A letter is as large as its record or batch.
-_MOST_BYTES = 64 * 1024 * 1024
-#: Letters in memory: then a task writes what it has.
-_FULL = 16 * 1024 * 1024
+#: Letters in memory: then a task writes what it has; and what one takes there besides its bytes and reason.
+_FULL, _OVERHEAD = 16 * 1024 * 1024, 1000
 _ATTEMPTS, _LONGEST_PAUSE = 40, 3.0
 #: The answers to a producer that another one has fenced.
 _FENCED = (
@@ -61,6 +60,8 @@ class LetterTopic:
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY) if context else None
         self._client, self._topic, self.reader = options.client, topic, query or plan
+        formats = (f"{each.column}-{each.format}-{each.subject or ''}" for each in options.formats)
+        self._group = ".".join([f"{GROUP}{self.reader}", topic, *formats])
         self._task = str(context.partitionId() if context else 0)
         self._letters: dict[TopicPartition, list[_Letter]] = {}
         self._size = 0
@@ -97,7 +98,8 @@ class LetterTopic:
             attempts=1,
         )
         self._letters.setdefault((topic, partition), []).append(_Letter(bad.offset, record, said))
-        self._size += len(bad.data) + sum(len(data or b"") for data in record[:2])
+        fields = (*record[:2], *(data for header in record.headers for data in header))
+        self._size += _OVERHEAD + len(reason) + sum(len(data) for data in fields if data is not None)
 
     def flush(self, done: Sequence[tuple[str, int, int, int]]) -> None:
         """Write the letters, and note these ranges of partitions as done: (topic, partition, start, end)."""
@@ -117,12 +119,8 @@ class LetterTopic:
         self._size = 0
 
     def _write(self, key: TopicPartition, letters: Sequence[_Letter], ranges: Sequence[tuple[int, int]]) -> None:
-        group = f"{GROUP}{self.reader}"
-        settings = {
-            **self._client,
-            "transactional.id": f"{group}.{key[0]}-{key[1]}",
-            **dict.fromkeys(("max.request.size", "buffer.memory"), str(_MOST_BYTES)),
-        }
+        group = self._group
+        settings = {**self._client, "transactional.id": f"{group}.{key[0]}-{key[1]}", **SIZES}
         cluster = Cluster(client_config(settings, PREFIX))
         with Producer.of_cluster(cluster, creates_topics=False) as producer:
             producer.init_transactions()  # from here on no other attempt writes, unless it fences this one

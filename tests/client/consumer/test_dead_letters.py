@@ -16,8 +16,16 @@ import pytest
 from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
 from spark_klog.client.dead_letters import DeadLetter, split, told
 from spark_klog.client.offsets import Committed
+from spark_klog.client.producer.transactions import State, Transactions
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import BufferExhausted, CommitFailed, ConfigError, ProtocolError, RecordDeserializationError
+from spark_klog.errors import (
+    BufferExhausted,
+    CommitFailed,
+    ConfigError,
+    ProtocolError,
+    RecordDeserializationError,
+    RequestTimedOut,
+)
 from tests.support.clients.topics import make_topic
 from tests.support.runs.soak import in_soak
 
@@ -75,6 +83,11 @@ def _ends(admin: Admin, partitions: list[tuple[str, int]]) -> dict[tuple[str, in
         key: (end,)
         for key, end in list_offsets(admin.cluster, dict.fromkeys(partitions, LATEST), READ_COMMITTED).items()
     }
+
+
+def _producer_settings(cluster: EmbeddedCluster, **more: Any) -> dict[str, Any]:
+    settings = {name.replace("_", "."): str(value) for name, value in more.items()}
+    return {"bootstrap.servers": cluster.bootstrap_servers, "buffer.memory": str(64 << 20), **settings}
 
 
 def _send(cluster: EmbeddedCluster, topic: str, *values: bytes | None, headers: Any = (), **more: Any) -> None:
@@ -242,6 +255,104 @@ def test_a_record_that_was_deserialized_is_written_as_it_was(cluster: EmbeddedCl
         consumer.seek(topic, 0, 2)
         consumer.commit()
     assert [(each.key, each.value) for each in _letters(cluster, f"{topic}-dlq")] == [(b"k", b"5"), (b"k", b"\xff")]
+
+
+@pytest.mark.parametrize("as_arrow", [False, True])
+def test_many_records_that_do_not_deserialize(cluster: EmbeddedCluster, topic: str, as_arrow: bool) -> None:
+    """A fetch of nothing else, whose letters take more than buffer.memory, in several Arrow batches."""
+    value, count = b"\xff" * 500_000, 24
+    sizes = {"compression_type": "gzip", "linger_ms": 5000, "batch_size": 32 << 20, "max_request_size": 32 << 20}
+    with Producer(_producer_settings(cluster, **sizes)) as producer:
+        for _ in range(count):
+            producer.send(topic, value)
+        producer.flush()
+        producer.send(topic, b"good")
+    asked = {"value.deserializer": "string", "dead.letter.deserialization.errors": True, "buffer.memory": 2_000_000}
+    got: list[str] = []
+    with Consumer(_settings(cluster, topic) | asked) as consumer:
+        consumer.subscribe([topic])
+        deadline = time.monotonic() + _SECONDS
+        while not got:
+            assert time.monotonic() < deadline
+            if as_arrow:
+                batch = consumer.poll_arrow(0.2)
+                got += [] if batch is None else batch["value"].to_pylist()
+            else:
+                got += [record.value for record in consumer.poll(0.2)]
+            consumer.commit()
+    assert got == ["good"]
+    offsets = [
+        letter.offset for letter, _ in (split(each.headers) for each in _letters(cluster, f"{topic}-dlq")) if letter
+    ]
+    assert offsets == list(range(count))
+
+
+def test_letters_that_nobody_commits_are_bounded(cluster: EmbeddedCluster, topic: str) -> None:
+    _send(cluster, topic, *[b"\xff" * 1000] * 200)
+    asked = {"value.deserializer": "string", "dead.letter.deserialization.errors": True, "buffer.memory": 50_000}
+    with Consumer(_settings(cluster, topic) | asked) as consumer:
+        consumer.subscribe([topic])
+        with pytest.raises(BufferExhausted, match="commit"):
+            _poll(consumer, 1)
+        assert 0 < consumer.position(topic, 0) < 100
+        consumer.commit()
+        with pytest.raises(BufferExhausted, match="commit"):
+            _poll(consumer, 1)
+
+
+def test_a_reason_that_is_not_unicode(cluster: EmbeddedCluster, topic: str) -> None:
+    _send(cluster, topic, b'"\\ud800"')
+    with _reader(cluster, topic) as consumer:
+        (record,) = _poll(consumer, 1)
+        consumer.dead_letter(record, ValueError(f"no user {json.loads(record.value)}"))
+        consumer.commit()
+    (letter,) = _letters(cluster, f"{topic}-dlq")
+    said, _ = split(letter.headers)
+    assert said is not None
+    assert said.reason == r"no user \ud800"
+
+
+def test_letters_of_records_before_a_new_position_stay(cluster: EmbeddedCluster, topic: str) -> None:
+    _send(cluster, topic, *(b"%d" % number for number in range(6)))
+    with Consumer(_settings(cluster, topic)) as consumer:
+        consumer.assign([(topic, 0)])
+        records = _poll(consumer, 6)
+        consumer.dead_letter(records[0], "no")
+        consumer.dead_letter(records[4], "no")
+        consumer.assign([(topic, 0, 3)])  # record 4 is read again
+        consumer.commit()
+        (record, *_) = _poll(consumer, 3)
+        consumer.dead_letter(record, "no")
+        consumer.seek(topic, 0, -1)
+        assert consumer.position(topic, 0) == 6
+        consumer.commit()
+    assert [each.value for each in _letters(cluster, f"{topic}-dlq")] == [b"0", b"3"]
+
+
+@pytest.mark.parametrize("metadata", ["", "mine"])
+def test_a_commit_whose_answer_is_lost(
+    cluster: EmbeddedCluster, topic: str, metadata: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _send(cluster, topic, b"0")
+    commit = Transactions.commit
+
+    def unanswered(transactions: Transactions) -> Any:
+        yield from commit(transactions)
+        transactions.state = State.COMMITTING
+        raise RequestTimedOut("no answer")
+
+    with _reader(cluster, topic) as consumer:
+        (record,) = _poll(consumer, 1)
+        consumer.commit({(topic, 0): Committed(0, metadata="before")})
+        consumer.dead_letter(record, "no")
+        offsets = {(topic, 0): Committed(1, metadata=metadata)}
+        with monkeypatch.context() as patch:
+            patch.setattr(Transactions, "commit", unanswered)
+            with pytest.raises(RequestTimedOut):
+                consumer.commit(offsets)
+        consumer.commit(offsets)
+        assert consumer.committed([(topic, 0)])[topic, 0].offset == 1
+    assert [each.value for each in _letters(cluster, f"{topic}-dlq")] == [b"0"]
 
 
 def _retry_settings(cluster: EmbeddedCluster, topic: str, *delays: int, **more: Any) -> dict[str, Any]:

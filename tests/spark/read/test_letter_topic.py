@@ -16,6 +16,7 @@ from spark_klog.client.letter_topics import Letter, LetterTopic as Letters
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, KlogError, ProtocolError
+from spark_klog.records.contract import Headers
 from spark_klog.records.reading.reader import BadBatch, RecordFields
 from spark_klog.spark.options import source_options
 from spark_klog.spark.read.letter_topic import LetterTopic, _note, _ranges
@@ -120,6 +121,36 @@ def test_letters_of_a_corrupt_batch_and_of_letters(cluster: EmbeddedCluster, top
     assert (letter.record.value, letter.said.offset, letter.said.error) == (b"bytes", 7, CORRUPT_BATCH)
     with pytest.raises(ConfigError, match="letters can't go"):
         letters.add(f"{topic}-dlq", 0, BadBatch(7, memoryview(b"bytes"), CorruptBatchError("wrong")))
+
+
+def test_sources_of_one_query(cluster: EmbeddedCluster, topic: str) -> None:
+    """What one of them has written says nothing about the letters of another topic, or of another format."""
+    plain = source_options(_options(cluster, topic), streaming=False)
+    schema = '{"type":"record","name":"R","fields":[{"name":"a","type":"long"}]}'
+    avro = source_options(_options(cluster, topic) | {"valueFormat": "avro", "valueSchema": schema}, streaming=False)
+    with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+        admin.create_topic(f"{topic}-other", 1)
+    sources = ((plain, "dlq", 3), (plain, "other", 4), (avro, "dlq", 5), (plain, "dlq", 6), (avro, "dlq", 7))
+    for options, name, offset in sources:
+        letters = LetterTopic(options, f"{topic}-{name}", "q")
+        letters.add(topic, 0, BadBatch(offset, memoryview(b""), DecodeError("no"), RecordFields(None, b"", ())))
+        letters.flush([(topic, 0, 0, 9)])
+    assert _offsets(_letters(cluster, topic)) == [3, 5]
+    other = Letters({"bootstrap.servers": cluster.bootstrap_servers}, f"{topic}-other")
+    assert _offsets(list(other.letters())) == [4]
+
+
+def test_letters_in_memory_are_bounded(cluster: EmbeddedCluster, topic: str) -> None:
+    """Of small records what they take besides their bytes, of others their headers."""
+    options = source_options(_options(cluster, topic), streaming=False)
+    cases: list[tuple[Headers, int]] = [((), 20_000), ((("h", b"0" * 1_000_000),), 20)]
+    for headers, count in cases:
+        letters = LetterTopic(options, f"{topic}-dlq", "q")
+        for offset in range(count):
+            record = RecordFields(None, b"", headers)
+            letters.add(topic, 0, BadBatch(offset, memoryview(b""), DecodeError("no"), record))
+            assert not letters.is_full or offset > count // 2
+        assert letters.is_full
 
 
 def test_a_topic_that_is_missing_fails_the_task(cluster: EmbeddedCluster, topic: str) -> None:
