@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from uuid import UUID
@@ -72,7 +72,9 @@ class SchemaValidator:
         self._thread = ThreadPoolExecutor(1, "klog-schema-ids")
         self._away, self._away_until = "", 0.0
 
-    async def check(self, topic: str, strategies: Mapping[str, str], ids: Mapping[str, list[bytes | None]]) -> None:
+    async def check(
+        self, topic: str, strategies: Mapping[str, str], ids: Mapping[str, Mapping[bytes | None, Sequence[int]]]
+    ) -> None:
         """Raise `RejectedRecords` for records that name no schema of their subject; `RegistryAway`.
 
         `strategies` and `ids` (see `schema_ids`) are by column.
@@ -80,7 +82,7 @@ class SchemaValidator:
         reasons: dict[int, str] = {}
         for column, strategy in strategies.items():
             refused: dict[bytes, str] = {}
-            for schema in dict.fromkeys(ids[column]):
+            for schema in ids[column]:
                 if len(refused) == _MOST_REFUSED:
                     break
                 if schema is None or self._known.get(asked := _Asked(topic, column, strategy, schema)):
@@ -90,10 +92,11 @@ class SchemaValidator:
                 elif not await self._is_of_subject(asked):
                     subject = f"{topic}-{column}" if strategy == "topic" else "that its record's name calls for"
                     refused[schema] = f"{named} of the {column} is not of the subject {subject}"
-            for index, schema in enumerate(ids[column] if refused else ()):
-                if schema in refused and len(reasons) < MOST_INDEXES:
-                    reasons.setdefault(index, refused[schema])
+            for schema, reason in refused.items():
+                for index in ids[column][schema]:
+                    reasons.setdefault(index, reason)
         if reasons:
+            reasons = dict(sorted(reasons.items())[:MOST_INDEXES])
             index, reason = next(iter(reasons.items()))
             others = f", and {len(reasons) - 1} others" if len(reasons) > 1 else ""
             raise RejectedRecords(f"record {index} of a batch{others}: {reason}", reasons)

@@ -13,7 +13,7 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records import kernels
-from spark_klog.records.reading.produced import check_produced
+from spark_klog.records.reading.produced import MOST_INDEXES, check_produced, schema_ids
 from tests.support.available_kernels import KERNELS
 from tests.support.brokers.batches import make_batch
 
@@ -145,3 +145,14 @@ def test_one_batch_a_partition() -> None:
     assert not check_produced(good + good, kernels.load()).is_transactional
     with pytest.raises(DecodeError, match="more than one"):
         check_produced(good + good, kernels.load(), is_one=True)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_ids_of_many_records(codec: str) -> None:
+    """What the broker's loop looks at has a size that the number of records does not change."""
+    good, other = b"\0\0\0\0\1", b"\0\0\0\0\2"
+    pairs = [(None, good + b"x")] * 3000 + [(None, None), (None, other)]
+    batch = make_batch(pairs, [NOW] * len(pairs), codec)
+    ids = schema_ids(bytes(batch) * 2, ["value"])["value"]
+    assert {schema: len(indexes) for schema, indexes in ids.items()} == {good: MOST_INDEXES, None: 2, other: 2}
+    assert (ids[None], ids[other]) == ([3000, 6002], [3001, 6003])

@@ -141,14 +141,18 @@ def check_keys(data: Buffer, limit: int = MAX_DECOMPRESSED) -> None:
             raise RejectedRecords(text, dict.fromkeys(islice(missing, MOST_INDEXES), reason))
 
 
-def schema_ids(data: Buffer, columns: Iterable[str], limit: int = MAX_DECOMPRESSED) -> dict[str, list[bytes | None]]:
-    """What names the schema of each record, by column, "key" or "value"; `CorruptBatchError`.
+def schema_ids(
+    data: Buffer, columns: Iterable[str], limit: int = MAX_DECOMPRESSED
+) -> dict[str, dict[bytes | None, list[int]]]:
+    """What names the schemas of records, by column, "key" or "value"; `CorruptBatchError`.
 
+    Each with the numbers of the first `MOST_INDEXES` records that it names.
     It is INT8 0 and an INT32, or INT8 1 and a GUID; less, or other bytes, of a record that names none; None of a null,
     which needs no schema. The last header `__value_schema_id` (or of the key) counts, if its value is not null; without
     one, what the value begins with. Decompresses each batch to at most `limit` bytes.
     """
-    named: dict[str, list[bytes | None]] = {column: [] for column in columns}
+    named: dict[str, dict[bytes | None, list[int]]] = {column: {} for column in columns}
+    first = 0
     builder = kernels.load().builder(frozenset({*named, "headers"}))
     for header, batch in iter_batches(data):
         assert isinstance(header, BatchHeader)
@@ -159,7 +163,12 @@ def schema_ids(data: Buffer, columns: Iterable[str], limit: int = MAX_DECOMPRESS
         for column, ids in named.items():
             values = records.key if column == "key" else records.value
             assert values is not None
-            ids += _schema_ids(values, records.headers, f"__{column}_schema_id", header.count)
+            for index, schema in enumerate(_schema_ids(values, records.headers, f"__{column}_schema_id", header.count)):
+                if (indexes := ids.get(schema)) is None:
+                    ids[schema] = [first + index]
+                elif len(indexes) < MOST_INDEXES:
+                    indexes.append(first + index)
+        first += header.count
     return named
 
 

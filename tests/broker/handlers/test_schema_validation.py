@@ -243,7 +243,7 @@ def test_the_settings_of_a_broker(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 async def _check(validator: SchemaValidator, ids: list[bytes | None]) -> None:
-    await validator.check("t", {"value": "topic"}, {"value": ids})
+    await validator.check("t", {"value": "topic"}, {"value": {schema: [row] for row, schema in enumerate(ids)}})
 
 
 def test_a_broker_that_has_lost_its_setting() -> None:
