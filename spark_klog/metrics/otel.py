@@ -6,6 +6,7 @@ MeterProvider nothing is imported, and nothing done.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from weakref import WeakMethod
 from spark_klog.base.names import VERSION
 from spark_klog.metrics import COUNTER, Family, Histogram
 
+_log = logging.getLogger(__name__)
 #: Samples of a metric, as on the pages.
 _MAX_SERIES = 10_000
 _Families = Callable[[], Iterable[Family]]
@@ -81,6 +83,9 @@ def export(families: _Families) -> None:
     metrics = sys.modules.get("opentelemetry.metrics")
     if metrics is None or type(provider := metrics.get_meter_provider()).__name__ == "_ProxyMeterProvider":
         return
-    if provider not in _meters:
-        _meters[provider] = _Meter(metrics)
-    _meters[provider].add(families)
+    try:
+        if provider not in _meters:
+            _meters[provider] = _Meter(metrics)
+        _meters[provider].add(families)
+    except Exception as error:  # of the provider: what is measured goes on
+        _log.warning("metrics are not exported: %s: %s", type(error).__name__, error)

@@ -13,6 +13,7 @@ program's choice.
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["processing"]
 
+_log = logging.getLogger(__name__)
 #: The attribute of a traced client that has its `Spans`.
 _SPANS = "_spans"
 
@@ -38,7 +40,11 @@ def spans_of(**client: Any) -> Spans | None:
         return None
     from spark_klog.tracing.spans import Spans
 
-    return Spans(**client)
+    try:
+        return Spans(**client)
+    except Exception as error:  # of the provider: a client goes on without traces
+        _log.warning("there are no spans of a client: %s: %s", type(error).__name__, error)
+        return None
 
 
 def trace_client(client: Any, cluster: Any, *methods: str, group: str | None = None) -> None:

@@ -14,6 +14,7 @@ settings or an error's text.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,11 +23,12 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from opentelemetry import context as contexts, propagate, trace
-from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Span, SpanContext, SpanKind, StatusCode
 
 from spark_klog.base.names import VERSION, TopicPartition
 from spark_klog.errors import ErrorCode
 
+_log = logging.getLogger(__name__)
 Header = tuple[str, "bytes | None"]
 #: As many as the SDK keeps by default.
 MOST_LINKS = 128
@@ -39,6 +41,25 @@ _OFFSET, _COUNT = "messaging.kafka.offset", "messaging.batch.message_count"
 _Content = tuple[Any, str, int, int]
 #: Rows of an Arrow batch that are looked at together.
 _ROWS = 1000
+
+
+class _Harmless:
+    """A block that makes a span; errors in it, of a sampler or processor, are logged: what is traced goes on."""
+
+    level = logging.WARNING
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        _log.log(self.level, "a span is lost, more are logged as DEBUG: %s: %s", type(error).__name__, error)
+        self.level = logging.DEBUG
+        return True
+
+
+_HARMLESS = _Harmless()
 
 
 class _HeaderGetter:
@@ -99,10 +120,11 @@ class Sending:
         if self._is_ended:
             return
         self._is_ended = True
-        if metadata is not None:
-            self._span.set_attribute(_PARTITION, str(metadata.partition))
-            if metadata.offset >= 0:
-                self._span.set_attribute(_OFFSET, metadata.offset)
+        with _HARMLESS:
+            if metadata is not None:
+                self._span.set_attribute(_PARTITION, str(metadata.partition))
+                if metadata.offset >= 0:
+                    self._span.set_attribute(_OFFSET, metadata.offset)
         self._spans.end(self._span, error)
 
 
@@ -145,16 +167,19 @@ class Spans:
         of_kind = {"send": SpanKind.PRODUCER, "process": SpanKind.CONSUMER}.get(kind, SpanKind.CLIENT)
         attributes = self._attributes(name, kind, topic)
         title = name if topic is None else f"{name} {topic}"
-        return self._tracer.start_span(title, kind=of_kind, attributes={**attributes, **more}, **options)
+        with _HARMLESS:
+            return self._tracer.start_span(title, kind=of_kind, attributes={**attributes, **more}, **options)
+        return INVALID_SPAN
 
     def end(self, span: Span, error: BaseException | str | None = None, at: int | None = None) -> None:
         """End a span, with an error or the name of one, now or at a time in ns since 1970."""
-        if (cluster := self._cluster_id()) is not None:
-            span.set_attribute("messaging.kafka.cluster.id", cluster)
-        if error is not None:
-            span.set_attribute("error.type", error if isinstance(error, str) else error_type(error))
-            span.set_status(StatusCode.ERROR)  # without a description: an error's text may have parts of a record
-        span.end(at)
+        with _HARMLESS:
+            if (cluster := self._cluster_id()) is not None:
+                span.set_attribute("messaging.kafka.cluster.id", cluster)
+            if error is not None:
+                span.set_attribute("error.type", error if isinstance(error, str) else error_type(error))
+                span.set_status(StatusCode.ERROR)  # without a description: an error's text may have parts of a record
+            span.end(at)
 
     @contextmanager
     def _ending(self, span: Span) -> Iterator[None]:
@@ -172,9 +197,11 @@ class Spans:
         headers = [header for header in headers or () if header[0] in self._fields and header[0] != _BAGGAGE]
         if not headers:
             return None
-        extracted = self._propagator.extract(headers, contexts.Context(), _GETTER)
-        context = trace.get_current_span(extracted).get_span_context()
-        return context if context.is_valid else None
+        with _HARMLESS:
+            extracted = self._propagator.extract(headers, contexts.Context(), _GETTER)
+            context = trace.get_current_span(extracted).get_span_context()
+            return context if context.is_valid else None
+        return None
 
     def _with_context(self, span: Span, headers: Sequence[Header]) -> Sequence[Header]:
         """The headers with the span's context, and the current baggage.
@@ -183,12 +210,15 @@ class Spans:
         """
         own = [name for name, _ in headers if name in self._fields and name != _BAGGAGE]
         if own:
-            if (context := self.context_in(headers)) is not None and span.is_recording():
-                span.add_link(context)
+            with _HARMLESS:
+                if (context := self.context_in(headers)) is not None and span.is_recording():
+                    span.add_link(context)
             return headers
         carrier = list(headers)
-        self._propagator.inject(carrier, trace.set_span_in_context(span), _SETTER)
-        return tuple(carrier)
+        with _HARMLESS:
+            self._propagator.inject(carrier, trace.set_span_in_context(span), _SETTER)
+            return tuple(carrier)
+        return headers
 
     def _link(self, span: Span, contents: Iterable[_Content]) -> None:
         """Link a span that is recorded to the contexts of records, of 128 at most."""
@@ -198,8 +228,9 @@ class Spans:
             span.add_link(context, {_TOPIC: topic, _PARTITION: str(partition), _OFFSET: offset})
 
     def _link_to(self, span: Span, records: Any) -> None:
-        if span.is_recording():
-            self._link(span, _contents(records))
+        with _HARMLESS:
+            if span.is_recording():
+                self._link(span, _contents(records))
 
     # Sends
 
@@ -216,10 +247,11 @@ class Spans:
             headers = tuple(headers)
             if all(isinstance(header, tuple | list) and len(header) == 2 for header in headers):
                 headers = self._with_context(span, headers)
-        if not span.is_recording():
-            return None, headers, on_delivery
-        if value is None:
-            span.set_attribute("messaging.kafka.message.tombstone", True)
+        with _HARMLESS:
+            if not span.is_recording():
+                return None, headers, on_delivery
+            if value is None:
+                span.set_attribute("messaging.kafka.message.tombstone", True)
         sending = Sending(self, span, on_delivery)
         return sending, headers, sending
 
@@ -246,7 +278,9 @@ class Spans:
         began = time.time_ns()
 
         def note(records: Any) -> None:
-            if isinstance(records, list) or hasattr(records, "num_rows"):  # else chunks of the package's own
+            if not isinstance(records, list) and not hasattr(records, "num_rows"):
+                return  # chunks of the package's own
+            with _HARMLESS:
                 where = _Place.of(records if hasattr(records, "num_rows") else records[:1])  # they are of one partition
                 where.attributes[_COUNT] = len(records)
                 span = self._start("poll", "receive", where.topic, where.attributes, start_time=began)
@@ -281,7 +315,8 @@ class Spans:
             where.attributes[_OFFSET] = single.offset
             del where.attributes[_COUNT]
             ambient = trace.get_current_span(context)
-            context = self._propagator.extract(single.headers, context, _GETTER)
+            with _HARMLESS:
+                context = self._propagator.extract(single.headers, context, _GETTER)
             if ambient.get_span_context().is_valid:
                 context = trace.set_span_in_context(ambient, context)
         span = self._start("process", "process", where.topic, where.attributes, context=context)
@@ -309,8 +344,9 @@ class Spans:
         names = sorted(set(topics))
         topic = names[0] if len(names) == 1 else None
         span = self._start("process", "process", topic, {_COUNT: count, **attributes}, start_time=times[0])
-        if span.is_recording():
-            self._link(span, (record for record in contents if self._is_sampled(record[0])))
+        with _HARMLESS:
+            if span.is_recording():
+                self._link(span, (record for record in contents if self._is_sampled(record[0])))
         self.end(span, error, times[1])
 
     def _is_sampled(self, headers: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import baggage, context as contexts, trace
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
@@ -201,6 +201,52 @@ def test_errors(cluster: EmbeddedCluster, topic: str, traces: Traces) -> None:
         None,
         "spark_klog.errors.ProducerClosed",
     ]
+
+
+class _Broken(SpanProcessor):
+    """Fails at the start of spans, or at their end."""
+
+    def __init__(self, fails_at_start: bool) -> None:
+        self._fails_at_start = fails_at_start
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        if self._fails_at_start:
+            raise RuntimeError("at the start")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        raise RuntimeError("at the end")
+
+
+@pytest.mark.parametrize("fails_at_start", [False, True])
+def test_a_broken_provider(cluster: EmbeddedCluster, topic: str, kind: Any, fails_at_start: bool) -> None:
+    """What its processors raise costs a span, and no record, answer or commit."""
+    provider, told = TracerProvider(shutdown_on_exit=False), []
+    provider.add_span_processor(_Broken(fails_at_start))
+    before, trace._TRACER_PROVIDER = trace._TRACER_PROVIDER, provider
+    try:
+        with kind(_settings(cluster)) as producer:
+            for number in range(3):
+                producer.send(topic, b"%d" % number, on_delivery=lambda error, _: told.append(error)).result(60)
+        settings = _settings(cluster, group_id=f"g-{topic}", auto_offset_reset="earliest")
+        with Consumer(settings) as consumer:
+            consumer.assign([(topic, 0)])
+            values: list[bytes] = []
+
+            def polled() -> bool:
+                for record in consumer.poll(0.5):
+                    with processing(record, consumer):
+                        values.append(record.value)
+                return len(values) == 3
+
+            wait_until(polled)
+            consumer.commit()
+            consumer.commit_async({(topic, 0): 2})
+            consumer.commit()
+            assert consumer.committed([(topic, 0)])[topic, 0].offset == 3
+    finally:
+        trace._TRACER_PROVIDER = before
+    assert values == [b"0", b"1", b"2"]
+    assert told == [None] * 3
 
 
 def test_records_that_are_not_confirmed(traces: Traces) -> None:
