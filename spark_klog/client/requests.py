@@ -90,6 +90,7 @@ def answered(
 def received(connection: Connection, handle: Handle, begin: float, deadline: float) -> Steps[Message]:
     """Wait for the answer to a request that was sent at `begin`; raises what `Connection` raises."""
     try:
+        connection.check_under_way(handle)  # an answer that was received does not come again
         while True:
             yield Wait(connection, deadline, handle)
             if connection.poll(handle):

@@ -71,6 +71,9 @@ def _within(call: Callable[[], Any], what: object) -> Any:
     began = time.monotonic()
     try:
         return call()
+    except BaseException:
+        _log.error("the call after the interrupt at %s", what)
+        raise
     finally:
         assert time.monotonic() - began < _PATIENCE, what
 

@@ -498,17 +498,21 @@ class Connection:
             time.sleep(pause)
         self.throttled_until = 0.0
 
+    def check_under_way(self, handle: Handle) -> None:
+        """`ValueError` if the response was received, or given up, before; what `receive` raises if it is closed."""
+        if self.closed:
+            raise self._lost()
+        if self._pending.get(handle.correlation_id) is not handle:
+            raise ValueError(f"request {handle.correlation_id} is not under way at {self.address}")
+
     def receive(self, handle: Handle, deadline: float | None = None) -> Message:
         """The response to a request. Responses to other requests that arrive first are kept for their handles.
 
         Its record bytes are views of a buffer that the next `receive` overwrites.
         """
         try:
-            if self.closed:
-                raise self._lost()
+            self.check_under_way(handle)
             number = handle.correlation_id
-            if self._pending.get(number) is not handle:
-                raise ValueError(f"request {number} is not under way at {self.address}")
             if number not in self._arrived:
                 self._await(handle, deadline)
             del self._pending[number]

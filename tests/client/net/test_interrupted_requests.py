@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
+
+import pytest
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.producer import Producer
+from spark_klog.client.requests import received, run
 from spark_klog.errors import KlogError
 from spark_klog.protocol.apis import METADATA
 from tests.support.brokers.faults import late
@@ -50,6 +54,20 @@ def _flush(producer: Producer, interrupt: Interrupt) -> None:
 def _topics(cluster: Cluster, *names: str) -> list[str]:
     answer = cluster.request(0, METADATA, {"topics": [{"name": name} for name in names]})
     return [topic["name"] for topic in answer["topics"]]
+
+
+def test_an_answer_that_was_received_is_not_waited_for() -> None:
+    """As after an interrupt between an answer and what the caller notes of it: it would wait for request.timeout.ms."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers}) as cluster:
+            connection = cluster.plain_connection(0)
+            handle = connection.send(METADATA, {"topics": [{"name": "t"}]})
+            connection.receive(handle)
+            now = time.monotonic()
+            with pytest.raises(ValueError, match="is not under way"):
+                run(received(connection, handle, now, now + 120))
+            assert time.monotonic() - now < 60
+            assert _topics(cluster, "t") == ["t"]
 
 
 def test_an_interrupt_at_each_line_of_a_request() -> None:
