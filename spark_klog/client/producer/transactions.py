@@ -114,6 +114,9 @@ class Transactions:
         self._groups: set[str] = set()
         #: Whether the coordinator may know of the transaction.
         self._is_begun = False
+        #: The producer id and epoch of the next transaction, when the coordinator has told them with the end of this
+        #: one: kept by themselves, so that after an interrupt a second end is not asked for with them.
+        self._following: tuple[int, int] | None = None
         #: Whether a failed transaction has ended, and only another epoch is missing.
         self._has_aborted = False
         self._coordinators = Coordinators(cluster)
@@ -304,7 +307,7 @@ class Transactions:
             yield from self._end(commits=False)
 
     def _end(self, *, commits: bool) -> Steps[None]:
-        if self._is_begun:
+        if self._is_begun and self._following is None:
             try:
                 yield from self._request_end(commits=commits)
             except ProtocolError as error:
@@ -320,15 +323,17 @@ class Transactions:
         answer = yield from self._request(END_TXN, {**self._identity(), "committed": commits}, what, last)
         if answer["producer_id"] < 0:
             return False
-        self._producer_id, self._epoch = answer["producer_id"], answer["producer_epoch"]
+        self._following = answer["producer_id"], answer["producer_epoch"]
         return True
 
     def _ended(self) -> None:
+        if self._following is not None:
+            self._producer_id, self._epoch = self._following
         self.asking.close()  # of a transaction that has failed: the coordinator rejects its epoch
         self._partitions.clear()
         self._groups.clear()
         self._is_begun = self._has_aborted = False
-        self._version = None
+        self._version = self._following = None
         self.state = State.READY
 
     def _renew(self) -> Steps[None]:
@@ -336,7 +341,7 @@ class Transactions:
         if not self._has_aborted:
             # also for what has not begun: a producer that was fenced learns of it here, before it could fence another
             try:
-                if (yield from self._request_end(commits=False)):
+                if self._following is not None or (yield from self._request_end(commits=False)):
                     self._ended()
                     return
             except ProtocolError as error:
