@@ -21,7 +21,7 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer, TopicPartition as ConfluentPartition
 
 from spark_klog.client import Admin, Consumer, Delivery, Producer
-from spark_klog.client.producer.transactions import State
+from spark_klog.client.producer.transactions import State, Transactions
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CallInterrupted, InvalidTransactionState, KlogError, ProducerClosed
 from tests.support.checker.interrupts import Signal, signalled
@@ -182,6 +182,33 @@ def test_order_goes_on(servers: str, topic: str) -> None:
     _rounds(play)
     wanted = {value for values in expected for value in values}
     assert [value for value in _values(servers, topic) if value in wanted] == [v for some in expected for v in some]
+
+
+def test_an_interrupt_just_after_the_answer_of_a_commit(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer has the next transaction's epoch: the commit is not asked for again with it."""
+    with Producer({"bootstrap.servers": servers, "transactional.id": "after-the-answer"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"1")
+        with monkeypatch.context() as patch:
+            patch.setattr(Transactions, "_ended", _interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                producer.commit_transaction()
+        producer.commit_transaction()
+        producer.begin_transaction()
+        with pytest.raises(CallInterrupted):  # of this one, as the interrupt came after the end of the first
+            producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"2")
+        producer.commit_transaction()
+    assert sorted(_values(servers, topic)) == [b"1", b"2"]
+
+
+def _interrupted(_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_transactions(servers: str, topic: str) -> None:
