@@ -1,7 +1,8 @@
-"""Memory that several threads share: who needs more than there is waits until others have done."""
+"""Memory that several threads share, where one waits until others have done; and rest for the garbage collector."""
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections import deque
@@ -20,6 +21,23 @@ def memory_bytes() -> int:
         with suppress(OSError, ValueError):  # "max" is no limit
             sizes.append(int(Path(path).read_text("ascii")))
     return min(sizes)
+
+
+@contextmanager
+def uncollected(*, freezes: bool = False) -> Iterator[None]:
+    """Create many objects without a search for cycles, of which they have none.
+
+    With `freezes` they live long, and no later collection looks at them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if freezes:
+            gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 class MemoryRoom:

@@ -71,19 +71,6 @@ def short_collections() -> Iterator[None]:
         gc.callbacks.remove(note)
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Create many long-lived objects without collections, and freeze them at the end."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_enabled:
-            gc.enable()
-
-
 class Turns:
     """Shares the event loop's time: handlers call `take` once for each element of a request.
 

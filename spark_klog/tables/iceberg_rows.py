@@ -25,6 +25,7 @@ from pyiceberg.table.name_mapping import MappedField
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.utils.concurrent import ExecutorFactory
 
+from spark_klog.columns.schema import is_list
 from spark_klog.tables.change_files import slots
 from spark_klog.tables.change_order import OWN
 from spark_klog.tables.iceberg_schema import to_arrow
@@ -223,7 +224,7 @@ def _identified(field: pa.Field, mapped: Iterable[MappedField], name: str = "") 
         kind = pa.struct([_identified(child, inner) for child in kind])
     elif pa.types.is_map(kind):
         kind = pa.map_(_identified(kind.key_field, inner, "key"), _identified(kind.item_field, inner, "value"))
-    elif _is_list(kind):
+    elif is_list(kind):
         kind = pa.list_(_identified(kind.value_field, inner, "element"))
     return pa.field(field.name, kind, field.nullable, {FIELD_ID: str(number).encode()})
 
@@ -273,7 +274,7 @@ def _cast(array: pa.Array, has: pa.Field, wanted: pa.Field, path: str) -> pa.Arr
         fields = zip((array.keys, array.items), _pair(has.type), _pair(kind), strict=True)
         entries = pa.StructArray.from_arrays([_cast(*each, path) for each in fields], fields=list(_pair(kind)))
         return _with_values(array, kind, entries)
-    if _is_list(has.type) and pa.types.is_list(kind):
+    if is_list(has.type) and pa.types.is_list(kind):
         if not pa.types.is_list(array.type):  # of large offsets, or none
             array = array.cast(pa.list_(array.type.value_field))
         return _with_values(array, kind, _cast(array.values, has.type.value_field, kind.value_field, path))
@@ -292,7 +293,3 @@ def _with_values(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Arr
 
 def _pair(kind: pa.MapType) -> tuple[pa.Field, pa.Field]:
     return kind.key_field, kind.item_field
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from spark_klog.base.clock import system_ms
+from spark_klog.base.memory import uncollected
 from spark_klog.broker.coordinator import TransactionEnd, stored_rows
-from spark_klog.broker.event_loop import uncollected
 from spark_klog.broker.groups.consumer_records import ConsumerGroupKey
 from spark_klog.broker.groups.records import (
     NO_EXPIRY,
@@ -118,7 +118,7 @@ class OffsetManager:
         """
         count = bad = 0
         decoded: _Decoded = {}
-        with uncollected():
+        with uncollected(freezes=True):
             for entry in stored_rows(log):
                 if isinstance(entry, TransactionEnd):
                     self.complete(log.partition, entry.producer_id, committed=entry.commits)

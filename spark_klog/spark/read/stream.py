@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Set
-from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from spark_klog.base.memory import uncollected
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import record_sizes
@@ -190,7 +189,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Reports lost records now: before the micro-batch is in the checkpoint, and in time for its progress record.
         """
         try:
-            with _uncollected():
+            with uncollected():  # answers about 50,000 partitions have no cycles, and the search takes half the time
                 return self._next_end(start, limit)
         finally:
             self._may_be_last = False
@@ -210,8 +209,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if latest == before and not is_first and not self._recreated:
             self._is_due(0)
             return start
-        # no request for partitions without news: of a start that is the log's end nothing is lost
-        still = {key: end for key, end in latest.items() if begin.get(key) == end and key[0] not in self._recreated}
+        still = self._without_news(begin, latest)
         earliest = still | self._list_offsets(latest.keys() - still.keys() - self._waiting, EARLIEST)
         for key in latest.keys() - earliest.keys():
             self._wait_for_leader(latest, key, begin)
@@ -339,11 +337,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ranges of a micro-batch that an earlier run has planned: the checkpoint has its end."""
         begin, until = start_in(end, from_json(start), is_first=not start), from_json(end)
         there = self._partitions_there({*begin, *until})
-        # No requests for partitions that the micro-batch does not read: they may have no leader.
-        read = {key for key in there & until.keys() if begin.get(key, 0) != until[key] or key[0] in self._recreated}
-        earliest = {key: begin.get(key, 0) for key in (there & until.keys()) - read}
-        earliest |= self._source.earliest(read)
+        there_until = {key: offset for key, offset in until.items() if key in there}
+        earliest = self._without_news(begin, there_until)
+        earliest |= self._source.earliest(there_until.keys() - earliest.keys())
         return self._plan(begin, until, earliest, None, is_first=not start)
+
+    def _without_news(self, begin: Offsets, end: Offsets) -> Offsets:
+        """The partitions that a micro-batch does not read, with their offsets: nothing of them is lost.
+
+        Their first offsets are not asked for: they may have no leader.
+        """
+        return {key: at for key, at in end.items() if begin.get(key, 0) == at and key[0] not in self._recreated}
 
     def _partitions_there(self, expected: set[TopicPartition]) -> set[TopicPartition]:
         """The existing partitions. Retries before an expected one counts as deleted: a broker that has just started may
@@ -385,18 +389,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_connected": None}
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep Python from looking for cycles: answers about 50,000 partitions have none, and it takes half the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Leaderless:

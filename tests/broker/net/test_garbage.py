@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from spark_klog.base.memory import uncollected
 from spark_klog.base.names import PLAINTEXT
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.event_loop import short_collections, uncollected
+from spark_klog.broker.event_loop import short_collections
 from spark_klog.broker.groups.group import Join
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.net.acceptor import Acceptor, ConnectionLimits
@@ -119,7 +120,7 @@ def test_what_lives_long_is_looked_at_once() -> None:
         assert len(gc.get_objects()) < len(long_lived)
     gc.unfreeze()
     gc.enable()
-    with uncollected():
+    with uncollected(freezes=True):
         assert not gc.isenabled()
         loaded = [[number] for number in range(1000)]
     assert gc.isenabled()
