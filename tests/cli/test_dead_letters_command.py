@@ -203,27 +203,16 @@ def test_the_progress_of_choices() -> None:
 
 
 _KILLED = """
-import json, os, sys
+import sys
 from spark_klog.client import letter_topics
 from spark_klog.client.producer import transactions
+from tests.support.checker.interrupts import LinesRun
 letter_topics._OFFSETS = 2
 servers, topic, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
-seen = 0
 
-def lines(frame, event, _):
-    global seen
-    if frame.f_code.co_filename not in (letter_topics.__file__, transactions.__file__):
-        return None
-    if event == "line":
-        seen += 1
-        if seen == last:
-            os._exit(9)
-    return lines
-
-sys.settrace(lines)
-letter_topics.LetterTopic({"bootstrap.servers": servers}, topic).replay(letter_topics.Choice(*sys.argv[4:]))
-sys.settrace(None)
-print(seen)
+with LinesRun(last, letter_topics, transactions) as lines:
+    letter_topics.LetterTopic({"bootstrap.servers": servers}, topic).replay(letter_topics.Choice(*sys.argv[4:]))
+print(lines.seen)
 """
 
 

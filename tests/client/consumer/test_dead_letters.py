@@ -75,6 +75,14 @@ def _letters(cluster: EmbeddedCluster, topic: str) -> list[ConsumerRecord]:
     return got
 
 
+def _texts(consumer: Consumer, *, as_arrow: bool) -> list[str]:
+    """The values of a poll."""
+    if as_arrow:
+        batch = consumer.poll_arrow(0.2)
+        return [] if batch is None else batch["value"].to_pylist()
+    return [record.value for record in consumer.poll(0.2)]
+
+
 def _ends(admin: Admin, partitions: list[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, ...]]:
     from spark_klog.client.offsets import list_offsets
     from spark_klog.protocol.tables.records import LATEST, READ_COMMITTED
@@ -222,11 +230,7 @@ def test_records_that_do_not_deserialize(cluster: EmbeddedCluster, driver: str, 
         deadline = time.monotonic() + _SECONDS
         while not consumer.assignment() or consumer.position(topic, 0) < len(values):
             assert time.monotonic() < deadline
-            if as_arrow:
-                batch = consumer.poll_arrow(0.2)
-                got += [] if batch is None else batch["value"].to_pylist()
-            else:
-                got += [record.value for record in consumer.poll(0.2)]
+            got += _texts(consumer, as_arrow=as_arrow)
         assert got == ["1", "2", "5"]
         consumer.commit({(topic, 0): 3})
         assert [each.value for each in _letters(cluster, f"{topic}-dlq")] == [b"\xff"]
@@ -274,11 +278,7 @@ def test_many_records_that_do_not_deserialize(cluster: EmbeddedCluster, topic: s
         deadline = time.monotonic() + _SECONDS
         while not got:
             assert time.monotonic() < deadline
-            if as_arrow:
-                batch = consumer.poll_arrow(0.2)
-                got += [] if batch is None else batch["value"].to_pylist()
-            else:
-                got += [record.value for record in consumer.poll(0.2)]
+            got += _texts(consumer, as_arrow=as_arrow)
             consumer.commit()
     assert got == ["good"]
     offsets = [
@@ -546,41 +546,30 @@ def test_what_is_refused(cluster: EmbeddedCluster, driver: str, topic: str) -> N
 
 
 _KILLED = """
-import json, os, sys
+import json, sys
 from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer import dead_letters
 from spark_klog.client.offsets import offset_range
 from spark_klog.client.producer import transactions
+from tests.support.checker.interrupts import LinesRun
 settings, topic, last = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-seen = 0
-
-def lines(frame, event, _):
-    global seen
-    if frame.f_code.co_filename not in (dead_letters.__file__, transactions.__file__):
-        return None
-    if event == "line":
-        seen += 1
-        if seen == last:
-            os._exit(9)
-    return lines
 
 with Consumer(settings) as consumer, Cluster.connect({"bootstrap.servers": settings["bootstrap.servers"]}) as cluster:
     consumer.subscribe([topic])
-    sys.settrace(lines)
-    while True:
-        for record in consumer.poll(0.2):
-            if record.topic == topic:
-                consumer.retry(record, "odd")
-            else:
-                consumer.dead_letter(record, ValueError("odd"))
-        consumer.commit()
-        known = sorted(consumer.assignment())
-        # the markers of transactions have offsets, too: what is left to read is what the broker says
-        if len(known) == 2 and all(offset_range(cluster, *key)[1] <= consumer.position(*key) for key in known):
-            sys.settrace(None)
-            print(seen, flush=True)
-            break
+    with LinesRun(last, dead_letters, transactions) as lines:
+        while True:
+            for record in consumer.poll(0.2):
+                if record.topic == topic:
+                    consumer.retry(record, "odd")
+                else:
+                    consumer.dead_letter(record, ValueError("odd"))
+            consumer.commit()
+            known = sorted(consumer.assignment())
+            # the markers of transactions have offsets, too: what is left to read is what the broker says
+            if len(known) == 2 and all(offset_range(cluster, *key)[1] <= consumer.position(*key) for key in known):
+                break
+    print(lines.seen, flush=True)
 """
 
 

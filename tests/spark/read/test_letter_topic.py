@@ -186,31 +186,20 @@ def test_notes() -> None:
 
 
 _KILLED = """
-import os, sys
+import sys
 from tests.spark.read import test_letter_topic
 from spark_klog.client.producer import transactions
+from tests.support.checker.interrupts import LinesRun
 from spark_klog.spark.read import letter_topic
 from spark_klog.spark.read.tasks import Plan
 servers, topic, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
-seen = 0
 
 class cluster:
     bootstrap_servers = servers
 
-def lines(frame, event, _):
-    global seen
-    if frame.f_code.co_filename not in (letter_topic.__file__, transactions.__file__):
-        return None
-    if event == "line":
-        seen += 1
-        if seen == last:
-            os._exit(9)
-    return lines
-
-sys.settrace(lines)
-test_letter_topic._read(cluster, topic, Plan({}, identity="q"), 0, 30)
-sys.settrace(None)
-print(seen)
+with LinesRun(last, letter_topic, transactions) as lines:
+    test_letter_topic._read(cluster, topic, Plan({}, identity="q"), 0, 30)
+print(lines.seen)
 """
 
 
