@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,8 @@ from spark_klog.files.folder import TEMPORARY, Entry, reason
 from spark_klog.files.keys import KeyedUri
 
 _READ_BYTES, _WRITE_BYTES = 1024 * 1024, 8 * 1024 * 1024
+#: pyarrow leases a file of Azure for 15 s to remove it: a process that is killed then leaves the lease.
+_LEASED, _LEASED_SECONDS, _PAUSE_SECONDS = "LeaseAlreadyPresent", 20.0, 0.5
 
 
 class ArrowFile:
@@ -248,12 +251,24 @@ class ArrowFolder:
                 self._fs.move(self._at(source), self._at(target))
 
     def remove(self, path: str) -> None:
+        end = time.monotonic() + _LEASED_SECONDS
+        while not self._is_removed(path, is_last=time.monotonic() > end):
+            time.sleep(_PAUSE_SECONDS)
+
+    def _is_removed(self, path: str, *, is_last: bool) -> bool:
+        """Remove a file or folder; False if another remover has leased the file, unless it is the last try."""
         with self._changing(path, "removed"), suppress(FileNotFoundError):
             kind = self.kind(path)
-            if kind == "file":
-                self._fs.delete_file(self._at(path))
-            elif kind == "folder":
-                self._fs.delete_dir(self._at(path))
+            try:
+                if kind == "file":
+                    self._fs.delete_file(self._at(path))
+                elif kind == "folder":
+                    self._fs.delete_dir(self._at(path))
+            except (OSError, ArrowException) as error:
+                if is_last or _LEASED not in str(error):
+                    raise
+                return False
+        return True
 
     @contextmanager
     def scratch(self, path: str) -> Iterator[Path]:

@@ -496,18 +496,21 @@ class _Run:
         plan, results, is_renewed = yield from self._newest(plan)
         done = [result for number in sorted(results) for result in results[number]]
         manifest = make_manifest(plan, done, before, log_end)
-        if changes := settings_of(self._store, plan).change_format(plan.topics[0]):
+        settings = settings_of(self._store, plan)
+        if changes := settings.change_format(plan.topics[0]):
             manifest = self._target.settle(self._load, manifest, changes, self._options.keep_deletes)
         bad, records = (sum(getattr(part, name) for part in manifest.partitions) for name in ("bad", "records"))
         if not self._options.max_bad.allows(bad, records):
             show_letters(self._store, manifest)
             again = ""
-            if rows := settings_of(self._store, plan).rows:
+            if rows := settings.rows:
                 self._store.write(paths.refused(plan.run), b"")
                 again = ", or with another schema and --schema-evolution latest"
                 if any(row.has_ids for row in rows):
                     again = f", or once the schema registry has what they need{again}"
-            elif self._target.widens and settings_of(self._store, plan).schema:
+            elif settings.is_variant:  # which takes all JSON
+                again = ", or without --schema into another table, which takes any bytes"
+            elif self._target.widens and settings.schema:
                 again = ", or with a --schema that has room for them"
             first = history.first_letter(self._store, manifest.dead_letters)
             first = first and f" (the first: {first})"

@@ -74,13 +74,16 @@ class Rows:
         self._fields |= {field.field_id: field for field in table.schema().fields}
         #: By the path of a delete file and the ids of its columns: their values, with hashes.
         self._values: dict[tuple[str, tuple[int, ...]], pa.Table] = {}
-        #: By the ids the delete files of the data file before, which many others have too, and all that they delete.
-        self._gone: dict[tuple[int, ...], tuple[list[str], _Gone]] = {}
+        #: By the ids: all that the delete files of an older data file of the partition delete.
+        self._gone: dict[tuple[int, ...], _Gone] = {}
         self._room = _KEPT_BYTES
 
     def files(self) -> list[LiveFile]:
-        """Delete files by values apply to older files: of their partition, or to all if they have none (Iceberg's
-        Table Spec, "Scan Planning")."""
+        """Each partition's from the oldest on, which has the delete files of all newer ones and more.
+
+        Delete files by values apply to older files: of their partition, or to all if they have none (Iceberg's Table
+        Spec, "Scan Planning").
+        """
         io, snapshot = self._table.io, self._table.current_snapshot()
         index, data, by_values = DeleteFileIndex(), [], defaultdict(list)
         manifests = [] if snapshot is None else snapshot.manifests(io)
@@ -95,6 +98,7 @@ class Rows:
                 is_global = is_unpartitioned(self._table.specs()[file.spec_id])
                 by_values[None if is_global else (file.spec_id, file.partition)].append(entry)
         made = []
+        data.sort(key=lambda entry: (repr(entry.data_file.partition), entry.sequence_number or 0))
         for entry in data:
             file, number = entry.data_file, entry.sequence_number or 0
             others = [*by_values.get(None, ()), *by_values.get((file.spec_id, file.partition), ())]
@@ -118,11 +122,10 @@ class Rows:
             by_ids[tuple(sorted(delete.equality_ids or ()))].append(delete)
         for ids, deletes in by_ids.items():
             paths = [delete.file_path for delete in deletes]
-            known, gone = self._gone.get(ids, ([], None))
-            if gone is None or paths != known:
-                gone = _Gone(pa.concat_tables([self._of_columns(delete, ids) for delete in deletes]))
-                self._gone[ids] = paths, gone
-            numbers.append(np.flatnonzero(gone.has(self._of_columns(live.file, ids, keep=False))))
+            gone = self._gone.get(ids)
+            if gone is None or not gone.numbers.keys() >= set(paths):
+                gone = self._gone[ids] = _Gone(paths, [self._of_columns(delete, ids) for delete in deletes])
+            numbers.append(np.flatnonzero(gone.has(self._of_columns(live.file, ids, keep=False), paths)))
         return np.unique(np.concatenate(numbers))
 
     def batches(self, live: LiveFile, schema: pa.Schema, deleted: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
@@ -156,15 +159,18 @@ def is_unpartitioned(spec: PartitionSpec) -> bool:
 
 
 class _Gone:
-    """Values by which rows are deleted, by their hashes: what a file's rows do not have is not looked at."""
+    """Values by which delete files delete rows, by their hashes: what a file's rows do not have is not looked at."""
 
-    def __init__(self, values: pa.Table) -> None:
+    def __init__(self, paths: Sequence[str], parts: Sequence[pa.Table]) -> None:
+        self.numbers = {path: number for number, path in enumerate(paths)}
+        values = pa.concat_tables(parts)
         hashes = values[_HASH].to_numpy()
         order = np.argsort(hashes, kind="stable")
         self._hashes, self._values = hashes[order], values.drop_columns([_HASH]).take(pa.array(order))
+        self._of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])[order]
 
-    def has(self, rows: pa.Table) -> NDArray[np.bool_]:
-        """Whether each row has such values."""
+    def has(self, rows: pa.Table, paths: Sequence[str]) -> NDArray[np.bool_]:
+        """Whether each row has values that these delete files delete."""
         hashes, made = rows[_HASH].to_numpy(), np.zeros(len(rows), np.bool_)
         end = np.searchsorted(self._hashes, hashes, "right")
         may_be = np.flatnonzero((end > 0) & (self._hashes[end - 1] == hashes)) if len(self._hashes) else ()
@@ -172,6 +178,7 @@ class _Gone:
             wanted = np.unique(hashes[may_be])
             first, end = (np.searchsorted(self._hashes, wanted, side) for side in ("left", "right"))
             places = np.repeat(end - np.cumsum(end - first), end - first) + np.arange(int((end - first).sum()))
+            places = places[np.isin(self._of[places], [self.numbers[path] for path in paths])]
             some = rows.drop_columns([_HASH]).take(pa.array(may_be))
             made[may_be] = _are_among(some, self._values.take(pa.array(places)))
         return made

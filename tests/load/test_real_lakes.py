@@ -6,7 +6,10 @@ tests/load/test_table_kills.py kills such loads.
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -14,9 +17,11 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
+from spark_klog.files import open_folder
 from spark_klog.load.audit import status
 from spark_klog.load.run import LoadOptions
 from spark_klog.tables import iceberg_stores
+from spark_klog.tables.opening import open_table
 from tests.load.change_source import KEYED, ChangeSource, offsets_of, rows_of
 from tests.load.real_lakes import REAL, RealLakes, RealPlace
 from tests.load.support import Unlocked, race, run
@@ -24,7 +29,7 @@ from tests.load.tables import Kind, Lake, check_each_once, make_lake
 from tests.spark.support import create_topic, produce, values
 from tests.support.brokers.tcp_proxy import TcpProxy
 from tests.support.runs.soak import SOAK
-from tests.support.servers.http_proxy import Fate
+from tests.support.servers.http_proxy import Fate, HttpProxy
 
 pytestmark = [pytest.mark.peer, pytest.mark.test_all("client"), pytest.mark.usefixtures("short_leases")]
 _PLACES = pytest.mark.parametrize(("kind", "place"), REAL)
@@ -170,3 +175,22 @@ def test_a_catalog_that_does_not_answer(
         assert run(cluster.bootstrap_servers, lake.address, topic).runs == [number + 1]
         real_lakes.rest.set_fates()
         assert check_each_once(lake, topic, 20 * (number + 1)) == 20 * (number + 1)
+
+
+def test_a_process_killed_while_it_removes_a_file(
+    tmp_path: Path, real_lakes: RealLakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Azure pyarrow leases the file first: whoever removes it then waits for the lease's end."""
+    lake, proxy = real_lakes.make("delta", "azurite", tmp_path, monkeypatch)
+    assert isinstance(proxy, HttpProxy)
+    place = open_table(lake.address).location
+    folder = open_folder(place, LoadError)
+    folder.write("file", b"content")
+    proxy.set_fates("held")
+    program = "import sys; from spark_klog.files import open_folder; open_folder(sys.argv[1]).remove('file')"
+    with subprocess.Popen([sys.executable, "-c", program, place]) as process:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(4)  # killed earlier, it has no lease
+        process.kill()
+    folder.remove("file")
+    assert folder.size("file") is None

@@ -339,7 +339,8 @@ def test_records_that_others_delete_by_values(
 
 
 def test_deletes_by_values_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file's rows, and the values of each delete file, are hashed once; rows of the same hash are told apart."""
+    """The values of each delete file are hashed and sorted once, each file's rows hashed; rows of one hash are told
+    apart."""
     catalog = load_catalog("local", **catalog_options(tmp_path))
     catalog.create_namespace("space")
     schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
@@ -348,7 +349,7 @@ def test_deletes_by_values_of_many_files(tmp_path: Path, monkeypatch: pytest.Mon
     for first in range(0, 40, 10):
         some = [names[number % 4] for number in range(first, first + 10)]
         table.append(pa.table({"id": range(first, first + 10), "name": some}))
-    gone: list[tuple[int, str | None]] = [(3, "b"), (4, None), (13, ""), (16, None), (39, "a"), (40, None)]
+    gone: list[tuple[int, str | None]] = [(20, None), (3, "b"), (4, None), (13, ""), (16, None), (39, "a"), (40, None)]
     deletes = []
     for number, pair in enumerate(gone):
         path = tmp_path / f"delete-{number}.parquet"
@@ -371,12 +372,16 @@ def test_deletes_by_values_of_many_files(tmp_path: Path, monkeypatch: pytest.Mon
         return real(rows, key, count) % 3
 
     monkeypatch.setattr(iceberg_rows, "slots", slots)
-    rows, found = Rows(table), []
-    for each in rows.files():
-        live = LiveFile(each.file, (), deletes)
+    rows, found, sorted_at = Rows(table), [], []
+    made = iceberg_rows._Gone.__init__
+    monkeypatch.setattr(iceberg_rows._Gone, "__init__", lambda *args: (sorted_at.append(len(found)), made(*args))[1])
+    for number, each in enumerate(rows.files()):
+        live = LiveFile(each.file, (), deletes[number:])
         [batch] = rows.batches(live, to_arrow(schema), np.zeros(0, np.int64))
         found += [tuple(batch.slice(number, 1).to_pylist()[0].values()) for number in rows.deleted(live).tolist()]
-    assert sorted(found, key=str) == [(13, ""), (16, None), (3, "b"), (4, None)]  # two are of rows that are not there
+    # two are of rows that are not there, and one is older than its row
+    assert found == [(3, "b"), (4, None), (13, ""), (16, None)]
+    assert sorted_at == [0], "what the oldest file has lost is sorted once for all of them"
     assert sorted(hashed) == [*[1] * len(gone), *[10] * 4]
 
 
