@@ -126,10 +126,10 @@ def test_letters_and_retries_go_with_the_offsets(server: Server, protocol: str) 
             assert record.topic == later
             consumer.retry(record, "again")
         consumer.commit()
-        assert {key: each.offset for key, each in consumer.committed([(topic, 0), (later, 0)]).items()} == {
-            (topic, 0): 3,
-            (later, 0): 2,
-        }
+        committed = consumer.committed([(topic, 0), (later, 0)])
+        assert committed[topic, 0].offset == 3
+        # behind both records, or also behind the marker of their transaction, if it came with them
+        assert committed[later, 0].offset in (2, 3)
     letters = LetterTopic({"bootstrap.servers": server.servers}, dead)
     assert [each.said.attempts for each in letters.letters() if each.said is not None] == [1, 2, 2]
     assert letters.replay(Choice("ValueError")) == (1, 0)
