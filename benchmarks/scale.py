@@ -77,7 +77,8 @@ def _tasks(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
     def read() -> None:
         rows = 0
         for task in tasks:
-            rows += sum(batch.num_rows for batch in read_ranges(options, task.ranges, FULL, task.topic_ids))
+            batches = read_ranges(options, task.ranges, FULL, task.topic_ids, leaders=task.leaders)
+            rows += sum(batch.num_rows for batch in batches)
         assert rows >= partitions * _RECORDS
 
     yield f"{len(tasks)} tasks in one worker", read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -38,7 +38,8 @@ _log = logging.getLogger(__name__)
 #: handshake. A restarting broker does so too, but usually the settings do not fit the port. Without TLS and SASL a
 #: round counts only if the brokers have answered ApiVersions: a proxy whose broker is not up yet closes, too.
 _INTERRUPTED_ROUNDS = 5
-#: Of the time that is left, each broker gets this part at least to answer what any broker may be asked.
+#: Of the time that is left, brokers get this part at least to answer what any broker may be asked: so many of them
+#: alone, later ones together with others.
 _SHARES = 4
 #: The first version of Metadata that does not create missing topics unless it is asked to.
 _FIRST_NOT_CREATING = 4
@@ -411,27 +412,31 @@ class Cluster:
             failures: list[str] = []
             stranger: DecodeError | None = None
             interrupted = 0
-            for number, address in enumerate(candidates):
-                # each address gets a share of the time, so that a silent one leaves time for the others; of a hundred
-                # brokers none is given a hundredth, in which none may be able to answer
+            turns = list(_in_turns(candidates))
+            for number, addresses in enumerate(turns):
+                # each turn gets a share of the time, so that silent brokers leave time for the others; none is given a
+                # hundredth, in which no broker may be able to answer
                 now = time.monotonic()
-                share = now + max(0, bounds.deadline - now) / min(_SHARES, len(candidates) - number)
-                try:
-                    connection = self._begin((*address, None), share)
-                    yield from opened(connection, share)
-                    asked = message(connection.version_of(api))
-                    answer = yield from answered(connection, api, asked, share)
-                    self._silent.discard(address)
-                    self._described_by = address
-                    self._unreached_since = None
-                    return answer
-                except (ConnectionFailed, RequestTimedOut) as error:
-                    self._silent.add(address)
-                    failures.append(str(error))
-                    if isinstance(error, HandshakeInterrupted):
-                        interrupted += error.is_by_broker or self.config.security.protocol != PLAINTEXT
-                except DecodeError as error:  # not a broker; the next address may be one
-                    stranger = error
+                share = now + max(0, bounds.deadline - now) / min(_SHARES, len(turns) - number)
+                answers = yield from each(
+                    {address: self._asking_at(address, api, message, share) for address in addresses}, is_race=True
+                )
+                self._silent.update(addresses)
+                for address, answer in answers.items():
+                    if not isinstance(answer, KlogError):
+                        self._silent.discard(address)
+                        self._described_by = address
+                        self._unreached_since = None
+                        return answer
+                for answer in answers.values():
+                    if isinstance(answer, DecodeError):  # not a broker; the next address may be one
+                        stranger = answer
+                    elif isinstance(answer, (ConnectionFailed, RequestTimedOut)):
+                        failures.append(str(answer))
+                        if isinstance(answer, HandshakeInterrupted):
+                            interrupted += answer.is_by_broker or self.config.security.protocol != PLAINTEXT
+                    elif isinstance(answer, KlogError):
+                        raise answer
             if stranger is not None and not failures and not self._is_known:
                 raise stranger
             rounds += interrupted == len(candidates)
@@ -444,6 +449,13 @@ class Cluster:
             if self._has_no_patience() or is_retried:
                 raise failure
             yield from retried(retry, failure)
+
+    def _asking_at(
+        self, address: tuple[str, int], api: Api, message: Callable[[int], Message], until: float
+    ) -> Steps[Message]:
+        connection = self._begin((*address, None), until)
+        yield from opened(connection, until)
+        return (yield from answered(connection, api, message(connection.version_of(api)), until))
 
     def _has_no_patience(self) -> bool:
         """Whether no broker has answered for `patience`."""
@@ -461,6 +473,12 @@ class Cluster:
         """The leader's node id in the last metadata; None if there is no leader or no such metadata."""
         node = self._leaders.get((topic, partition), -1)
         return None if node < 0 else node
+
+    def expect_leaders(self, leaders: Mapping[TopicPartition, int]) -> None:
+        """Take over leaders that another client has seen, unless this one knows better or does not know the broker."""
+        for key, node in leaders.items():
+            if node in self._brokers:
+                self._leaders.setdefault(key, node)
 
     def forget_leader(self, topic: str, partition: int) -> None:
         """Forget this partition's leader; the next use fetches metadata."""
@@ -573,6 +591,15 @@ def numbers_of(
             raise answer_error(METADATA, code, f"topic {name}")
         result[name] = sorted(entry["partition_index"] for entry in metadata[name]["partitions"])
     return result
+
+
+def _in_turns(addresses: Sequence[tuple[str, int]]) -> Iterator[Sequence[tuple[str, int]]]:
+    """Addresses to ask at the same time: the first ones alone, then ever more, as these have all been silent."""
+    at, size = 0, 1
+    while at < len(addresses):
+        yield addresses[at : at + size]
+        at += size
+        size = 1 if at < _SHARES else 2 * size
 
 
 def by_node(nodes: Mapping[_Request, int | _Error]) -> tuple[dict[int, list[_Request]], dict[_Request, _Error]]:

@@ -124,8 +124,11 @@ def run(steps: Steps[_Result]) -> _Result:
         steps.close()
 
 
-def each(requests: Mapping[_Key, Steps[_Result]]) -> Steps[dict[_Key, _Result | KlogError]]:
-    """Make several requests at once; each has its result or its error. One that is slow does not delay the others."""
+def each(requests: Mapping[_Key, Steps[_Result]], *, is_race: bool = False) -> Steps[dict[_Key, _Result | KlogError]]:
+    """Make several requests at once; each has its result or its error. One that is slow does not delay the others.
+
+    With `is_race` the first result ends the others, which are left out.
+    """
     results: dict[_Key, _Result | KlogError] = {}
     left = dict(requests)
     try:
@@ -140,7 +143,7 @@ def each(requests: Mapping[_Key, Steps[_Result]]) -> Steps[dict[_Key, _Result | 
                 except KlogError as error:
                     results[key] = error
                 del left[key]
-            if not left:
+            if not left or (is_race and not all(isinstance(result, KlogError) for result in results.values())):
                 return results
             yield Wait(None, min(wait.until for wait in waits), parts=tuple(waits))
     finally:

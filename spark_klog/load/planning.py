@@ -21,12 +21,16 @@ from spark_klog.spark.read.ranges import (
     RECREATED,
     RETENTION,
     TRUNCATED,
+    LeaderOf,
     Lost,
     OffsetRange,
     grouped,
+    in_turns,
     limit_bytes,
     limit_rows,
+    no_leader,
     pack,
+    sorted_by_leader,
     split,
 )
 
@@ -173,8 +177,10 @@ def _start(
     return known, []
 
 
-def make_tasks(extent: Extent, cores: int, max_records: int | None) -> list[list[Range]]:
-    """The ranges of each task: at least one a core if there are records enough, small ones together.
+def make_tasks(
+    extent: Extent, cores: int, max_records: int | None, leader_of: LeaderOf = no_leader
+) -> list[list[Range]]:
+    """The ranges of each task: at least one a core if there are records enough, small ones of one leader together.
 
     Ranges that are loaded again stay as they are, unless they have more than `max_records`.
     """
@@ -192,12 +198,13 @@ def make_tasks(extent: Extent, cores: int, max_records: int | None) -> list[list
     limits = SplitLimits(min(cores, extent.records // _LEAST_RECORDS) or None, max_records)
     return [
         [Range(*part, extent.start[part[:2]].incarnation, extent.start[part[:2]].topic_id) for part in ranges_of_task]
-        for ranges_of_task in (pack(ranges, limits) if max_records else _together(ranges, cores))
+        for ranges_of_task in (pack(ranges, limits, leader_of) if max_records else _together(ranges, cores, leader_of))
     ]
 
 
-def _together(ranges: list[OffsetRange], cores: int) -> list[list[OffsetRange]]:
+def _together(ranges: list[OffsetRange], cores: int, leader_of: LeaderOf) -> list[list[OffsetRange]]:
     """The ranges of each task: small ones share tasks, as they are fetched together."""
     small = [part for part in ranges if part.end - part.start <= _SMALL]
     most = max(_SMALL, sum(part.end - part.start for part in small) // (_TASKS_OF_CORE * cores))
-    return [[part] for part in ranges if part.end - part.start > _SMALL] + grouped(small, most, MOST_RANGES)
+    together = in_turns(grouped(sorted_by_leader(small, leader_of), most, MOST_RANGES), leader_of)
+    return [[part] for part in ranges if part.end - part.start > _SMALL] + together

@@ -376,7 +376,8 @@ class _Run:
         if has_work:
             tasks: list[list[Range]] = []
             if extent.records:
-                tasks = make_tasks(extent, (yield None), self._options.max_task_records)
+                cores, leader_of = (yield None), self._cluster.last_leader
+                tasks = make_tasks(extent, cores, self._options.max_task_records, leader_of)
             plan = self._plan(number + 1, extent, progress, asked, settings, tasks)
             progress = yield from self._execute(plan, progress, extent.log_end)
         summary = self._summary(extent, progress)

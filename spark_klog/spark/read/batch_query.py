@@ -18,12 +18,14 @@ from spark_klog.records.contract import LOG_APPEND_TIME
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.pushdown import Pushed
 from spark_klog.spark.read.ranges import (
+    LeaderOf,
     LossReporter,
     OffsetRange,
     beyond,
     check_ends,
     check_order,
     clip,
+    no_leader,
     nonempty_ranges,
 )
 
@@ -35,6 +37,11 @@ class QuerySource(ABC):
 
     #: Ids of the topics that `partitions` found, if the brokers give them.
     topic_ids: Mapping[str, UUID] = MappingProxyType({})
+
+    @property
+    def leader_of(self) -> LeaderOf:
+        """The leaders in the last metadata."""
+        return no_leader
 
     @abstractmethod
     def close(self) -> None:

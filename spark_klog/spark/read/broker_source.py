@@ -25,7 +25,7 @@ from spark_klog.errors import ConfigError, ProtocolError
 from spark_klog.groups.stores import ClusterStore, TreeStore
 from spark_klog.spark.options import PREFIX, GroupOffsetsOptions, SourceOptions
 from spark_klog.spark.read.batch_query import QuerySource, select
-from spark_klog.spark.read.ranges import OffsetRange, pack, split
+from spark_klog.spark.read.ranges import LeaderOf, OffsetRange, pack, split
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
@@ -60,6 +60,10 @@ class BrokerSource(QuerySource):
         cluster, group = connect(), options.group_offsets
         # Publishing has its own connection, so that it does not wait for requests of the query.
         return cls(cluster, options, GroupProgress(group, lambda: cluster, connect) if group else None)
+
+    @property
+    def leader_of(self) -> LeaderOf:
+        return self.cluster.last_leader
 
     def close(self) -> None:
         """Publish the last offsets of the group if that is soon done, and close the connections."""
@@ -108,7 +112,8 @@ class BrokerSource(QuerySource):
         """Split and pack ranges into tasks; samples record sizes only if the limits need them."""
         limits = self._options.split
         starts = {span[:2]: span.start for span in ranges} if limits.max_bytes else {}
-        return pack(split(ranges, limits, record_sizes(self.cluster, starts) if starts else {}), limits)
+        sizes = record_sizes(self.cluster, starts) if starts else {}
+        return pack(split(ranges, limits, sizes), limits, self.leader_of)
 
     def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
         """As `QuerySource.resolve`, also for the offsets of a group; errors of the group's store."""

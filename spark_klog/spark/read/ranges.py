@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.places import Offsets, OffsetSpec, Spec, TimeSpec
@@ -15,6 +16,8 @@ from spark_klog.errors import DataLossError, StartAfterEnd
 from spark_klog.spark.options import SplitLimits
 
 _log = logging.getLogger(__name__)
+#: The leader of a topic and partition, None if it is not known.
+LeaderOf: TypeAlias = Callable[[str, int], int | None]
 #: A task costs Spark tens of milliseconds, a small range less than one: beyond 32 tasks small ranges share tasks of up
 #: to 10,000 records.
 _FULL_TASKS, _SHARED_RECORDS = 32, 10_000
@@ -34,6 +37,9 @@ class OffsetRange(NamedTuple):
     partition: int
     start: int
     end: int
+
+
+_Ranges = TypeVar("_Ranges", bound=Sequence[OffsetRange])
 
 
 def check_order(
@@ -220,15 +226,46 @@ def _pieces(span: OffsetRange, number: int) -> list[OffsetRange]:
     return [span._replace(start=low, end=high) for low, high in pairwise(bounds)]
 
 
-def pack(ranges: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRange, ...]]:
-    """The ranges of each task: one range, or several small ones if there would be too many tasks."""
+def no_leader(topic: str, partition: int) -> None:
+    """The leaders of data directories."""
+
+
+def pack(
+    ranges: list[OffsetRange], limits: SplitLimits, leader_of: LeaderOf = no_leader
+) -> list[tuple[OffsetRange, ...]]:
+    """The ranges of each task: one range, or several small ones if there would be too many tasks.
+
+    A task gets ranges of as few leaders as possible, as it fetches those of one leader together.
+    """
     tasks = max(_FULL_TASKS, limits.min_partitions or 0)
     if len(ranges) <= tasks or limits.max_bytes:
         return [(span,) for span in ranges]
     small = [span.end - span.start for span in ranges if span.end - span.start <= _SHARED_RECORDS]
     shared = max(1, tasks - (len(ranges) - len(small)))
     most = min(sum(small) // shared, _SHARED_RECORDS, limits.max_records or _SHARED_RECORDS)
-    return list(map(tuple, grouped(ranges, most)))
+    return in_turns(map(tuple, grouped(sorted_by_leader(ranges, leader_of), most)), leader_of)
+
+
+def sorted_by_leader(ranges: Iterable[OffsetRange], leader_of: LeaderOf) -> list[OffsetRange]:
+    """The ranges with those of one leader beside each other, else in their order."""
+
+    def place(span: OffsetRange) -> int:
+        node = leader_of(span.topic, span.partition)
+        return -1 if node is None else node
+
+    return sorted(ranges, key=place)
+
+
+def in_turns(tasks: Iterable[_Ranges], leader_of: LeaderOf) -> list[_Ranges]:
+    """The tasks in an order in which neighbours, which run at the same time, ask different leaders."""
+    turns: Counter[int | None] = Counter()
+
+    def turn(ranges: _Ranges) -> int:
+        node = leader_of(ranges[0].topic, ranges[0].partition)
+        turns[node] += 1
+        return turns[node]
+
+    return sorted(tasks, key=turn)
 
 
 def grouped(ranges: Sequence[OffsetRange], records: int, most: float = math.inf) -> list[list[OffsetRange]]:

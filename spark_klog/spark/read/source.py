@@ -156,12 +156,13 @@ class BatchQueryReader(DataSourceReader):
             others = dataclasses.replace(first, ends={})
             # Spark replaces an empty list by one partition of value None.
             return [
-                RangePartition(ranges, source.topic_ids, others if number else first)
+                RangePartition(ranges, source.topic_ids, source.leader_of, others if number else first)
                 for number, ranges in enumerate(tasks or [()])
             ]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids, plan=partition.plan)
+        topic_ids, leaders, plan = partition.topic_ids, partition.leaders, partition.plan
+        return read_ranges(self._options, partition.ranges, self._schema, topic_ids, plan=plan, leaders=leaders)
 
 
 class FilteringBatchQueryReader(BatchQueryReader):

@@ -28,10 +28,12 @@ from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.open_transactions import OpenTransactions
 from spark_klog.spark.read.ranges import (
     UNSUBSCRIBED,
+    LeaderOf,
     LossReporter,
     OffsetRange,
     limit_bytes,
     limit_rows,
+    no_leader,
     plan_micro_batch,
     readable_start,
     unread,
@@ -60,16 +62,23 @@ _KEPT_SECONDS = 60.0
 
 
 class RangePartition(InputPartition):
-    """The offset ranges of a task, the ids of their topics if the brokers give them, and the plan of a batch query."""
+    """The offset ranges of a task, the ids of their topics if the brokers give them, and the plan of a batch query.
+
+    `leaders` are those of the ranges, so that tasks need not ask for them.
+    """
 
     def __init__(
-        self, ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, UUID], plan: Plan | None = None
+        self,
+        ranges: tuple[OffsetRange, ...],
+        topic_ids: Mapping[str, UUID],
+        leader_of: LeaderOf = no_leader,
+        plan: Plan | None = None,
     ) -> None:
         super().__init__(ranges)
         self.ranges = ranges
         self.plan = plan
-        topics = {span.topic for span in ranges}
-        self.topic_ids = {topic: topic_id for topic, topic_id in topic_ids.items() if topic in topics}
+        self.leaders = tuple(leader_of(span.topic, span.partition) for span in ranges)
+        self.topic_ids = {span.topic: topic_ids[span.topic] for span in ranges if span.topic in topic_ids}
 
 
 class RefusedStreamReader(DataSourceStreamReader):
@@ -331,7 +340,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
         if self._planned is None or self._planned[:2] != (start, end):
             self._planned = start, end, self._plan_again(start, end)
-        return [RangePartition(ranges, self._topic_ids) for ranges in self._source.tasks(self._planned[2])]
+        source = self._source
+        tasks = source.tasks(self._planned[2])
+        return [RangePartition(ranges, self._topic_ids, source.leader_of) for ranges in tasks]
 
     def _plan_again(self, start: JsonOffsets, end: JsonOffsets) -> list[OffsetRange]:
         """The ranges of a micro-batch that an earlier run has planned: the checkpoint has its end."""
@@ -374,7 +385,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ranges
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids)
+        topic_ids, leaders = partition.topic_ids, partition.leaders
+        return read_ranges(self._options, partition.ranges, self._schema, topic_ids, leaders=leaders)
 
     def _publish(self, offsets: Offsets) -> None:
         if self._options.group_offsets and self._source.progress:

@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -133,13 +133,15 @@ def read_ranges(
     observer: ReadObserver | None = None,
     reader: RangeReader | None = None,
     plan: Plan | None = None,
+    leaders: Sequence[int | None] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Read the ranges one after the other, as Arrow batches; `observer` learns what happens on the way.
 
     `reader` is one of `in_reading_order`, which may have fetched the range.
 
     `topic_ids` are the ids of the topics for which the ranges were planned, if the brokers give them. A new topic of
-    the same name is not read. `plan` is the batch query's, if Spark may read it again.
+    the same name is not read. `plan` is the batch query's, if Spark may read it again. `leaders` are the leaders of
+    the ranges that the driver knew.
 
     `DataLossError` if offsets are gone and failOnDataLoss is true; else it skips and logs them. Corrupt record batches
     as the option badRecords says. Other errors as of `fetch_range` and `StoredPartition.read`.
@@ -158,6 +160,11 @@ def read_ranges(
     done: list[tuple[str, int, int, int]] = []
     decoders: dict[str, ColumnDecoder] = {reader.column: reader.decoder() for reader in options.readers}
     losses = LossReporter(options.on_data_loss, observer.loss_advice, "" if plan is None else plan.advice)
+    if leaders:
+        ranges = tuple(ranges)
+        known = {span[:2]: node for span, node in zip(ranges, leaders, strict=True) if node is not None}
+        if known:
+            cluster_of(options.client).expect_leaders(known)
     pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((span, reader) for span in ranges)
     decoder: PartitionDecoder | None = None
     for requested, range_reader in pairs:

@@ -32,6 +32,9 @@ class Logs:
         self.internal = {"__consumer_offsets"}
         self.asked: list[Offsets] = []
 
+    def last_leader(self, topic: str, partition: int) -> int | None:
+        return 0
+
     def metadata(self, topics: Collection[str] | None) -> dict[str, Any]:
         assert topics is None
         topic_entries: dict[str, Any] = {}

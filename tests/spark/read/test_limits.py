@@ -265,14 +265,27 @@ def test_many_small_ranges_share_tasks(wanted: list[OffsetRange], limits: SplitL
     assert len(packed) == tasks
 
 
+def test_tasks_have_ranges_of_few_leaders_in_turns() -> None:
+    """Pieces of a partition stay in order; tasks that run at the same time ask different leaders."""
+    wanted = [OffsetRange("many", number, at, at + 5) for number in range(200) for at in (5, 10)]
+    packed = pack(wanted, SplitLimits(min_partitions=40), lambda _, number: number % 4)
+    leaders = [{item.partition % 4 for item in ranges} for ranges in packed]
+    assert leaders == [{number % 4} for number in range(40)]
+    in_order = [item for ranges in packed for item in ranges if item.partition == 7]
+    assert in_order == [OffsetRange("many", 7, 5, 10), OffsetRange("many", 7, 10, 15)]
+
+
 @given(
     st.lists(st.integers(1, 100) | st.integers(1, 100_000), max_size=300),
     st.builds(SplitLimits, st.none() | st.integers(1, 400), st.none() | st.integers(1, 20_000)),
+    st.integers(1, 50),
 )
-def test_packing_keeps_every_range_and_the_limits(counts: list[int], limits: SplitLimits) -> None:
+def test_packing_keeps_every_range_and_the_limits(counts: list[int], limits: SplitLimits, brokers: int) -> None:
     wanted = [OffsetRange("p", partition, 0, count) for partition, count in enumerate(counts)]
     packed = pack(wanted, limits)
     assert [item for ranges in packed for item in ranges] == wanted
+    packed = pack(wanted, limits, lambda _, partition: partition % brokers if partition % 11 else None)
+    assert sorted(item for ranges in packed for item in ranges) == wanted
     assert len(packed) >= min(len(wanted), limits.min_partitions or 0)
     for ranges in packed:
         assert ranges

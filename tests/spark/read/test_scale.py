@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -79,21 +80,61 @@ def test_plans(cluster: SimulatedCluster, reader: StreamReader) -> None:
     assert _asked(cluster) == ({}, {})
 
 
-def test_many_tasks_share_connections(cluster: SimulatedCluster, reader: StreamReader) -> None:
-    """The tasks of a worker, however many, have two connections to each broker, and ask each once for short ranges."""
-    options = _options(cluster, minpartitions="100")
+def _tasks(reader: StreamReader, end: Any) -> list[RangePartition]:
+    return [task for task in reader.partitions({}, end) if isinstance(task, RangePartition)]
+
+
+def _rows_of(options: SourceOptions, tasks: list[RangePartition]) -> int:
+    return sum(
+        batch.num_rows
+        for task in tasks
+        for batch in read_ranges(options, task.ranges, FULL, task.topic_ids, leaders=task.leaders)
+    )
+
+
+def _records(tasks: list[RangePartition]) -> int:
+    return sum(span.end - span.start for task in tasks for span in task.ranges)
+
+
+@pytest.mark.parametrize("least", [50, 37])
+def test_a_task_is_one_fetch(cluster: SimulatedCluster, least: int) -> None:
+    """Ranges of one leader are in one task, which needs no metadata but the worker's first."""
+    options = _options(cluster, minpartitions=str(least))
+    reader = StreamReader(options, FULL)
     end = reader.latestOffset({}, ReadAllAvailable())
-    tasks = [task for task in reader.partitions({}, end) if isinstance(task, RangePartition)]
+    tasks, all_records = _tasks(reader, end), _records(_tasks(reader, end))
+    reader.stop()
+    assert least <= len(tasks) <= least + BROKERS
+    nodes = [set(task.leaders) for task in tasks]
+    assert sum(map(len, nodes)) <= len(tasks) + BROKERS
+    assert all(first.isdisjoint(second) for first, second in pairwise(nodes[:BROKERS]))  # tasks that run at once
     cluster.tell("forget")
-    rows = 0
-    for _ in range(3):
-        for task in tasks:
-            rows += sum(batch.num_rows for batch in read_ranges(options, task.ranges, FULL, task.topic_ids))
+    worker_process._forget_clusters()
+    assert _rows_of(options, tasks) == all_records
     figures = cluster.figures()
     worker_process._forget_clusters()
-    assert rows == 3 * sum(span.end - span.start for task in tasks for span in task.ranges)
+    assert figures["requests"]["Fetch"] == sum(map(len, nodes))
+    assert figures["requests"]["Metadata"] == 1
     assert figures["opened"] <= 2 * BROKERS
     assert figures["requests"].get("ListOffsets", 0) == 0
+
+
+def test_leaders_that_have_moved_since_the_plan(cluster: SimulatedCluster) -> None:
+    """A task whose leaders are not right any more reads the same records, also of brokers that it does not know."""
+    options = _options(cluster, minpartitions="50")
+    reader = StreamReader(options, FULL)
+    tasks = _tasks(reader, reader.latestOffset({}, ReadAllAvailable()))
+    reader.stop()
+    for task in tasks:
+        task.leaders = tuple(
+            999 if span.partition == 1 else node for span, node in zip(task.ranges, task.leaders, strict=True)
+        )
+    for number in range(0, TOPICS, 10):
+        cluster.tell("move", topic=f"t{number:05}", partition=2, node=number % BROKERS)
+    worker_process._forget_clusters()
+    rows = _rows_of(options, tasks)
+    worker_process._forget_clusters()
+    assert rows == _records(tasks)
 
 
 def test_a_sample_of_many_partitions_is_bounded() -> None:
@@ -125,6 +166,21 @@ def test_all_brokers_are_slow(cluster: SimulatedCluster) -> None:
             assert len(client.metadata(None)) == TOPICS
     finally:
         cluster.tell("slow", node=-1)
+
+
+def test_many_silent_brokers_are_asked_first() -> None:
+    """Each of them had a quarter of what was left: after twelve that was too little for any answer."""
+    brokers, silent = 20, 12
+    with SimulatedCluster(10, 1, brokers) as large:
+        with Cluster.connect({"bootstrap.servers": large.bootstrap_servers, "request.timeout.ms": "20000"}) as client:
+            large.tell("slow", node=-1, seconds=100)
+            for node in range(silent, brokers):
+                large.tell("slow", node=node, seconds=0.3)
+            assert len(client.metadata(None)) == 10
+            assert len(client.metadata(None)) == 10
+            large.tell("forget")
+            assert len(client.metadata(None)) == 10  # by one that has answered
+            assert large.figures()["nodes"] == 1
 
 
 def test_a_silent_broker_delays_the_others_little(cluster: SimulatedCluster, reader: StreamReader) -> None:
