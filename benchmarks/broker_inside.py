@@ -19,12 +19,14 @@ from uuid import uuid4
 
 from benchmarks.brokers import KlogBroker
 from benchmarks.figures import Bench, Result, Side, Work
-from benchmarks.record_batches import record_batches, take_turns
+from benchmarks.record_batches import TIME, record_batches, take_turns, value
 from spark_klog.broker.groups.offset_manager import OffsetManager
 from spark_klog.broker.groups.records import Committed, OffsetKey, encode_offset, encode_offset_key
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.errors import ErrorCode
-from spark_klog.log.config import LogConfig
+from spark_klog.log.compaction.cleaner import compact, plan
+from spark_klog.log.compaction.passes import OffsetMap
+from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import (
     ALTER_CONFIGS,
@@ -45,6 +47,7 @@ from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import JOIN_EPOCH, LEAVE_EPOCH
 from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
+from spark_klog.wire.codecs import Codec, codec_by_name
 
 _log = logging.getLogger(__name__)
 #: Some measured work takes minutes.
@@ -56,6 +59,7 @@ _RECORDS = 150
 _LARGE = 9_000
 _SEGMENT = 1024 * _MB
 _READS = 2000
+_KEYED_BATCHES = 2000
 _OPENED_SEGMENTS = 10_000
 _COMMIT_VERSION = 7
 _PIPELINE = 100
@@ -208,12 +212,55 @@ def _many_segments(bench: Bench) -> Iterator[Result]:
     shutil.rmtree(folder)
 
 
+def _keyed_batches(codec: Codec, keys: int) -> list[bytearray]:
+    """Batches of 150 records of 100 B, their keys chosen at random."""
+    rng, batches = random.Random(1), []
+    for batch in range(_KEYED_BATCHES):
+        body = bytearray()
+        for index in range(_RECORDS):
+            append_record(body, index, index, b"key-%012d" % rng.randrange(keys), value(batch, index))
+        batches.append(
+            bytearray(build_batch(body, _RECORDS, base_timestamp=TIME, max_timestamp=TIME + _RECORDS - 1, codec=codec))
+        )
+    return batches
+
+
+def _compactions(bench: Bench, codec: str) -> Iterator[Result]:
+    """MB of records, as they are without a codec, that a processor second compacts."""
+    rng, batches = random.Random(2), _keyed_batches(codec_by_name(codec), 100_000)
+    plain = sum(len(batch) for batch in _keyed_batches(codec_by_name("none"), 100_000)) / len(batches)
+    size = (256 if bench.records >= 1_000_000 else 16) * _MB
+    config = LogConfig(segment_bytes=64 * _MB, cleanup_policy=COMPACT, min_cleanable_dirty_ratio=0)
+
+    def run() -> float:
+        folder, written = bench.work_dir / "compaction-0", 0
+        log = PartitionLog(folder, config)
+        while written * plain < size:
+            log.append(memoryview(rng.choice(batches)))
+            written += 1
+        offsets = OffsetMap()
+        started, before = time.process_time(), log.size
+        compact(log, plan(log, None, TIME), offsets, TIME)
+        elapsed = time.process_time() - started
+        assert log.size < before
+        offsets.close()
+        log.close()
+        shutil.rmtree(folder)
+        return written * plain / elapsed / 1e6
+
+    side = Side("klog")
+    take_turns([(side, run)], bench.repeat)
+    yield Result(f"compaction, records of 100 B with 100,000 keys, {codec}", "MB a CPU s", side, None, bench.command)
+
+
 def _run_log(bench: Bench) -> Iterator[Result]:
     for records in (_LARGE, _RECORDS, 10):
         yield from _appends(bench, records)
     yield from _random_reads(bench)
     for records in (_RECORDS, 10):
         yield from _recovery(bench, records)
+    for codec in ("none", "lz4", "zstd"):
+        yield from _compactions(bench, codec)
     yield from _many_segments(bench)
 
 
@@ -224,6 +271,8 @@ LOG = Work(
         "Appends: a log of one segment, 1 MB a call, 256 MB in all, not flushed; os.write writes the same bytes into a "
         "file of the same file system. Random reads find the range that the broker hands to sendfile.",
         "Recovery reads 512 MB from the page cache, checks every batch and builds both indexes.",
+        "Compaction: 256 MB of records in batches of 150, which the cleaner reads twice. MB are those of the records "
+        "without a codec; with one the same batches are decompressed twice, and what is left of each is compressed.",
     ),
 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from base64 import b64encode
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from spark_klog.wire.primitives import Buffer
 
@@ -162,6 +162,52 @@ class OrderedBatches(NamedTuple):
     is_intact: bool
 
 
+class KeyOffsets(Protocol):
+    """The last offset of each key, in a table of `slots` slots of 24 bytes, all zero at first.
+
+        digest       16 bytes   of the key: SipHash-2-4 with 128 bits, by the secret (16 bytes)
+        offset + 1   INT64      0: the slot is free
+
+    With the digest as two UINT64, a key's slot is the first one modulo `slots`; while others have it, the one that is
+    the second one modulo (`slots` - 1), plus 1, further on. `size` slots are in use, at most `capacity`.
+    """
+
+    table: Any
+    slots: int
+    secret: bytes
+    size: int
+    capacity: int
+
+    def put(self, key: Buffer, offset: int) -> bool:
+        """Set a key's offset; False, without effect, if the table is full and does not have the key."""
+
+    def get(self, key: Buffer) -> int:
+        """The key's offset, -1 if it has none."""
+
+
+class CleaningLimits(NamedTuple):
+    """What `clean_batches` needs to know: the offset at which the table ends; times in ms.
+
+    Tombstones go whose delete horizon is `now` or earlier; others get `horizon`. `stays`: sorted INT64, the last
+    offsets of batches of which the header stays.
+    """
+
+    end: int
+    now: int
+    horizon: int
+    stays: bytes
+
+
+class CleanedRun(NamedTuple):
+    """A run of batches: its end in the data, what is left of it, batches read and written, records without a key."""
+
+    end: int
+    data: Buffer
+    read: int
+    written: int
+    without_key: int
+
+
 class ColumnBuilder(Protocol):
     """Collects records of many batches, column by column."""
 
@@ -276,3 +322,35 @@ class Kernel(Protocol):
 
     def partitions(self, keys: BinaryColumn, count: int, partitions: int) -> Buffer:
         """INT32 per key: Kafka's default partition (murmur2, positive, modulo); -1 for a null key."""
+
+    def put_keys(self, offsets: KeyOffsets, columns: RecordColumns) -> int | None:
+        """Set the offset of each key; returns the offset of the first key that does not fit.
+
+        Reads `columns.key` and `columns.offset`. Rows before that one are set, those after it are not.
+        """
+
+    def kept_rows(
+        self, offsets: KeyOffsets, columns: RecordColumns, end: int, retains_tombstones: bool
+    ) -> tuple[bytes, bool, int]:
+        """(a byte per row: 1 if compaction keeps it; whether a kept row is a tombstone; rows without a key).
+
+        Rows from offset `end` on are kept. Of others those with a key of which the table has no later offset;
+        tombstones only if they are retained. Reads `columns.key`, `columns.value` (nulls only) and `columns.offset`.
+        """
+
+    def retained(
+        self, body: Buffer, flags: bytes, base_timestamp: int, append_time: int | None, base: int | None
+    ) -> tuple[Buffer, int, int]:
+        """A decompressed body of magic 2 with those records whose flag is 1, at least one.
+
+        Returns (body, base timestamp, max timestamp). Timestamps count from `base`, or that of the first kept record.
+        The rest of a record is copied as it is. `DecodeError` if the body does not have a record for each flag.
+        """
+
+    def clean_batches(self, offsets: KeyOffsets, data: Buffer, limits: CleaningLimits) -> CleanedRun:
+        """What compaction leaves of the run of plain batches that `data` begins with.
+
+        A fast path for valid, whole batches of magic 2 without codec, transactional or control flag. The run ends
+        before any other batch, and before one that loses all its records and stays without them; it may be empty (in
+        the reference kernel it always is).
+        """

@@ -45,6 +45,15 @@ class _Exact:
         found: int = self._kernel.message_run(_exact(data), position, end)
         return found
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def retained(self, body: Buffer, flags: bytes, *rest: Any) -> Any:
+        return self._kernel.retained(_exact(body), _exact(flags), *rest)
+
+    def clean_batches(self, offsets: Any, data: Buffer, limits: Any) -> Any:
+        return self._kernel.clean_batches(offsets, _exact(data), limits)
+
 
 class _ExactBuilder:
     def __init__(self, builder: Any) -> None:
@@ -114,9 +123,10 @@ def _run(seconds: float, seed: int, more: Path | None) -> None:
     inputs = [*all_inputs("reader").values(), *_large_inputs()]
     if more:
         inputs += [path.read_bytes() for path in sorted(more.iterdir())]
-    _run_target(targets.fuzz_reader, inputs, seconds / 3, seed)
-    _run_target(targets.fuzz_avro, [*all_inputs("avro").values()], seconds / 3, seed)
-    _run_target(targets.fuzz_protobuf, [*all_inputs("protobuf").values()], seconds / 3, seed)
+    _run_target(targets.fuzz_reader, inputs, seconds / 4, seed)
+    _run_target(targets.fuzz_compaction, inputs, seconds / 4, seed)
+    _run_target(targets.fuzz_avro, [*all_inputs("avro").values()], seconds / 4, seed)
+    _run_target(targets.fuzz_protobuf, [*all_inputs("protobuf").values()], seconds / 4, seed)
 
 
 def _run_target(target: Callable[[bytes], None], inputs: list[bytes], seconds: float, seed: int) -> None:

@@ -14,19 +14,25 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
-from spark_klog.errors import ConfigError, DecodeError, ErrorCode, ProtocolError
+from spark_klog.errors import ConfigError, DecodeError, ErrorCode, LogCorrupted, ProtocolError
+from spark_klog.log.compaction import passes
+from spark_klog.log.compaction.passes import OffsetMap
+from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.log.tools.dump import Damage, Dumped, _dump, _dump_07
 from spark_klog.records import kernels
 from spark_klog.records.building.assignment import assign_offsets
 from spark_klog.records.building.conversion import down_convert, up_convert
 from spark_klog.records.contract import COLUMNS, NO_TIMESTAMP, Kernel, Record
 from spark_klog.records.formats.batch import Header, check_crc, iter_batches
-from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.formats.batch_v2 import BatchHeader, body
 from spark_klog.records.formats.message_07 import check_crc_07, iter_messages_07, records_07
+from spark_klog.records.formats.message_set import inner_set
 from spark_klog.records.reading.reader import AbortedTransactions, records_of, visible_batches
 from spark_klog.wire.codecs import codec_by_id
 from tests.support.brokers.batches import read_records
+from tests.support.brokers.compaction_logs import compact as compacted
 
 from .avro_rows import check
 from .codec_data import MAX_INFLATED, MEND, ORACLES
@@ -394,6 +400,50 @@ def fuzz_assignment(data: bytes) -> None:
     assert following == assigned.next_offset
 
 
+# Compaction
+
+
+def fuzz_compaction(data: bytes) -> None:
+    """Compact a log: all kernels leave the same bytes, or find a batch damaged; what is left can be compacted again."""
+    knobs, source = _split(data)
+    log = knobs.log(source)
+    start, end = knobs.offsets(log)
+    for header, batch in iter_batches(log) if _is_readable(log) else ():
+        try:
+            body(header, batch, LIMIT) if isinstance(header, BatchHeader) else inner_set(header, batch, LIMIT)
+        except DecodeError:
+            return  # it may be huge
+    aborted = [AbortedTransaction(producer, first, first + 9, first) for producer, first in _aborted(knobs, log)]
+    now, keys = _TIME + (knobs.choice & 8), (1 << 12, 3)[knobs.choice >> 4 & 1]
+    cleaned = [_compacted(kernel, log, start, end, aborted, now, keys) for kernel in KERNELS]
+    assert cleaned[1:] == cleaned[:-1]
+    if cleaned[0] is not None:
+        again = [_compacted(kernel, cleaned[0], start, end, aborted, now, keys) for kernel in KERNELS]
+        assert again[0] is not None
+        assert again[1:] == again[:-1]
+
+
+def _is_readable(log: bytes) -> bool:
+    try:
+        deque(iter_batches(log), 0)
+    except DecodeError:
+        return False
+    return True
+
+
+def _compacted(
+    kernel: Kernel, log: bytes, start: int, end: int, aborted: list[AbortedTransaction], now: int, keys: int
+) -> bytes | None:
+    """What is left of the log; None if it is damaged."""
+    with mock.patch.object(passes, "load", return_value=kernel):
+        try:
+            offsets = OffsetMap(1 << 12)
+            offsets.capacity = min(offsets.capacity, keys)
+            return compacted(log, start=start, end=end, aborted=aborted, now=now, offsets=offsets).data
+        except LogCorrupted:
+            return None
+
+
 # Dump
 
 
@@ -450,7 +500,7 @@ def fuzz_protobuf(data: bytes) -> None:
 TARGETS: dict[str, Target] = {
     function.__name__.removeprefix("fuzz_"): function
     for function in (
-        *(fuzz_reader, fuzz_message_07, fuzz_codecs, fuzz_conversion, fuzz_assignment, fuzz_dump),
+        *(fuzz_reader, fuzz_message_07, fuzz_codecs, fuzz_conversion, fuzz_assignment, fuzz_compaction, fuzz_dump),
         *(fuzz_avro, fuzz_protobuf),
     )
 }

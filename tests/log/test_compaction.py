@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import LogCorrupted
+from spark_klog.log.compaction import passes
 from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, OffsetMap, build_map
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.contract import Record
-from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.wire.codecs import codec_by_name
+from tests.support.available_kernels import KERNELS
 from tests.support.brokers.batches import read_records
 from tests.support.brokers.compaction_logs import (
     ABORT,
@@ -31,6 +33,7 @@ from tests.support.brokers.compaction_logs import (
     dumped_with_holes,
     headers,
     marker,
+    reading,
     survivors,
 )
 from tests.support.checker.record_model import Row
@@ -100,6 +103,32 @@ def test_both_kernels_leave_the_same(kernel: str, monkeypatch: pytest.MonkeyPatc
     for magic, codec in FORMATS:
         log = b"".join(any_magic(rows[n : n + 4], magic, codec) for n in range(0, 40, 4))
         assert survivors(compact(log, end=40).data) == _as_survivors(rows[33:], magic)
+
+
+@given(made=st.deferred(lambda: transactions()), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_both_kernels_leave_the_same_of_runs(made: Transactions, data: st.DataObject) -> None:
+    """The native kernel cleans runs of batches; the reference each batch by itself."""
+    plain = data.draw(batches_of_rows())
+    first = made.next_offset + 1
+    parts = [
+        any_magic([row._replace(offset=row.offset + first) for row in batch], 2, codec)
+        for batch in plain
+        for codec in [data.draw(st.sampled_from(["none", "none", "none", "lz4"]))]
+    ]
+    log = made.log + b"".join(parts)
+    end = headers(log)[-1].next_offset
+    bounds = st.sampled_from([0, *(header.next_offset for header in headers(log))])
+    start, upper = sorted((data.draw(bounds), data.draw(bounds)))
+    producers = {1: LastRecord(data.draw(bounds) - 1, 0), -1: LastRecord(data.draw(bounds) - 1, 0)}
+    now, left = NOW, []
+    for kernel in KERNELS:
+        with mock.patch.object(passes, "load", return_value=kernel):
+            once = compact(log, start=start, end=upper, aborted=made.aborted, producers=producers, now=now)
+            later = now + RETENTION + 1
+            twice = compact(once.data, start=upper, end=end, aborted=once.aborted, producers=producers, now=later)
+        left.append((once, twice))
+    assert left[1:] == left[:-1]
 
 
 @given(batches=batches_of_rows(), keys=st.integers(1, 3))
@@ -345,18 +374,18 @@ def test_a_damaged_batch_is_not_made_right(magic: int, codec: str, in_map: bool)
     log = bytearray(any_magic([Row(0, NOW, b"k", b"value")], magic, codec))
     log += any_magic([Row(1, NOW, b"k", b"value"), Row(2, NOW, b"k", b"value")], magic, codec)
     log[-2] ^= 1
-    batches, offsets = iter_batches(bytes(log)), OffsetMap(1 << 10)
+    batches, offsets = reading(bytes(log)), OffsetMap(1 << 10)
     cleaner = Cleaner(offsets, CleaningRound(3, 3, NOW, 0))
     with pytest.raises(LogCorrupted, match="batch that ends at offset 2"):
-        build_map(batches, offsets, 0, 3) if in_map else list(cleaner.clean(batches))
+        build_map([batches], offsets, 0, 3) if in_map else list(cleaner.clean(batches))
 
 
 def test_what_was_read_and_written_is_counted() -> None:
     log = batch_of_rows([Row(0, NOW, None, b"v"), Row(1, NOW, b"k", b"v")]) + batch_of_rows([Row(2, NOW, b"k", b"w")])
     offsets = OffsetMap(1 << 10)
-    assert build_map(iter_batches(log), offsets, 0, 3) == 3
+    assert build_map([reading(log)], offsets, 0, 3) == 3
     cleaner = Cleaner(offsets, CleaningRound(3, 3, NOW, RETENTION))
-    left = b"".join(batch for _, batch in cleaner.clean(iter_batches(log)))
+    left = b"".join(cleaner.clean(reading(log)))
     stats = cleaner.stats
     assert (stats.batches_read, stats.bytes_read, stats.without_key) == (2, len(log), 1)
     assert (stats.batches_written, stats.bytes_written) == (1, len(left))

@@ -26,7 +26,7 @@ from spark_klog.records.formats.batch import Header, iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader, body
 from spark_klog.records.formats.message_set import inner_set
 from spark_klog.records.reading.reader import records_of
-from tests.support.brokers.compaction_logs import any_magic, survivors
+from tests.support.brokers.compaction_logs import any_magic, reading, survivors
 from tests.support.brokers.logs import searched
 from tests.support.checker.record_model import Row
 from tests.support.servers.kafka import NEWEST, Kafka, Version
@@ -118,13 +118,7 @@ def _compacted(segments: Sequence[Segment], checkpoint: int | None, now: int, re
     aborted = [transaction for segment in segments for transaction in segment.aborted]
     start, end = plan.first_dirty_offset, plan.first_uncleanable_offset
     offsets = OffsetMap(1 << 20)
-    dirty = (
-        (header, batch)
-        for segment in segments
-        for header, batch in iter_batches(segment.data)
-        if header.last_offset >= start
-    )
-    assert build_map(dirty, offsets, start, end, aborted) == end
+    assert build_map([reading(segment.data) for segment in segments], offsets, start, end, aborted) == end
     cleaner = Cleaner(offsets, CleaningRound(end, end, now, retention, _last_records(segments)), aborted)
     by_offset = {segment.info.base_offset: segment for segment in segments}
     left = []
@@ -132,8 +126,7 @@ def _compacted(segments: Sequence[Segment], checkpoint: int | None, now: int, re
         data = bytearray()
         for info in group:
             retains = retains_legacy_tombstones(infos, info, start, retention)
-            for _, batch in cleaner.clean(iter_batches(by_offset[info.base_offset].data), retains):
-                data += batch
+            data += b"".join(cleaner.clean(reading(by_offset[info.base_offset].data), retains))
         left.append(Segment(group[0], bytes(data), cleaner.take_aborted()))
     return left
 

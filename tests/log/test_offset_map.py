@@ -78,7 +78,7 @@ def test_the_memory_of_the_round_before_is_given_back_at_once() -> None:
     """`clear` unmaps the old table itself: while a deallocator does that, no other thread runs."""
     offsets = OffsetMap(1 << 12)
     offsets.put(b"k", 1)
-    table = offsets._table
+    table = offsets.table
     offsets.clear()
     assert table.closed
     assert (len(offsets), offsets.get(b"k")) == (0, -1)

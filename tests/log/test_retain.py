@@ -28,7 +28,7 @@ def _header(**fields: Any) -> BatchHeader:
 def test_the_records_are_those_of_the_model(kept: list[bool], horizon: int | None) -> None:
     header = _header()
     rows = [row for row, is_kept in zip(ROWS, kept, strict=True) if is_kept]
-    batch = retain_records(header, encode_rows(ROWS, 5, NOW), kept, horizon)
+    batch = retain_records(header, encode_rows(ROWS, 5, NOW), bytes(kept), horizon)
     after = read_batch_header(batch)
     assert DefaultRecordBatch(batch).validate_crc()
     base = rows[0].timestamp if horizon is None else horizon
@@ -40,7 +40,7 @@ def test_the_records_are_those_of_the_model(kept: list[bool], horizon: int | Non
 
 def test_with_log_append_time_all_have_it() -> None:
     header = _header(attributes=0x08, max_timestamp=NOW + 99)
-    after = read_batch_header(retain_records(header, encode_rows(ROWS, 5, NOW), [True, False, True], None))
+    after = read_batch_header(retain_records(header, encode_rows(ROWS, 5, NOW), b"\1\0\1", None))
     assert (after.base_timestamp, after.max_timestamp, after.timestamp_type) == (NOW + 99, NOW + 99, 1)
 
 
@@ -50,14 +50,14 @@ def test_timestamps_wrap_as_those_of_java(timestamp: int) -> None:
     header = read_batch_header(batch_of_rows([Row(0, NOW)]))
     wrapped = (timestamp - NOW + (1 << 63)) % (1 << 64) - (1 << 63)
     body = encode_rows([Row(0, NOW + wrapped)], 0, NOW)
-    batch = retain_records(header, body, [True], 0)
+    batch = retain_records(header, body, b"\1", 0)
     assert batch[HEADER_SIZE:] == encode_rows([Row(0, timestamp)], 0, 0)
 
 
 def test_header_names_that_are_not_utf8_are_kept() -> None:
     """Readers get replacement characters for such names, which must not be written."""
     body = encode_rows([Row(5, NOW), Row(6, NOW, b"k", b"2", (("__", b"x"),))], 5, NOW).replace(b"__", b"\xff\xfe")
-    assert b"\xff\xfe" in retain_records(_header(), body, [False, True], None)
+    assert b"\xff\xfe" in retain_records(_header(), body, b"\0\1", None)
 
 
 def test_an_empty_batch() -> None:
@@ -75,4 +75,4 @@ def test_an_empty_batch() -> None:
 def test_a_damaged_body(change: Callable[[bytes], bytes]) -> None:
     body = change(encode_rows(ROWS, 5, NOW))
     with pytest.raises(DecodeError):
-        retain_records(_header(), body, [True, False, True], None)
+        retain_records(_header(), body, b"\1\0\1", None)

@@ -11,14 +11,13 @@ cleaned before it stay cleaned.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from spark_klog.errors import LogCorrupted
+from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, OffsetMap, build_map
 from spark_klog.log.compaction.plan import (
     Cleanable,
@@ -30,10 +29,10 @@ from spark_klog.log.compaction.plan import (
 from spark_klog.log.file_system import File, FileInfo, Folder, write_all
 from spark_klog.log.flushing import Flush
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.scan import IndexEntries, headers, index_entries
+from spark_klog.log.segments.scan import IndexEntries, ReadsAt, index_entries
 from spark_klog.log.segments.segment import CLEANED, SWAP, Segment
 from spark_klog.log.segments.transaction_index import AbortedTransaction, encode_transaction_index
-from spark_klog.records.formats.batch import Header
+from spark_klog.records.formats.batch import first_batch_size
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 256 * 1024
@@ -76,8 +75,8 @@ def compact(
 
     If the log or its segments are deleted meanwhile, the round ends without further changes. `in_owner` runs functions
     in the thread that appends to and deletes the log; only there files are opened and renamed, so that none can belong
-    to a new log of that name. `check` is called for each batch: it may wait, or raise to end the round. `LogCorrupted`,
-    OSError: groups cleaned before stay cleaned.
+    to a new log of that name. `check` is called for each batch, or run of batches of 256 KB at most: it may wait, or
+    raise to end the round. `LogCorrupted`, OSError: groups cleaned before stay cleaned.
     """
     try:
         return _Round(log, cleanable, offsets, in_owner, check).run(now_ms)
@@ -94,22 +93,36 @@ class _Gone(Exception):
     """The log no longer has the segments."""
 
 
-class _ReadAhead:
-    """A file that is read in large pieces, headers and batches alike.
+class SegmentBatches:
+    """The batches of a sealed segment, read in large pieces (`ReadBatches`).
 
-    With a read for each, the thread would let the others run for a microsecond again and again, and so never give way
-    to them: whoever waits for the interpreter is woken too late each time, and begins to wait again.
+    With a read for each batch, the thread would let the others run for a microsecond again and again, and so never give
+    way to them: whoever waits for the interpreter is woken too late each time, and begins to wait again.
     """
 
-    def __init__(self, file: File) -> None:
-        self._file = file
+    def __init__(self, file: ReadsAt, path: Path, end: int, check: Callable[[], None]) -> None:
+        self._file, self._path, self._end, self._check = file, path, end, check
         self._data, self._start = memoryview(b""), 0
 
-    def read_at(self, position: int, size: int) -> memoryview:
-        at = position - self._start
-        if at + size > len(self._data):
-            self._data, self._start, at = memoryview(self._file.read_at(position, max(size, _READ_BYTES))), position, 0
-        return self._data[at : at + size]
+    def __call__(self, position: int) -> memoryview:
+        """See `ReadBatches`. `LogCorrupted` at bytes that are no batch, or if the last one is incomplete."""
+        self._check()
+        left, data = self._end - position, self._data[position - self._start :]
+        while left:
+            try:
+                size = first_batch_size(data) or 0
+            except DecodeError as error:
+                raise LogCorrupted(f"{self._path} at position {position}: {error}") from None
+            if 0 < size <= len(data):
+                break
+            wanted = min(left, max(size, _READ_BYTES))
+            if wanted < size or wanted <= len(data):
+                raise LogCorrupted(f"{self._path}: incomplete batch at position {position}, {left} bytes left")
+            data = memoryview(self._file.read_at(position, wanted))
+            self._data, self._start = data, position
+            if len(data) < wanted:  # the file is shorter than it was
+                left = len(data)
+        return data
 
 
 @dataclass
@@ -124,14 +137,14 @@ class _Round:
         log, cleanable = self._log, self._found
         self._flush()
         segments, infos, aborted, producers = self._in_owner(self._facts)
-        self._offsets.clear()
+        self._offsets.clear(cleanable.first_uncleanable_offset - cleanable.first_dirty_offset)
         dirty = [
             segment
             for segment, following in zip(segments, [*segments[1:], None], strict=True)
             if following is None or following.base_offset > cleanable.first_dirty_offset
         ]
         end = build_map(
-            chain.from_iterable(self._batches(segment) for segment in dirty),
+            map(self._batches, dirty),
             self._offsets,
             cleanable.first_dirty_offset,
             cleanable.first_uncleanable_offset,
@@ -272,26 +285,21 @@ class _Round:
         self._check_there([segment])
         return segment.file
 
-    def _batches(self, segment: Segment) -> Iterator[tuple[Header, memoryview]]:
-        """All batches of a sealed segment; `LogCorrupted` if its last batch is incomplete."""
-        file = _ReadAhead(self._in_owner(partial(self._opened, segment)))
-        end = 0
-        for position, header in headers(file, segment.path, 0, segment.size):
-            self._check()
-            if not self._log.is_open:
-                raise _Gone
-            end = position + header.size
-            yield header, file.read_at(position, header.size)
-        if end != segment.size:
-            raise LogCorrupted(f"{segment.path}: incomplete batch at position {end}, {segment.size - end} bytes left")
+    def _batches(self, segment: Segment) -> SegmentBatches:
+        return SegmentBatches(self._in_owner(partial(self._opened, segment)), segment.path, segment.size, self._go_on)
+
+    def _go_on(self) -> None:
+        self._check()
+        if not self._log.is_open:
+            raise _Gone
 
     def _write_cleaned(self, cleaner: Cleaner, old: Sequence[Segment], legacy_kept: Sequence[bool]) -> Cleaned:
         """Write the segment that replaces `old` to a temporary name."""
         file = self._in_owner(partial(self._make_cleaned, old))
         size, waiting = 0, bytearray()
         for segment, kept in zip(old, legacy_kept, strict=True):
-            for _, batch in cleaner.clean(self._batches(segment), kept):
-                waiting += batch
+            for batches in cleaner.clean(self._batches(segment), kept):
+                waiting += batches
                 if len(waiting) >= _WRITE_BYTES:
                     write_all(file, size, waiting)
                     size += len(waiting)

@@ -21,18 +21,19 @@ of the part that was cleaned is kept).
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from struct import Struct
 
 from spark_klog.errors import ConfigError, DecodeError, LogCorrupted
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, ColumnBuilder, RecordColumns
-from spark_klog.records.formats.batch import Header, check_crc, read_header
+from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, CleaningLimits, ColumnBuilder
+from spark_klog.records.formats.batch import PREFIX, Header, check_crc, read_header
 from spark_klog.records.formats.batch_v2 import (
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
@@ -44,9 +45,10 @@ from spark_klog.records.formats.batch_v2 import (
 )
 from spark_klog.records.formats.message_set import MessageHeader, build_message_set, inner_set, plain_records
 from spark_klog.records.kernels import load
+from spark_klog.records.kernels.reference import siphash
 from spark_klog.records.reading.reader import ABORT, COMMIT, read_marker
 from spark_klog.wire.codecs import NONE, codec_by_id
-from spark_klog.wire.primitives import Buffer, Reader, append_uvarint, append_varlong, wrap_int64
+from spark_klog.wire.primitives import Buffer
 
 #: log.cleaner.dedupe.buffer.size and log.cleaner.io.buffer.load.factor of Kafka.
 DEDUPE_BUFFER_SIZE = 128 * 1024 * 1024
@@ -55,10 +57,15 @@ _DIGEST_SIZE = 16
 _SLOT = Struct(f"<{_DIGEST_SIZE}sq")
 _NUMBERS = Struct("<QQ")
 _SMALLEST = 3
+#: More than lies between two primes below 2**32.
+_PRIME_GAP = 400
 _MAX_OFFSET = (1 << 63) - 1
 #: The attributes that a batch keeps.
 _KEPT_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
-Batches = Iterable[tuple[Header, memoryview]]
+#: Rows of one run of batches; their columns are small, beside the map.
+_RUN_ROWS = 1 << 16
+#: Reads a segment's batches: what is there from a position on, at least a whole batch, or nothing at the end.
+ReadBatches = Callable[[int], memoryview]
 
 
 class CleanedTransactions:
@@ -78,7 +85,7 @@ class CleanedTransactions:
 
         `DecodeError` if a control batch can't be read.
         """
-        if not isinstance(header, BatchHeader):
+        if not isinstance(header, BatchHeader) or not (header.is_transactional or header.is_control):
             return False
         while self._waiting and self._waiting[0][0] <= header.last_offset:
             transaction = heapq.heappop(self._waiting)[1]
@@ -86,8 +93,6 @@ class CleanedTransactions:
                 self._aborted.setdefault(transaction.producer_id, (transaction, False))
         if header.is_control:
             return self._ends(header, batch)
-        if not header.is_transactional:
-            return False
         if header.producer_id in self._aborted:
             self._aborted[header.producer_id] = self._aborted[header.producer_id][0], True
             return True
@@ -116,14 +121,11 @@ class CleanedTransactions:
 
 
 class OffsetMap:
-    """The last offset of each key, in a fixed amount of memory: one table of slots, all zero at first.
-
-        digest       16 bytes   BLAKE2b of the key
-        offset + 1   INT64      0: the slot is empty
+    """The last offset of each key (`KeyOffsets`), in a fixed amount of memory.
 
     A digest stands for its key, as MD5 in Kafka (SkimpyOffsetMap): among n keys two have the same digest with
-    probability n**2 / 2**129, about 10**-24 for a hundred million. Collisions are resolved by double hashing. The map
-    does not touch unused bytes of its `memory`, so creating it is fast.
+    probability n**2 / 2**129, about 10**-24 for a hundred million, and nobody can choose such keys, as the digest's
+    secret is random. The map does not touch unused bytes of its `memory`, so creating it is fast.
     """
 
     def __init__(self, memory: int = DEDUPE_BUFFER_SIZE, load_factor: float = LOAD_FACTOR) -> None:
@@ -135,49 +137,66 @@ class OffsetMap:
             )
         if not 0 < load_factor <= 1:
             raise ConfigError(f"the load factor of an offset map must be above 0 and at most 1, not {load_factor}")
-        # A prime, so that every step width visits every slot; one slot stays empty, so that every search ends.
-        self._slots = _prime_up_to(memory // _SLOT.size)
-        self.capacity = min(max(1, int(self._slots * load_factor)), self._slots - 1)
-        self._table = mmap.mmap(-1, self._slots * _SLOT.size)
-        self._size = 0
+        self._most_slots, self._load_factor = memory // _SLOT.size, load_factor
+        self._use(self._most_slots)
+        self.table = _zeros(self.slots * _SLOT.size)
+        self.secret = os.urandom(_DIGEST_SIZE)
+        self.size = 0
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def put(self, key: Buffer, offset: int) -> bool:
-        """Set a key's offset; False, without effect, if the map is full and does not have the key."""
+        """See `KeyOffsets`; the native kernel does the same."""
         position, digest, after = self._find(key)
         if not after:
-            if self._size >= self.capacity:
+            if self.size >= self.capacity:
                 return False
-            self._size += 1
-        _SLOT.pack_into(self._table, position, digest, offset + 1)
+            self.size += 1
+        _SLOT.pack_into(self.table, position, digest, offset + 1)
         return True
 
     def get(self, key: Buffer) -> int:
-        """The key's offset, -1 if it has none."""
+        """See `KeyOffsets`."""
         return self._find(key)[2] - 1
 
-    def clear(self) -> None:
-        if self._size:
-            before, self._table = self._table, mmap.mmap(-1, len(self._table))
+    def clear(self, keys: int | None = None) -> None:
+        """Forget all keys. Of its memory the map then uses what so many keys need (None: as before)."""
+        if keys is not None:
+            self._use(min(self._most_slots, int(keys / self._load_factor) + _PRIME_GAP))
+        if self.size or len(self.table) != self.slots * _SLOT.size:
+            before, self.table = self.table, _zeros(self.slots * _SLOT.size)
             before.close()  # else the deallocator would unmap it, during which no other thread runs
-            self._size = 0
+            self.size = 0
 
     def close(self) -> None:
         """Give back the memory: for 128 MB that takes up to 150 ms, during which other threads run."""
-        self._table.close()
+        self.table.close()
+
+    def _use(self, slots: int) -> None:
+        # A prime, so that every step width visits every slot; one slot stays empty, so that every search ends.
+        self.slots = _prime_up_to(slots)
+        self.capacity = min(max(1, int(self.slots * self._load_factor)), self.slots - 1)
 
     def _find(self, key: Buffer) -> tuple[int, bytes, int]:
         """(position of the key's slot, digest, offset + 1); 0 for an empty slot."""
-        digest = hashlib.blake2b(key, digest_size=_DIGEST_SIZE).digest()
+        digest = siphash(key, self.secret)
         first, second = _NUMBERS.unpack(digest)
-        slot, step = first % self._slots, second % (self._slots - 1) + 1
+        slot, step = first % self.slots, second % (self.slots - 1) + 1
         while True:
-            stored, after = _SLOT.unpack_from(self._table, slot * _SLOT.size)
+            stored, after = _SLOT.unpack_from(self.table, slot * _SLOT.size)
             if not after or stored == digest:
                 return slot * _SLOT.size, digest, after
-            slot = (slot + step) % self._slots
+            slot = (slot + step) % self.slots
+
+
+def _zeros(size: int) -> mmap.mmap:
+    """Memory of zeros, in large pages if the system has them: with small ones a look-up mostly waits for its page."""
+    table = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            table.madvise(mmap.MADV_HUGEPAGE)
+    return table
 
 
 def _prime_up_to(number: int) -> int:
@@ -217,26 +236,36 @@ class CleanerStats:
 
 
 def build_map(
-    batches: Batches, offsets: OffsetMap, start: int, end: int, aborted: Iterable[AbortedTransaction] = ()
+    segments: Iterable[ReadBatches],
+    offsets: OffsetMap,
+    start: int,
+    end: int,
+    aborted: Iterable[AbortedTransaction] = (),
 ) -> int:
     """Collect the last offset of each key in [start, end). Returns the offset up to which this was done.
 
-    That is `end`, or less if the map became full: the next round does the rest. `batches` are in order from the batch
+    That is `end`, or less if the map became full: the next round does the rest. `segments` are in order from the one
     with `start` on; `aborted` may contain other transactions. `LogCorrupted` at a damaged batch.
     """
-    transactions = CleanedTransactions(aborted)
-    builder = load().builder(frozenset({"key", "offset"}))
-    for header, batch in batches:
-        if header.last_offset >= end:
-            break
-        with _naming(header):
-            check_crc(header, batch)
-            if transactions.discards(header, batch) or header.is_control:
-                continue
-            columns = _columns(builder, header, _content(header, batch))
-            for offset, key in zip(_offsets(columns), _keys(columns), strict=True):
-                if key is not None and offset >= start and not offsets.put(key, offset):
-                    return offset
+    transactions, kernel = CleanedTransactions(aborted), load()
+    builder = kernel.builder(frozenset({"key", "offset"}))
+    for read in segments:
+        position = 0
+        while data := read(position):
+            size, _ = builder.append_batches(data, 0, start, end, _RUN_ROWS, _MAX_OFFSET)
+            if not size:
+                header, batch = _first_batch(data)
+                if (header.base_offset if isinstance(header, BatchHeader) else header.offset) >= end:
+                    return end
+                size = header.size
+                with _naming(header):
+                    check_crc(header, batch)
+                    if not (transactions.discards(header, batch) or header.is_control):
+                        _append(builder, header, _content(header, batch), start, end)
+            position += size
+            full = kernel.put_keys(offsets, builder.finish())
+            if full is not None:
+                return full
     return end
 
 
@@ -251,29 +280,38 @@ class Cleaner:
         self._offsets = offsets
         self._round = cleaning_round
         self._transactions = CleanedTransactions(aborted)
-        self._builder = load().builder(frozenset({"key", "value", "offset"}))
+        self._kernel = load()
+        self._builder = self._kernel.builder(frozenset({"key", "value", "offset"}))
+        self._horizon = cleaning_round.now + cleaning_round.delete_retention
+        ends = {last.data_offset for last in cleaning_round.active_producers.values() if last.data_offset is not None}
+        stays = array("q", sorted(ends | {cleaning_round.first_uncleanable - 1})).tobytes()
+        self._limits = CleaningLimits(cleaning_round.end, cleaning_round.now, self._horizon, stays)
 
-    def clean(self, batches: Batches, retain_legacy_tombstones: bool = True) -> Iterator[tuple[Header, Buffer]]:
-        """The remaining batches of a segment with their headers; an unchanged batch is the same view.
+    def clean(self, read: ReadBatches, retain_legacy_tombstones: bool = True) -> Iterator[Buffer]:
+        """What is left of a segment's batches, one or more at a time.
 
         `retain_legacy_tombstones`: see `plan.retains_legacy_tombstones`. `LogCorrupted` at a damaged batch.
         """
-        for header, batch in batches:
-            self.stats.batches_read += 1
-            self.stats.bytes_read += header.size
-            with _naming(header):
-                check_crc(header, batch)
-                if isinstance(header, BatchHeader):
-                    cleaned = self._clean_batch(header, batch)
-                else:
-                    cleaned = self._clean_message(header, batch, retain_legacy_tombstones)
-            if cleaned is None:
-                continue
-            if cleaned is not batch:
-                header = read_header(cleaned)
-            self.stats.batches_written += 1
-            self.stats.bytes_written += header.size
-            yield header, cleaned
+        position, stats = 0, self.stats
+        while data := read(position):
+            size, left, batches, written, without_key = self._kernel.clean_batches(self._offsets, data, self._limits)
+            stats.without_key += without_key
+            if not size:
+                header, batch = _first_batch(data)
+                with _naming(header):
+                    check_crc(header, batch)
+                    if isinstance(header, BatchHeader):
+                        cleaned = self._clean_batch(header, batch)
+                    else:
+                        cleaned = self._clean_message(header, batch, retain_legacy_tombstones)
+                left, size, batches, written = cleaned or b"", header.size, 1, int(cleaned is not None)
+            position += size
+            stats.batches_read += batches
+            stats.bytes_read += size
+            stats.batches_written += written
+            stats.bytes_written += len(left)
+            if left:
+                yield left
 
     def take_aborted(self) -> list[AbortedTransaction]:
         """The remaining aborted transactions since the last call, for the cleaned segment's transaction index."""
@@ -289,15 +327,15 @@ class Cleaner:
             return batch
         content = body(header, batch)
         if header.is_control:
-            kept, begins_horizon = [True] * header.count, is_over
+            kept, begins_horizon = b"\1" * header.count, is_over
         else:
-            kept, has_tombstones = self._kept(_columns(self._builder, header, content), not has_passed)
+            kept, has_tombstones = self._kept(header, content, not has_passed)
             # Beyond the map, older records of a tombstone still exist: its horizon must not start yet.
             begins_horizon = has_tombstones and header.last_offset < self._round.end
         if not any(kept):
             return self._without_records(header, batch)
         if horizon is None and begins_horizon:
-            horizon = self._round.now + self._round.delete_retention
+            horizon = self._horizon
         elif all(kept):
             return batch
         return retain_records(header, content, kept, horizon)
@@ -317,7 +355,7 @@ class Cleaner:
 
     def _clean_message(self, header: MessageHeader, message: memoryview, retains_tombstones: bool) -> Buffer | None:
         content = _content(header, message)
-        kept, _ = self._kept(_columns(self._builder, header, content), retains_tombstones)
+        kept, _ = self._kept(header, content, retains_tombstones)
         if all(kept):
             return message
         if not any(kept):
@@ -331,23 +369,25 @@ class Cleaner:
             codec_by_id(header.codec_id),
         )
 
-    def _kept(self, columns: RecordColumns, retains_tombstones: bool) -> tuple[list[bool], bool]:
-        """(for each record, whether to keep it; whether any kept record is a tombstone)."""
-        kept, has_tombstones = [], False
-        assert columns.value is not None
-        validity = columns.value.validity
-        for row, (offset, key) in enumerate(zip(_offsets(columns), _keys(columns), strict=True)):
-            has_value = _is_valid(validity, row)
-            if offset >= self._round.end:
-                is_kept = True
-            elif key is None:
-                is_kept = False
-                self.stats.without_key += 1
-            else:
-                is_kept = (has_value or retains_tombstones) and offset >= self._offsets.get(key)
-            has_tombstones = has_tombstones or (is_kept and not has_value)
-            kept.append(is_kept)
+    def _kept(self, header: Header, content: Buffer, retains_tombstones: bool) -> tuple[bytes, bool]:
+        """(1 for each record to keep, else 0; whether any kept record is a tombstone)."""
+        _append(self._builder, header, content, 0, _MAX_OFFSET)
+        columns = self._builder.finish()
+        kept, has_tombstones, without_key = self._kernel.kept_rows(
+            self._offsets, columns, self._round.end, retains_tombstones
+        )
+        self.stats.without_key += without_key
         return kept, has_tombstones
+
+
+def _first_batch(data: memoryview) -> tuple[Header, memoryview]:
+    """The batch that the data begin with; `LogCorrupted` if its header is impossible."""
+    try:
+        header = read_header(data)
+    except DecodeError as error:
+        offset = PREFIX.unpack_from(data)[0]
+        raise LogCorrupted(f"the batch of offset {offset} can't be compacted: {error}") from error
+    return header, data[: header.size]
 
 
 @contextmanager
@@ -366,72 +406,28 @@ def _content(header: Header, batch: memoryview) -> Buffer:
     return inner_set(header, batch) if header.codec_id else batch
 
 
-def _columns(builder: ColumnBuilder, header: Header, content: Buffer) -> RecordColumns:
+def _append(builder: ColumnBuilder, header: Header, content: Buffer, first: int, end: int) -> None:
     if isinstance(header, BatchHeader):
-        builder.append(content, header.count, header.base_offset, header.base_timestamp, None, 0, _MAX_OFFSET)
+        builder.append(content, header.count, header.base_offset, header.base_timestamp, None, first, end)
     else:
         last_offset = header.offset if header.codec_id and header.magic else None
-        builder.append_messages(content, header.magic, last_offset, None, 0, _MAX_OFFSET)
-    return builder.finish()
+        builder.append_messages(content, header.magic, last_offset, None, first, end)
 
 
-def _offsets(columns: RecordColumns) -> memoryview:
-    assert columns.offset is not None
-    return memoryview(columns.offset).cast("B").cast("q")
+def retain_records(header: BatchHeader, records: Buffer, kept: bytes, delete_horizon: int | None) -> bytes:
+    """The batch with those records for which `kept` has 1, at least one.
 
+    The base timestamp becomes that of the first kept record, or the delete horizon (KIP-534).
 
-def _keys(columns: RecordColumns) -> Iterator[Buffer | None]:
-    assert columns.key is not None
-    bounds = memoryview(columns.key.offsets).cast("B").cast("i")
-    data, validity = columns.key.data, columns.key.validity
-    for row in range(columns.count):
-        yield data[bounds[row] : bounds[row + 1]] if _is_valid(validity, row) else None
-
-
-def _is_valid(validity: Buffer | None, row: int) -> bool:
-    return validity is None or bool(validity[row >> 3] >> (row & 7) & 1)
-
-
-def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], delete_horizon: int | None) -> bytes:
-    """The batch with those records for which `kept` is true, at least one.
-
-    The base timestamp becomes that of the first kept record, or the delete horizon (KIP-534); timestamp deltas are
-    written relative to it. The rest of each record is copied as it is.
-
-    `records` is the decompressed body, `kept` has an entry per record, `delete_horizon` (ms) may be None.
+    `records` is the decompressed body, `kept` has a byte per record, `delete_horizon` (ms) may be None.
     `DecodeError` if the body does not have `len(kept)` records.
     """
-    reader = Reader(records)
-    kept_records = bytearray()
-    base, latest = delete_horizon, NO_TIMESTAMP
-    for is_kept in kept:
-        record = reader.take(reader.varint())
-        if not is_kept:
-            continue
-        fields = Reader(record)
-        attributes = fields.take(1)
-        delta = fields.varlong()
-        timestamp = header.append_time
-        if timestamp is None:
-            timestamp = wrap_int64(header.base_timestamp + delta)
-        if base is None:
-            base = timestamp
-        latest = max(latest, timestamp)
-        delta = wrap_int64(timestamp - base)
-        content = bytearray(attributes)
-        append_varlong(content, delta)
-        content += fields.take(fields.remaining)
-        append_uvarint(kept_records, len(content) << 1)
-        kept_records += content
-    if reader.remaining:
-        raise DecodeError(
-            f"batch at offset {header.base_offset}: {reader.remaining} bytes left over after {len(kept)} records"
-        )
+    body, base, latest = load().retained(records, kept, header.base_timestamp, header.append_time, delete_horizon)
     return build_batch(
-        kept_records,
+        body,
         sum(kept),
         codec=codec_by_id(header.codec_id),
-        base_timestamp=NO_TIMESTAMP if base is None else base,
+        base_timestamp=base,
         max_timestamp=latest,
         attributes=header.attributes & _KEPT_BITS | (0 if delete_horizon is None else DELETE_HORIZON_BIT),
         **_kept_fields(header),

@@ -20,12 +20,12 @@ cdef struct Batch:
     bint is_append_time
 
 
-cdef bint read_plain_batch(const uint8_t *at, int64_t left, Batch *batch) noexcept:
+cdef bint read_plain_batch(const uint8_t *at, int64_t left, Batch *batch) noexcept nogil:
     """As `read_batch`, but only for a batch without codec, transactional and control flag."""
     return read_batch(at, left, batch) and not at[BATCH_CRC_START + 1] & NOT_PLAIN_BITS
 
 
-cdef bint read_batch(const uint8_t *at, int64_t left, Batch *batch) noexcept:
+cdef bint read_batch(const uint8_t *at, int64_t left, Batch *batch) noexcept nogil:
     """Read a header; False unless a whole batch of magic 2 with a valid header begins at `at`."""
     cdef int64_t delta
     if left < BATCH_HEADER or at[MAGIC_POSITION] != 2:

@@ -18,12 +18,16 @@ from struct import Struct
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.contract import (
+    NO_TIMESTAMP,
     BatchRun,
     BinaryColumn,
+    CleanedRun,
+    CleaningLimits,
     Headers,
     HeadersColumn,
     IndexState,
     IndexTarget,
+    KeyOffsets,
     Record,
     RecordColumns,
 )
@@ -430,3 +434,105 @@ def partitions(keys: BinaryColumn, count: int, partitions: int) -> Buffer:
         key = _value(keys, row)
         result.append(-1 if key is None else (murmur2(key) & 0x7FFFFFFF) % partitions)
     return result.tobytes()
+
+
+_SIP_START = 0x736F6D6570736575, 0x646F72616E646F6D ^ 0xEE, 0x6C7967656E657261, 0x7465646279746573
+_UINT64, _UINT64_PAIR = Struct("<Q"), Struct("<QQ")
+
+
+def siphash(key: Buffer, secret: bytes) -> bytes:
+    """SipHash-2-4 with 128 bits (Aumasson and Bernstein); `secret` has 16 bytes."""
+    mask = 0xFFFFFFFFFFFFFFFF
+    v0, v1, v2, v3 = (start ^ half for start, half in zip(_SIP_START, _UINT64_PAIR.unpack(secret) * 2, strict=True))
+    data = bytes(key)
+    rest = data[len(data) & ~7 :].ljust(7, b"\0") + bytes((len(data) & 0xFF,))
+    words = [word for (word,) in _UINT64.iter_unpack(data[: len(data) & ~7] + rest)]
+    result: list[int] = []
+    for word, rounds in [*((word, 2) for word in words), (None, 4), (None, 4)]:
+        if word is not None:
+            v3 ^= word
+        elif result:
+            v1 ^= 0xDD
+        else:
+            v2 ^= 0xEE
+        for _ in range(rounds):
+            v0 = v0 + v1 & mask
+            v2 = v2 + v3 & mask
+            v1 = (v1 << 13 & mask | v1 >> 51) ^ v0
+            v3 = (v3 << 16 & mask | v3 >> 48) ^ v2
+            v0 = (v0 << 32 & mask | v0 >> 32) + v3 & mask
+            v2 = v2 + v1 & mask
+            v3 = (v3 << 21 & mask | v3 >> 43) ^ v0
+            v1 = (v1 << 17 & mask | v1 >> 47) ^ v2
+            v2 = v2 << 32 & mask | v2 >> 32
+        if word is not None:
+            v0 ^= word
+        else:
+            result.append(v0 ^ v1 ^ v2 ^ v3)
+    return _UINT64_PAIR.pack(*result)
+
+
+def _offsets_of(columns: RecordColumns) -> array[int]:
+    assert columns.offset is not None
+    return array("q", bytes(columns.offset))
+
+
+def put_keys(offsets: KeyOffsets, columns: RecordColumns) -> int | None:
+    """See `contract.Kernel.put_keys`."""
+    for row, offset in enumerate(_offsets_of(columns)):
+        key = _value(columns.key, row)
+        if key is not None and not offsets.put(key, offset):
+            return offset
+    return None
+
+
+def kept_rows(
+    offsets: KeyOffsets, columns: RecordColumns, end: int, retains_tombstones: bool
+) -> tuple[bytes, bool, int]:
+    """See `contract.Kernel.kept_rows`."""
+    flags, has_tombstones, without_key = bytearray(), False, 0
+    for row, offset in enumerate(_offsets_of(columns)):
+        key, value = _value(columns.key, row), _value(columns.value, row)
+        is_kept = offset >= end
+        if not is_kept and key is None:
+            without_key += 1
+        elif not is_kept and key is not None:
+            is_kept = (value is not None or retains_tombstones) and offset >= offsets.get(key)
+        has_tombstones = has_tombstones or (is_kept and value is None)
+        flags.append(is_kept)
+    return bytes(flags), has_tombstones, without_key
+
+
+def retained(
+    body: Buffer, flags: bytes, base_timestamp: int, append_time: int | None, base: int | None
+) -> tuple[Buffer, int, int]:
+    """See `contract.Kernel.retained`."""
+    data, kept = bytes(body), bytearray()
+    position, latest = 0, NO_TIMESTAMP
+    try:
+        for flag in flags:
+            size, position = _varint(data, position)
+            end = position + size
+            if size < 1 or end > len(data):
+                raise DecodeError(f"record of {size} bytes at position {position}, {len(data) - position} are left")
+            if flag:
+                delta, rest = _varint(data[position:end], 1)
+                timestamp = wrap_int64(base_timestamp + delta) if append_time is None else append_time
+                base = timestamp if base is None else base
+                latest = max(latest, timestamp)
+                content = bytearray(data[position : position + 1])
+                append_varlong(content, wrap_int64(timestamp - base))
+                content += data[position + rest : end]
+                append_uvarint(kept, len(content) << 1)
+                kept += content
+            position = end
+    except IndexError:
+        raise DecodeError(f"record cut off at position {len(data)}") from None
+    if position != len(data):
+        raise DecodeError(f"{len(data) - position} bytes left over after {len(flags)} records")
+    return kept, NO_TIMESTAMP if base is None else base, latest
+
+
+def clean_batches(offsets: KeyOffsets, data: Buffer, limits: CleaningLimits) -> CleanedRun:
+    """See `contract.Kernel.clean_batches`."""
+    return CleanedRun(0, b"", 0, 0, 0)

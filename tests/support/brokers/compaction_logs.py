@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from kafka.record.memory_records import MemoryRecords
 
-from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, OffsetMap, build_map
+from spark_klog.log.compaction.cleaner import SegmentBatches
+from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, OffsetMap, ReadBatches, build_map
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.contract import CREATE_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.records.formats.batch import iter_batches
@@ -114,6 +115,18 @@ class Compacted(NamedTuple):
     aborted: list[AbortedTransaction]
 
 
+class _InMemory(NamedTuple):
+    data: bytes
+
+    def read_at(self, position: int, size: int) -> bytes:
+        return self.data[position : position + size]
+
+
+def reading(data: bytes) -> ReadBatches:
+    """A segment of these bytes."""
+    return SegmentBatches(_InMemory(data), Path("segment.log"), len(data), lambda: None)
+
+
 def compact(
     data: bytes,
     *,
@@ -130,10 +143,9 @@ def compact(
     aborted = list(aborted)
     offsets = OffsetMap(1 << 14) if offsets is None else offsets
     offsets.clear()
-    dirty = ((header, batch) for header, batch in iter_batches(data) if header.last_offset >= start)
-    reached = build_map(dirty, offsets, start, end, aborted)
+    reached = build_map([reading(data)], offsets, start, end, aborted)
     cleaner = Cleaner(offsets, CleaningRound(reached, end, now, retention, producers or {}), aborted)
-    left = b"".join(batch for _, batch in cleaner.clean(iter_batches(data), retain_legacy_tombstones))
+    left = b"".join(cleaner.clean(reading(data), retain_legacy_tombstones))
     return Compacted(left, reached, cleaner.take_aborted())
 
 
