@@ -89,7 +89,17 @@ class _Drive(Generic[_T]):
         return self._begun < len(self._loads) and not (self._begun and self._is_stopping())
 
     def _step(self, number: int, resume: Callable[[], Work | None]) -> None:
-        self._steps[self._threads.submit(_advanced, resume)] = number
+        self._steps[self._threads.submit(self._advanced, self._loads[number], resume)] = number
+
+    def _advanced(self, load: Steps[_T], resume: Callable[[], Work | None]) -> tuple[bool, Any]:
+        """Whether a load has ended, and what it has returned; else what it needs."""
+        try:
+            needed = resume()
+            while needed is None and isinstance(self._cores, int):  # it does not wait for a job's end to hear that
+                needed = load.send(self._cores)
+        except StopIteration as end:
+            return True, end.value
+        return False, needed
 
     def _end_steps(self) -> None:
         """Wait for the end of some steps, and see what their loads need."""
@@ -139,14 +149,6 @@ class _Drive(Generic[_T]):
                 errors = [error] * len(works)
         for number, failure in zip(numbers, errors, strict=True):
             self._resume(number, 0 if failure is None else failure)
-
-
-def _advanced(resume: Callable[[], Work | None]) -> tuple[bool, Any]:
-    """Whether a load has ended, and what it has returned; else what it needs."""
-    try:
-        return False, resume()
-    except StopIteration as end:
-        return True, end.value
 
 
 class _Inline(Executor):

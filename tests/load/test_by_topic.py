@@ -7,13 +7,14 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -437,6 +438,32 @@ def test_loads_side_by_side(tmp_path: Path) -> None:
     ended = drive(steps, Runner(), TimeLimit(None), lambda _total, _done: nullcontext())
     assert (str(ended[7]), ended[-1]) == ("7", "bad failed: lost")
     assert [*ended[:7], *ended[8:-1]] == [*names[:7], *names[8:-1]]
+
+
+def test_loads_that_plan_while_others_load(tmp_path: Path) -> None:
+    """The first job of Spark ends when all other loads have come to their tasks."""
+    waiting = [*range(20)]
+
+    def steps(number: int) -> Iterator[Any]:
+        if number >= 16:  # enough for a job
+            assert is_loading.wait(_SECONDS)
+        yield None
+        waiting.remove(number)
+        yield Work({0: []}, job, open_store(str(tmp_path)), 1, lambda: 0)
+
+    class Runner(InProcess):
+        def run_all(self, works: Sequence[Work]) -> list[Exception | None]:
+            is_loading.set()
+            end = time.monotonic() + _SECONDS
+            while waiting and time.monotonic() < end:
+                time.sleep(0.01)
+            left.append(len(waiting))
+            return [None for _ in works]
+
+    left: list[int] = []
+    is_loading, job = threading.Event(), cast("Any", SimpleNamespace(run=1))
+    drive([steps(number) for number in range(20)], Runner(), TimeLimit(None), lambda _total, _done: nullcontext())
+    assert left[0] == 0
 
 
 def test_a_signal_begins_no_more_loads(tmp_path: Path) -> None:
