@@ -7,7 +7,6 @@ thousand records, and the offset after them (in the log that was loaded) as the 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import logging
@@ -35,7 +34,8 @@ from spark_klog.columns.schema import subset
 from spark_klog.errors import ConfigError, KlogError, LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import dead_letters, open_load
+from spark_klog.load.journal.history import open_load
+from spark_klog.load.journal.letters import StoredLetter, unsent
 from spark_klog.load.journal.listing import CommittedFile, files
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import JSON_LINES
@@ -59,8 +59,6 @@ _ROWS, _BYTES = 65_536, 16 * 1024 * 1024
 _BATCH_BYTES, _BUFFER_BYTES = 1024 * 1024, 64 * 1024
 #: Of the records of dead letters; their timestamps are in ms.
 _LETTER_SCHEMA = pa.schema([*subset(("key", "value", "partition", "headers")), pa.field("timestamp", pa.int64())])
-#: A transaction ends at either, so that it is shorter than transaction.timeout.ms. Progress counts transactions.
-_LETTERS, _LETTER_BYTES = 10_000, 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -435,7 +433,7 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
     store, identity = open_load(output)
     letters = read_summary(store).letters
     of_values = {
-        place: name
+        name: place
         for name, place in letters.items()
         if paths.is_of_values(name) and source in (None, name.split("+")[1])
     }
@@ -451,7 +449,7 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
 
 
 def _send_letters(
-    store: Store, files: Mapping[tuple[int, int], str], client: Mapping[str, str], topic: str, group: str
+    store: Store, files: Mapping[str, tuple[int, int]], client: Mapping[str, str], topic: str, group: str
 ) -> int:
     """Send the letters of files, by run and place in it, from where the last call stopped; return how many.
 
@@ -461,45 +459,20 @@ def _send_letters(
     with _transactions_of(client, group) as producer:
         start = _offsets_of(client, group, [key]).get(key, 0)
         count = producer.partitions(topic)
-        for (run, place), name in sorted(files.items()):
-            for number, rows in enumerate(_letters(store, name, count), 1):
-                # so many transactions of a run's file are sent; it grows in the order of sending
-                progress = (run << 42) + (place << 22) + number
-                if progress > start:
-                    table = pa.Table.from_pylist(rows, _LETTER_SCHEMA)
-                    _write_with_progress(producer, table, key, progress, group, is_any_time=False)
-                    records += len(rows)
+        for progress, letters in unsent(store, files, start):
+            table = pa.Table.from_pylist([_row(letter, count) for letter in letters], _LETTER_SCHEMA)
+            _write_with_progress(producer, table, key, progress, group, is_any_time=False)
+            records += len(letters)
         _write_with_progress(producer, None, key, 0, group, is_any_time=False)
     return records
 
 
-def _letters(store: Store, name: str, partitions: int) -> Iterator[list[dict[str, Any]]]:
-    """The records of a file of letters, those of a transaction at a time; `LoadError` for a damaged one."""
-    rows: list[dict[str, Any]] = []
-    size = 0
-    for number, (line, letter) in enumerate(dead_letters(store, name), 1):
-        try:
-            rows.append(
-                {
-                    "key": _bytes(letter["key"]),
-                    "value": _bytes(letter["value"]),
-                    "partition": letter["partition"] if letter["partition"] < partitions else None,
-                    "timestamp": letter["timestamp"] if -1 <= letter["timestamp"] <= MAX_MILLISECONDS else None,
-                    "headers": [{"key": key, "value": _bytes(value)} for key, value in letter["headers"]] or None,
-                }
-            )
-        except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-            raise LoadError(
-                f"{store.address}/{paths.LETTERS}/{name}, line {number}, is not a dead letter ({error!r}): restore it, "
-                "or remove it"
-            ) from None
-        size += len(line)
-        if len(rows) == _LETTERS or size >= _LETTER_BYTES:
-            yield rows
-            rows, size = [], 0
-    if rows:
-        yield rows
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else base64.b64decode(text, validate=True)
+def _row(letter: StoredLetter, partitions: int) -> dict[str, Any]:
+    time = letter.timestamp
+    return {
+        "key": letter.key,
+        "value": letter.value,
+        "partition": letter.partition if letter.partition < partitions else None,
+        "timestamp": time if time is not None and -1 <= time <= MAX_MILLISECONDS else None,
+        "headers": [{"key": key, "value": value} for key, value in letter.headers] or None,
+    }

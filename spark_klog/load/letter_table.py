@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
-from base64 import b64decode
-from collections.abc import Iterable, Iterator
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,14 +25,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_klog.base.addresses import local_path, without_user
-from spark_klog.base.durable import check_version
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import dead_letters, read_manifest
-from spark_klog.load.journal.model import VERSION
-from spark_klog.load.journal.store import Store, open_store, read_json
+from spark_klog.load.journal.history import read_manifest
+from spark_klog.load.journal.letters import StoredLetter, dead_letters, in_parts, is_there
+from spark_klog.load.journal.store import Store, open_store
 from spark_klog.load.table_columns import as_columns
 from spark_klog.tables.opening import kind_and_folder, open_table, takes_plain_names
 from spark_klog.tables.table import LETTERS, DataFile, Run, RunConflict
@@ -49,8 +47,8 @@ COLUMNS = pa.schema(
     ]
 )
 _COLUMNS = pa.schema([field.with_nullable(True) for field in COLUMNS])
-#: Letters of a row group, at most, and bytes, about: they are in memory. How many times another call may be quicker.
-_ROWS, _BYTES, _MOST_CONFLICTS = 10_000, 16 * 1024 * 1024, 10
+#: How many times another call may be quicker.
+_MOST_CONFLICTS = 10
 _MOST_MS = (1 << 63) // 1000 - 1
 
 
@@ -126,8 +124,10 @@ class LetterTable:
         with TemporaryDirectory() as folder:
             path = Path(folder, f"letters-{paths.run_name(run)}-{token}.parquet")
             with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-                for some in _parts(_rows(store, run, names)):
-                    writer.write_batch(as_columns(pa.RecordBatch.from_pylist(some, _COLUMNS), schema, False))
+                letters = (dead_letters(store, name) for name in names if is_there(store, name))
+                for part in in_parts(chain.from_iterable(letters)):
+                    rows = pa.RecordBatch.from_pylist([_row(letter, run) for letter in part], _COLUMNS)
+                    writer.write_batch(as_columns(rows, schema, False))
             footer, size = pq.read_metadata(path), path.stat().st_size
             files = [DataFile(path.name, size, footer)] if footer.num_rows else []
             if files:
@@ -147,54 +147,11 @@ class LetterTable:
         _log.info("%s: added %d dead letters of run %s", self._table.address, footer.num_rows, paths.run_name(run))
 
 
-def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each row group."""
-    part: list[dict[str, Any]] = []
-    size = 0
-    for row in rows:
-        part.append(row)
-        size += sum(len(row[name] or b"") for name in ("key", "value", "batch"))
-        size += sum(len(header["value"] or b"") for header in row["headers"])
-        if len(part) == _ROWS or size >= _BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
-
-
-def _rows(store: Store, run: int, names: list[str]) -> Iterator[dict[str, Any]]:
-    """The letters in files of the load; `LoadError` for a damaged one. One that somebody has removed is left out."""
-    for name in names:
-        path = paths.dead_letter(name)
-        if store.size(path) is None:
-            _log.warning("%s/%s is not there, and so not in the table of dead letters", store.address, path)
-            continue
-        try:
-            if paths.is_of_values(name):
-                for _, letter in dead_letters(store, name):
-                    yield _row(letter, run)
-            else:
-                batch = read_json(store, path) or {}
-                check_version(batch["version"], VERSION, f"{store.address}/{path}", "remove it", LoadError)
-                yield _row(batch, run)
-        except (ValueError, KeyError, TypeError) as error:
-            raise LoadError(
-                f"{store.address}/{path} is not a file of dead letters ({error!r}): restore it, or remove it"
-            ) from None
-
-
-def _row(letter: dict[str, Any], run: int) -> dict[str, Any]:
-    time = letter.get("timestamp")
+def _row(letter: StoredLetter, run: int) -> dict[str, Any]:
+    time = letter.timestamp
     return {
-        **{name: letter[name] for name in ("topic", "partition", "offset", "reason")},
+        **vars(letter),
         "timestamp": time * 1000 if time is not None and abs(time) <= _MOST_MS else None,
-        "key": _bytes(letter.get("key")),
-        "value": _bytes(letter.get("value")),
-        "headers": [{"key": key, "value": _bytes(value)} for key, value in letter.get("headers", ())],
-        "batch": _bytes(letter.get("bytes")),
+        "headers": [{"key": key, "value": value} for key, value in letter.headers],
         "run": run,
     }
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else b64decode(text, validate=True)

@@ -34,6 +34,7 @@ from spark_klog.load.inference import inferred_schema, seen_so_far
 from spark_klog.load.journal import history, paths
 from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import Identity
+from spark_klog.load.journal.letters import first_letter
 from spark_klog.load.journal.model import (
     Idle,
     Manifest,
@@ -49,16 +50,7 @@ from spark_klog.load.journal.store import Store, locked, to_json
 from spark_klog.load.letter_table import LetterTable, check_letters
 from spark_klog.load.letter_topic import SCHEME, LetterTopic
 from spark_klog.load.places import AtOffsets, AtRun, Place, resolve
-from spark_klog.load.planning import (
-    Extent,
-    Limits,
-    Look,
-    bounded,
-    check_names,
-    find_extent,
-    make_tasks,
-    partitions_of,
-)
+from spark_klog.load.planning import Extent, Limits, Look, bounded, check_names, find_extent, make_tasks, partitions_of
 from spark_klog.load.rows import ANOTHER, Evolution, RowSchema, check_registry, run_schemas, with_names_of
 from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
 from spark_klog.load.target import Target, show_letters
@@ -102,10 +94,9 @@ class LoadOptions:
     `output` is a folder's path or URI, or the address of a table, as `open_table` takes it.
     `max_seconds` bounds the reading of a call from its first task on; `max_task_records` the records of a file's range;
     more than `max_bad` batches and values that are bad fail the run. Deleted keys are remembered for `keep_deletes`
-    seconds. `start` loads again from a place on, `until` stops
-    at one. `formats` are those of keys and values that become rows; which schema a run has of them, `evolution` says.
-    A format of a registry without text, id and subject has the subject TOPIC-COLUMN of each topic. `dead_letters` is
-    the address of a table that gets them, too.
+    seconds. `start` loads again from a place on, `until` stops at one. `formats` are those of keys and values that
+    become rows; which schema a run has of them, `evolution` says. A format of a registry without text, id and subject
+    has the subject TOPIC-COLUMN of each topic. `dead_letters` is the address of a table that gets them, too.
     """
 
     client: dict[str, str]
@@ -513,7 +504,7 @@ class _Run:
                 again = ", or without --schema into another table, which takes any bytes"
             elif self._target.widens and settings.schema:
                 again = ", or with a --schema that has room for them"
-            first = history.first_letter(self._store, manifest.dead_letters)
+            first = first_letter(self._store, manifest.dead_letters)
             first = first and f" (the first: {first})"
             raise LoadError(
                 f"run {paths.run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "

@@ -26,7 +26,8 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.checkpoint import read_summary
-from spark_klog.load.journal.history import dead_letters, open_load, read_plan
+from spark_klog.load.journal.history import open_load, read_plan
+from spark_klog.load.journal.letters import dead_letters
 from spark_klog.load.journal.listing import CommittedFile, committed, is_below, stored_path, table_files
 from spark_klog.load.journal.store import Store, arrow_file
 from spark_klog.load.journal.summary import HOLE, Finding, Incarnation, joined
@@ -311,7 +312,7 @@ class _Verification:
         dead = set()
         for name in self._summary.letters:
             if paths.is_of_values(name) and name.split("+")[1:3] == [key[0], str(key[1])]:
-                dead |= {int(letter["offset"]) for _, letter in dead_letters(self._store, name)}
+                dead |= {letter.offset for letter in dead_letters(self._store, name)}
         return dead
 
 

@@ -14,7 +14,6 @@ from spark_klog.cli.jobs.batch_load import main as batch_load
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.files.folder import LocalFolder
-from spark_klog.load import letter_table
 from spark_klog.load.by_topic import Loads, Outcome, example_of, existing
 from spark_klog.load.journal import paths
 from spark_klog.load.run import LoadOptions, MaxBad
@@ -176,7 +175,7 @@ def test_a_lost_answer_before_another_call(
 
 def test_large_letters(cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many are in memory as have so many bytes."""
-    monkeypatch.setattr(letter_table, "_BYTES", 1000)
+    monkeypatch.setattr("spark_klog.load.journal.letters._BYTES", 1000)
     servers, letters = cluster.bootstrap_servers, _letters_of("delta", tmp_path)
     create_topic(servers, topic)
     produce(servers, topic, [Sent(b"x" * 600) for _ in range(5)])

@@ -21,7 +21,7 @@ from spark_klog.client import letter_topics
 from spark_klog.client.dead_letters import HEADERS as LETTER_HEADERS
 from spark_klog.groups import checkpoint as query_checkpoint
 from spark_klog.load import letter_topic as of_loads, places, rows, settings
-from spark_klog.load.journal import checkpoint, history, lease, model, paths, store, summary
+from spark_klog.load.journal import checkpoint, history, lease, letters, model, paths, store, summary
 from spark_klog.load.tasks import task
 from spark_klog.log import layout, partition_files, producer_state
 from spark_klog.log.directory import CLEAN_STOP
@@ -86,7 +86,8 @@ def _journal() -> Iterator[str]:
             has_default = field.default is not MISSING or field.default_factory is not MISSING
             may_be_missing = has_default and (field.name, field.type) != ("version", "int")
             yield f"{kind.__name__}.{field.name}: {field.type}{', may be missing' if may_be_missing else ''}"
-    yield f"a dead letter of version {model.VERSION}: {', '.join(sorted(history._LETTER))}"
+    of_record = {"version", *(field.name for field in fields(letters.StoredLetter))} - {"time", "batch"}
+    yield f"a dead letter of version {model.VERSION}: {', '.join(sorted(of_record))}"
     yield f"a dead letter of a corrupt batch is of version {tasks._LETTER_VERSION}"
     yield f"a lease's holder: {', '.join(json.loads(lease._Lease._content(cast(Any, None))))}"
     yield f"`klog load offsets` of version {places._VERSION} prints {', '.join(places.offsets_text('', None, {}))}"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_klog.errors import ConfigError, DecodeError, KlogError, LoadError, LogCorrupted
-from spark_klog.load.journal import history, paths
+from spark_klog.load.journal import history, letters, paths
 from spark_klog.load.journal.store import open_store
 from spark_klog.load.places import read_offsets
 from spark_klog.log import partition_files
@@ -28,7 +28,9 @@ Value = dict[str, Any]
 Read = Callable[[Value, Path], Any]
 
 _UUID = "11111111-2222-3333-4444-555555555555"
-_LETTER = dict.fromkeys(("topic", "reason", "key", "value", "headers", "partition", "timestamp"), None) | {"offset": 7}
+_LETTER = {"topic": "t", "partition": 0, "offset": 7, "reason": "", "timestamp": 5, "key": None, "value": None} | {
+    "headers": [],
+}
 _RUN = {"load": "l", "number": 1, "token": "t", "offsets": {"clicks": {"0": 5}}}
 #: As Iceberg has it, in texts.
 _TEXTS = {"klog.load": "l", "klog.run": "1", "klog.token": "t", "klog.offsets": '{"clicks": {"0": 5}}'}
@@ -90,7 +92,7 @@ _CASES: dict[str, tuple[Value, Read, type[KlogError]]] = {
         _LETTER,
         _in_journal(
             paths.dead_letter(_LETTERS),
-            lambda store: [letter["offset"] for _, letter in history.dead_letters(store, _LETTERS)],
+            lambda store: [letter.offset for letter in letters.dead_letters(store, _LETTERS)],
         ),
         LoadError,
     ),

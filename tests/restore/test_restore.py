@@ -300,7 +300,7 @@ def test_a_replay_that_is_interrupted(
     for start in (0, 20):
         produce(servers, topic, [Sent(b"%d" % number) for number in range(start, start + 20)])
         run(servers, tmp_path, topic, **settings)
-    monkeypatch.setattr("spark_klog.restore._LETTERS", 7)
+    monkeypatch.setattr("spark_klog.load.journal.letters._MOST", 7)
     real, calls = Producer.commit_transaction, [0]
 
     def commit(producer: Producer) -> None:

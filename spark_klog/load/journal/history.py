@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from spark_klog.base.durable import check_version
 from spark_klog.errors import LoadError
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.model import (
@@ -31,8 +29,6 @@ from spark_klog.tables.table import Table
 _T = TypeVar("_T")
 #: What the plan of a compaction says that it was asked for.
 COMPACTED = "compaction"
-#: The fields of a dead letter.
-_LETTER = {"version", "topic", "partition", "offset", "timestamp", "reason", "key", "value", "headers"}
 _RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
 
 
@@ -156,20 +152,6 @@ def task_results(store: Store, run: int, number: int) -> list[RangeResult] | Non
     return None if results is None else results.ranges
 
 
-def dead_letters(store: Store, name: str) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of a file of values that did not parse, and what they hold; `LoadError` for a damaged one."""
-    for number, line in enumerate(store.lines(paths.dead_letter(name)), 1):
-        where = f"{store.address}/{paths.dead_letter(name)}, line {number},"
-        try:
-            letter = json.loads(line)
-        except (ValueError, RecursionError):
-            letter = None
-        if not isinstance(letter, dict) or not letter.keys() >= _LETTER or type(letter["offset"]) is not int:
-            raise LoadError(f"{where} is not a dead letter: restore it, or remove it")
-        check_version(letter["version"], VERSION, where, "remove it", LoadError)
-        yield line, letter
-
-
 def read_idle(store: Store, run: int) -> Idle | None:
     """Read what a call with nothing to load has found since run `run`; None if there was no such call."""
     idle = _read(store, Idle, paths.IDLE)
@@ -180,15 +162,6 @@ def letters_in_topic(store: Store, topic: str, topic_id: str) -> int:
     """Up to which number a topic has the dead letters, as the journal notes it; 0 for another topic of that name."""
     noted = _read(store, LettersInTopic, paths.letters_in(topic))
     return noted.until if noted is not None and noted.topic_id == topic_id else 0
-
-
-def first_letter(store: Store, names: Sequence[str]) -> str:
-    """The place of the first dead letter in these files of values, and its reason; "" if there is none."""
-    for name in filter(paths.is_of_values, names):
-        if store.size(paths.dead_letter(name)):
-            letter = next(letter for _, letter in dead_letters(store, name))
-            return f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}: {letter['reason']}"
-    return ""
 
 
 def open_load(output: str) -> tuple[Store, Identity]:

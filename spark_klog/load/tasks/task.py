@@ -35,15 +35,7 @@ from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, RECORDS, WriteSett
 from spark_klog.load.table_columns import dated_columns
 from spark_klog.load.tasks.time_limit import TaskTime
 from spark_klog.load.tasks.writers import HOUR_US, ChangeRangeWriter, RangeWriter, time_text
-from spark_klog.load.values import (
-    FIRST_US,
-    LAST_US,
-    dated,
-    field_times,
-    is_dated,
-    local_times,
-    microseconds,
-)
+from spark_klog.load.values import FIRST_US, LAST_US, dated, field_times, is_dated, local_times, microseconds
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import AbortedTransactions
