@@ -12,7 +12,7 @@ A truncation is a deletion without a key, of all rows and changes that are older
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -60,6 +60,13 @@ Rows = Callable[[Sequence[str], pa.Table], Iterable[pa.RecordBatch]]
 _SEPARATOR = "\x1f"
 _WHOLE_NUMBER = r"^-?[0-9]+$"
 _COMPLEMENT = str.maketrans("0123456789", "9876543210")
+
+
+def names_of_record(columns: Collection[str]) -> tuple[str, ...]:
+    """What the topic, partition, offset and timestamp of a row's record are called in a table with these columns; it
+    need not have all of them."""
+    prefix = OWN if OFFSET in columns else ""  # else `topic` may be a field of the values
+    return tuple(f"{prefix}{name}" for name in ("topic", "partition", "offset", "timestamp"))
 
 
 def place_of(schema: pa.Schema) -> list[str]:

@@ -39,7 +39,7 @@ from spark_klog.files.folder import LocalFolder, reason
 from spark_klog.files.keys import KeyedUri
 from spark_klog.schemas.json_schema.columns import VARIANT
 from spark_klog.tables.change_files import ChangeFiles
-from spark_klog.tables.change_order import INCARNATION, OFFSET, OWN
+from spark_klog.tables.change_order import INCARNATION, names_of_record
 from spark_klog.tables.columns import differences, holds
 from spark_klog.tables.delta_expiry import expired, shorten
 from spark_klog.tables.delta_features import check_features
@@ -160,9 +160,7 @@ class DeltaLakeTable:
         if table is None:
             return
         actions = self._trying("read", lambda: pa.table(table.get_add_actions(flatten=True)).to_pylist())
-        known = {one.name for one in table.schema().fields}
-        names = [f"{OWN}{name}" for name in _PLACE]
-        names = names if known.issuperset(names) else list(_PLACE)  # `topic` may be a field of the values
+        names = names_of_record([one.name for one in table.schema().fields])[:3]
         for action in actions:
             offsets = {}
             topics, numbers, places = ((action.get(f"min.{name}"), action.get(f"max.{name}")) for name in names)
@@ -454,6 +452,8 @@ class DeltaLakeTable:
                     return self._known
                 except DeltaError:  # the log has no longer what came next
                     self._known = None
+            if isinstance(self._folder, LocalFolder) and self._folder.size("_delta_log") is None:
+                return None  # deltalake takes 30 times as long to tell
             try:
                 self._known = DeltaTable(self._url, storage_options=self._options)
             except TableNotFoundError:
@@ -488,8 +488,7 @@ class DeltaLakeTable:
             if term.column not in columns.names:
                 raise LoadError(f"{self.address} has no column {term.column} to be partitioned by")
             kind = columns.field(term.column).type
-            prefix = OWN if OFFSET in columns.names else ""
-            if term.column in (f"{prefix}{name}" for name in (*_PLACE, "timestamp")):
+            if term.column in names_of_record(columns.names):
                 raise LoadError(
                     f"{self.address} can't be partitioned by {term.column}, which tells where a row is from: Delta's "
                     "files would not have it. Name another column, or load into an Iceberg table"
@@ -633,9 +632,6 @@ def _own_property(
 ) -> dict[str, str]:
     """As `own_columns_property`, of tables of changes; empty of others."""
     return own_columns_property(address, properties, names) if INCARNATION in columns.names else {}
-
-
-_PLACE = ("topic", "partition", "offset")
 
 
 def _taken_away(commits: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

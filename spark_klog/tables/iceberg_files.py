@@ -38,6 +38,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.truncate import truncate_upper_bound_binary_string, truncate_upper_bound_text_string
 
 from spark_klog.errors import LoadError
+from spark_klog.tables.change_order import names_of_record
 from spark_klog.tables.columns import Leaf, leaves
 
 if TYPE_CHECKING:
@@ -241,12 +242,9 @@ def data_entries(table: Table) -> Iterator[ManifestEntry]:
 def place_columns(schema: Schema) -> list[int]:
     """The ids of the columns of topics, partitions and offsets; empty if a table has none."""
     fields = {column.name: column for column in schema.fields}
-    for prefix in ("_", ""):  # `topic` may be a field of the values
-        columns = [fields.get(f"{prefix}{name}") for name in ("topic", "partition", "offset")]
-        types = [type(column.field_type) if column else None for column in columns]
-        if types == [StringType, IntegerType, LongType]:
-            return [column.field_id for column in columns if column]
-    return []
+    columns = [fields.get(name) for name in names_of_record(fields)[:3]]
+    types = [type(column.field_type) if column else None for column in columns]
+    return [column.field_id for column in columns if column] if types == [StringType, IntegerType, LongType] else []
 
 
 def offsets_of(file: DataFile, columns: Sequence[int]) -> dict[tuple[str, int], tuple[int, int]]:

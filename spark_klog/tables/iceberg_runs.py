@@ -26,7 +26,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from spark_klog.errors import LoadError
-from spark_klog.tables.change_order import OFFSET, OWN
+from spark_klog.tables.change_order import names_of_record
 from spark_klog.tables.table import LOAD_PROPERTY, RUN_VERSION, STREAMS, Offsets, Run, check_run_version, json_property
 
 _log = logging.getLogger(__name__)
@@ -262,8 +262,7 @@ def _has_rows(table: Table, run: Run, starts: Offsets | None) -> bool:
     False of the runs of streams, whose commits do not have the offsets at which rows begin.
     """
     names = {field.name for field in table.schema().fields}
-    prefix = OWN if OFFSET in names else ""
-    topic, partition, offset = (f"{prefix}{name}" for name in ("topic", "partition", "offset"))
+    topic, partition, offset, _ = names_of_record(names)
     if run.load == STREAMS or starts is None or not {partition, offset} <= names:
         return False
     ranges = []

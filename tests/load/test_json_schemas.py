@@ -21,6 +21,7 @@ from spark_klog.load.target import FolderTarget
 from spark_klog.load.values import evolved_schema
 from spark_klog.schemas.json_schema.ddl import parse_schema, schema_text
 from spark_klog.tables.changes import debezium_type
+from spark_klog.tables.opening import open_table
 from tests.load.support import Killed, die, failing, run
 from tests.load.test_upserts import FORMATS, address_of, content, environment
 from tests.spark.support import Sent, create_topic, produce
@@ -67,6 +68,25 @@ def test_files_have_no_wider_numbers() -> None:
 
 def _send(servers: str, topic: str, *rows: dict[str, Any] | None) -> None:
     produce(servers, topic, [Sent(None if row is None else json.dumps(row).encode(), b"k") for row in rows])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_files_of_values_have(cluster: EmbeddedCluster, tmp_path: Path, environment: Any, kind: str) -> None:
+    """Their topic, partition and offsets, also of compacted files, by the columns beside those of the values."""
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    topic = f"values-in-{kind}"  # Delta's bounds have 32 characters
+    create_topic(servers, topic)
+    for topic_of_value in ("other", "another"):
+        _send(servers, topic, {"topic": topic_of_value, "partition": 7, "offset": 9}, {"topic": topic_of_value})
+        settings = WriteSettings(schema="topic string, partition int, offset bigint", table_columns=VALUES)
+        run(servers, address, topic, settings=settings)
+    table = open_table(address)
+    assert sorted(list(file.offsets.items()) for file in table.files()) == [
+        [((topic, 0), (0, 1))],
+        [((topic, 0), (2, 3))],
+    ]
+    assert table.compact(1 << 30) == 2
+    assert [file.offsets for file in table.files()] == [{(topic, 0): (0, 3)}]
 
 
 def _rows(address: str, *names: str) -> list[tuple[Any, ...]]:
