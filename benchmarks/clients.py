@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import subprocess
@@ -10,11 +9,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
-import aiokafka
 import pyarrow as pa
 from confluent_kafka import (
     Consumer as ConfluentConsumer,
@@ -24,11 +21,10 @@ from confluent_kafka import (
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from benchmarks.beside_kafka import read_by_kcat
-from benchmarks.data import PARTITIONS, RECORD_SIZE, create_topic, payload_file, produce, producer_performance
+from benchmarks.data import PARTITIONS, RECORD_SIZE, payload_file, produce, producer_performance
 from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.record_batches import take_turns
 from benchmarks.sides import SideFailed, recorded
-from spark_klog import aio
 from spark_klog.classic import ConsumerConnector
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.admin.topics import NewTopic
@@ -37,7 +33,7 @@ from tests.support.clients.klog import klog_command
 from tests.support.clients.tools import kcat_path
 from tests.support.servers.broker import KlogBroker
 from tests.support.servers.certificates import make_certificates
-from tests.support.servers.kafka import HOST, NEWEST, Kafka
+from tests.support.servers.kafka import HOST, Kafka
 from tests.support.servers.secure_kafka import tls_properties
 from tests.ui.browser import Browser, chromium
 from tests.ui.support import Page, serving
@@ -201,100 +197,6 @@ TLS = Work(
         "TLS: poll_arrow as in the section consumer, by a listener with TLS 1.3 (OpenSSL at the client; Java at the "
         "broker, which can't use sendfile then) and by one without. Wanted: 0.7. TLS costs more CPU time at the "
         "broker, in one thread for a connection, than at the client.",
-    ),
-)
-
-
-@contextmanager
-def _longest_steps() -> Iterator[list[float]]:
-    """The longest step of the loop, in ms of its thread's processor time, so that a busy machine does not count."""
-    longest, original = [0.0], asyncio.Handle._run
-
-    def run(handle: asyncio.Handle) -> None:
-        begin = time.thread_time()
-        original(handle)
-        longest[0] = max(longest[0], 1000 * (time.thread_time() - begin))
-
-    asyncio.Handle._run = run  # type: ignore[assignment,method-assign]
-    try:
-        yield longest
-    finally:
-        asyncio.Handle._run = original  # type: ignore[method-assign]
-
-
-@asynccontextmanager
-async def _theirs_on_loop(servers: str, topic: str) -> AsyncIterator[aiokafka.AIOKafkaConsumer]:
-    consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=servers, auto_offset_reset="earliest")
-    await consumer.start()
-    try:
-        consumer.assign([aiokafka.TopicPartition(topic, partition) for partition in range(PARTITIONS)])
-        yield consumer
-    finally:
-        await consumer.stop()
-
-
-async def _read_on_loop(kind: str, servers: str, topic: str, records: int) -> float:
-    """Read a topic; the rate in millions of records per second of processor time."""
-    count, begin = 0, time.process_time()
-    if kind.startswith("aiokafka"):
-        async with _theirs_on_loop(servers, topic) as theirs:
-            if kind == "aiokafka, getmany":
-                while count < records:
-                    count += sum(map(len, (await theirs.getmany(timeout_ms=1000, max_records=500)).values()))
-            else:
-                async for _ in theirs:
-                    if (count := count + 1) == records:
-                        break
-    else:
-        async with aio.Consumer({"bootstrap.servers": servers}) as consumer:
-            consumer.assign([(topic, partition, 0) for partition in range(PARTITIONS)])
-            if kind == "async for":
-                async for _ in consumer:
-                    if (count := count + 1) == records:
-                        break
-            while count < records:
-                batch = await consumer.poll_arrow()
-                count += 0 if batch is None else len(batch)
-    return records / (time.process_time() - begin) / 1e6
-
-
-def _consume_on_loop(bench: Bench) -> Iterator[Result]:
-    folder = bench.folder("asyncio")
-    kinds = ("async for", "poll_arrow", "aiokafka, async for", "aiokafka, getmany")
-    pairs = (("async for", "aiokafka, async for"), ("poll_arrow", "aiokafka, getmany"))
-    with Kafka(NEWEST, folder / "kafka", full_speed=True) as kafka, KlogBroker(folder / "klog") as klog:
-        for broker, servers in ((f"Kafka {NEWEST}", kafka.bootstrap_servers), ("klog", klog.bootstrap_servers)):
-            for size in (RECORD_SIZE, 10 * RECORD_SIZE):
-                records, topic = bench.records * RECORD_SIZE // size, f"{_TOPIC}-{size}"
-                create_topic(kafka.libs, servers, topic)
-                produce(kafka.libs, servers, topic, records, "lz4", folder, size)
-                steps = {kind: Side(kind) for kind in kinds}
-
-                def read(kind: str, given: tuple[str, str, int], steps: dict[str, Side] = steps) -> float:
-                    with _longest_steps() as longest:
-                        rate = asyncio.run(_read_on_loop(kind, *given))
-                    steps[kind].add(longest[0])
-                    return rate
-
-                given = servers, topic, records
-                sides = in_turn(bench, {kind: partial(read, kind, given) for kind in kinds})
-                for ours, theirs in pairs:
-                    name = f"asyncio: {ours}, and {theirs}, {records:,} records of {size} B, lz4, {broker}"
-                    unit = "M records/s of processor time"
-                    yield Result(name, unit, sides[ours], sides[theirs], bench.command)
-                    longest = f"longest step of the loop of that, {ours}, {size} B, {broker}"
-                    yield Result(longest, "ms", steps[ours], steps[theirs], bench.command, higher_is_better=False)
-
-
-ON_LOOP = Work(
-    "asyncio",
-    _consume_on_loop,
-    (
-        "asyncio: the consumers of spark_klog.aio and aiokafka, each on a loop of its own, read a topic of 4 "
-        "partitions, written once by ProducerPerformance, and nobody looks at the records. Rates are by processor time "
-        "of the process, threads included, from the making of a consumer on; a step is what the loop's thread does "
-        "between two looks at its sockets, by the thread's processor time. Wanted: 3 times aiokafka's rate, and steps "
-        "of 5 ms at most.",
     ),
 )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import figures
 from benchmarks.beside_kafka import BROKER, CONSUME, END_TO_END, PRODUCE
 from benchmarks.broker_inside import EVENT_LOOP, GROUPS, LOG
-from benchmarks.clients import COMMANDS, CONNECTOR, CONSUMER, ON_LOOP, PRODUCER, TLS
+from benchmarks.clients import COMMANDS, CONNECTOR, CONSUMER, PRODUCER, TLS
 from benchmarks.connections import CONNECTIONS
 from benchmarks.dataframes import DATAFRAMES
 from benchmarks.figures import Bench, Result, Side, Work, failures, render
@@ -33,6 +33,7 @@ from benchmarks.loading import LOAD, WORKER_MEMORY
 from benchmarks.machine import code_state, commit, describe
 from benchmarks.memory import MEMORY
 from benchmarks.mirror import MIRROR
+from benchmarks.on_loop import ON_LOOP
 from benchmarks.protobuf import PROTOBUF
 from benchmarks.schemas import AVRO, FUNCTIONS, JSON_RECORDS
 from benchmarks.spark_reads import BATCH_READ, DIRECTORY_READ, LATENCY, READS, SHORT_READS

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -28,7 +28,7 @@ from spark_klog.client.calls import OnLoop, steps_of
 from spark_klog.client.consumer.assignment import Assigned
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.core import ConsumerCore, Decoding
-from spark_klog.client.consumer.decoding import ConsumerRecord
+from spark_klog.client.consumer.decoding import AHEAD, ConsumerRecord
 from spark_klog.client.consumer.group import CLOSE_SECONDS, PATIENCE
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.forks import Maker
@@ -181,6 +181,7 @@ class _Parts(Iterator[tuple[Any, int]]):
     def __init__(self, parts: Iterator[tuple[Any, int]], is_quick: Callable[[], bool]) -> None:
         self._parts, self._is_quick = parts, is_quick
         self._under_way: asyncio.Future[tuple[Any, int]] | None = None
+        self._is_slice_over = False
 
     def decoded(self, driver: LoopDriver, *, begins: bool) -> Steps[None]:
         """Wait for the thread; with `begins` have it decode the next part. It goes on if nobody waits."""
@@ -189,12 +190,18 @@ class _Parts(Iterator[tuple[Any, int]]):
                 self._under_way = driver.begun_in_thread(next, self._parts, _END)
             except RuntimeError:  # the program ends, and the executor has been shut down
                 return
+        if self._is_slice_over:
+            self._is_slice_over = False
+            yield Wait(None, 0.0)
         while self._under_way is not None and not self._under_way.done():
             yield Wait(None, math.inf)
 
     def __next__(self) -> tuple[Any, int]:
         if self._under_way is None:
-            return next(self._parts)
+            until = time.monotonic() + SLICE / 2
+            part = next(self._parts)
+            self._is_slice_over = part[0] is AHEAD and time.monotonic() >= until
+            return part
         done, self._under_way = self._under_way, None
         if (part := done.result()) is _END:
             raise StopIteration
@@ -211,6 +218,10 @@ class _Held:
     end: int
     epoch: int
     begin: int = 0
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = len(self.records)
 
     def taken(self) -> Any:
         self.state.position, self.state.epoch = self.end, self.epoch
@@ -253,6 +264,9 @@ class Consumer(ConsumerCore, OnLoop):
         self._guard: _Guard = _Guard(self._driver, self._turn)
         self._begin(settings, include_headers, timestamp_unit, self._driver.wake, _Beside(self._turn, self._driver))
         self._held: _Held | None = None
+        #: The same for `async for`, until something else may change what it returns next, and the partitions then.
+        self._at_hand: _Held | None = None
+        self._assigned: Mapping[TopicPartition, Assigned] = {}
         #: What a poll has begun for the group and for positions: its steps, and the future of their end.
         self._preparing: tuple[Steps[bool], asyncio.Future[bool]] | None = None
         self._is_polling = self._is_closed = False
@@ -261,7 +275,6 @@ class Consumer(ConsumerCore, OnLoop):
         self._fresh_until = -math.inf
         deserializers = self._deserializers
         self._in_threads = deserializers is not None and deserializers.has_schemas
-        self._on_loop = deserializers is not None and deserializers.has_functions and not self._in_threads
 
     async def __aenter__(self) -> Consumer:
         self._guard.used()
@@ -327,36 +340,32 @@ class Consumer(ConsumerCore, OnLoop):
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        held = self._held
+        held = self._at_hand
         if (
             held is None
-            or self._decodes_arrow
             or time.monotonic() >= self._fresh_until
             or held.state.run != held.run
-            or self._assignment.partitions.get(held.state.key) is not held.state
-            or self._is_polling
-            or self._preparing is not None
-            or self._guard.is_closing
+            or self._assigned is not self._assignment.partitions
         ):
             held = None
             while held is None:
                 held = await self._next(self._lists, _LONGEST, is_arrow=False)
-            self._held = held
-        record: ConsumerRecord = held.records[held.begin]
-        held.begin += 1
-        if held.begin == len(held.records):
-            held.state.position, self._held = held.end, None
+            self._held = self._at_hand = held
+            self._assigned = self._assignment.partitions
+            held.state.epoch = held.epoch
+        begin = held.begin
+        record: ConsumerRecord = held.records[begin]
+        held.begin = begin = begin + 1
+        if begin == held.count:
+            held.state.position, self._held, self._at_hand = held.end, None, None
         else:
-            held.state.position = record.offset + 1
-        held.state.epoch = held.epoch
+            held.state.position = record[2] + 1  # the offset: by its name it takes twice as long
         return record
 
     def _lists(self, chunk: Fetched) -> _Parts:
         return _Parts(
             self._parts(chunk),
-            lambda: (
-                self._on_loop or self._records.is_ahead or (len(chunk) <= _QUICKLY_DECODED and not self._in_threads)
-            ),
+            lambda: not self._in_threads and (self._records.is_ahead or len(chunk) <= _QUICKLY_DECODED),
         )
 
     def _batches(self, chunk: Fetched) -> _Parts:
@@ -370,7 +379,7 @@ class Consumer(ConsumerCore, OnLoop):
         self._check_listener()
         if self._is_polling:
             raise ConcurrentUse("another task reads from this consumer: let one task read, or give each its own")
-        self._is_polling = True
+        self._is_polling, self._at_hand = True, None
         try:
             if time.monotonic() >= self._fresh_until:
                 await asyncio.sleep(0)
@@ -453,7 +462,7 @@ class Consumer(ConsumerCore, OnLoop):
         if self._guard.maker.is_forked or self._driver.has_lost_its_loop:
             self._end()
             return
-        is_first, self._guard.is_closing = not self._guard.is_closing, True
+        is_first, self._guard.is_closing, self._at_hand = not self._guard.is_closing, True, None
         self._driver.wake()
         if not is_first:  # another task closes it
             while not self._is_closed:
@@ -477,6 +486,7 @@ class Consumer(ConsumerCore, OnLoop):
     def _end(self) -> None:
         """Close the connections."""
         self._is_closed = self._guard.is_closing = True
+        self._at_hand = None
         if not self._driver.is_forked:
             closed = ConsumerClosed("the consumer was closed")
             self._driver.close(closed)

@@ -89,6 +89,36 @@ def test_a_position_moves_with_each_record(brokers: ScriptedCluster) -> None:
     run(main())
 
 
+def test_other_tasks_go_on_while_slow_functions_deserialize(servers: str) -> None:
+    topic, turns, seen = _topic(servers, "slow", [b"%d" % number for number in range(100)]), count(), list[int]()
+
+    def slow(data: bytes, context: object) -> int:
+        seen.append(turn)
+        time.sleep(0.001)
+        return int(data)
+
+    async def main() -> None:
+        nonlocal turn
+
+        async def count_turns() -> None:
+            nonlocal turn
+            while True:
+                turn = next(turns)
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(count_turns())
+        async with Consumer({"bootstrap.servers": servers, "value.deserializer": slow}) as consumer:
+            consumer.assign([(topic, 0, 0)])
+            assert [(await anext(consumer)).value for _ in range(100)] == list(range(100))
+        other.cancel()
+        with suppress(asyncio.CancelledError):
+            await other
+
+    turn = next(turns)
+    run(main())
+    assert len(set(seen)) > 25
+
+
 @pytest.mark.parametrize("kind", ["each", "poll", "poll_arrow"])
 def test_a_read_that_is_cancelled_at_any_round(
     kind: str, brokers: ScriptedCluster, monkeypatch: pytest.MonkeyPatch

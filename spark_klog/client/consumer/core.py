@@ -29,7 +29,7 @@ from spark_klog.client.consumer.classic_group import ClassicGroup
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
 from spark_klog.client.consumer.dead_letters import DeadLetters, NotDue
-from spark_klog.client.consumer.decoding import STOP, ArrowDecoder, ConsumerRecord, Deserializers, RecordDecoder
+from spark_klog.client.consumer.decoding import AHEAD, STOP, ArrowDecoder, ConsumerRecord, Deserializers, RecordDecoder
 from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.consumer.group import Beside, ConsumerGroup, RebalanceListener
 from spark_klog.client.consumer.positions import UNKNOWN_SECONDS, Positions
@@ -430,6 +430,8 @@ class ConsumerCore(Calls):
                 self._release()
                 state.rewind()
                 raise
+            if part is AHEAD:
+                continue
             self._returned = state, state.run, state.position, state.epoch
             state.position, state.epoch = position, chunk.leader_epoch
             state.held_run = -1

@@ -23,7 +23,7 @@ from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Bounds, Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment
-from spark_klog.client.consumer.decoding import STOP, ConsumerRecord
+from spark_klog.client.consumer.decoding import AHEAD, STOP, ConsumerRecord
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.dead_letters import CONVERTERS, PROCESSING, DeadLetter, split, told
 from spark_klog.client.fetch.entries import Fetched
@@ -243,7 +243,7 @@ class DeadLetters:
 
         def due(chunk: Fetched) -> Iterator[tuple[list[ConsumerRecord], int]]:
             for part, end in parts(chunk):
-                if part is STOP:
+                if part is STOP or part is AHEAD:
                     yield part, end
                     continue
                 until, count = self._first_waiting(part) if chunk.topic in self._delays else (0.0, len(part))

@@ -5,7 +5,8 @@ Arrow is imported for the first Arrow batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Generator, Iterator
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -23,11 +24,16 @@ if TYPE_CHECKING:
     from spark_klog.schemas.column_format import ColumnDecoder
     from spark_klog.schemas.values import FetchedValues
 
-#: Rows decoded at once: few enough that a seek wastes little work.
-_ROWS = 10_000
+#: Rows, and bytes of keys and values, decoded at once: few enough that a seek wastes little work, that they stay in the
+#: processor's cache, and that other threads wait for the interpreter's lock for a millisecond.
+_ROWS, _BYTES = 4_000, 512 * 1024
+#: Seconds that deserializers take before the consumer may do other work, unless one value takes longer.
+_SLICE = 0.0005
 _Part = TypeVar("_Part")
 #: A part without records: so many were left out that the caller should commit before there are more.
 STOP: Any = object()
+#: A part without records, which moves no position: of what comes next only Python's objects are to be made, in slices.
+AHEAD: Any = object()
 
 
 class ConsumerRecord(NamedTuple):
@@ -76,14 +82,15 @@ class Deserializers:
         self._serialization, self.on_bad, self._keeps_raw = serialization, on_bad, keeps_raw
         self._decoders: dict[tuple[Column, str | None], ColumnDecoder] = {}
         chosen = serialization.by_column.values()
-        #: Whether there are schemas, for which a registry may be asked; functions of the program.
+        #: Whether there are schemas, for which a registry may be asked.
         self.has_schemas = any(isinstance(its, str) for its in chosen)
-        self.has_functions = any(not isinstance(its, str | PlainType) for its in chosen)
 
     def lists(
         self, topic: str, records: Iterator[ConsumerRecord], columns: RecordColumns, most: int
     ) -> Iterator[list[ConsumerRecord] | _Stop]:
         """Yield lists of at most `most` of the records, whose keys and values are bytes, with deserialized ones.
+
+        Yields `AHEAD` between slices of the work.
 
         `RecordDeserializationError` for a record, after the records before it, unless there is `on_bad`; errors of a
         registry that is away.
@@ -102,7 +109,7 @@ class Deserializers:
                 part, failure = left, None
                 fresh: dict[Column, list[Any]] = {}
                 for column in self._serialization.by_column:
-                    fresh[column], failed = self._values(column, part, first, rows.get(column))
+                    fresh[column], failed = yield from self._values(column, part, first, rows.get(column))
                     if failed is not None:
                         part, failure = part[: len(fresh[column])], failed
                 if part:
@@ -117,7 +124,7 @@ class Deserializers:
 
     def _values(
         self, column: Column, records: list[ConsumerRecord], first: int, rows: FetchedValues | None
-    ) -> tuple[list[Any], RecordDeserializationError | None]:
+    ) -> Generator[Any, None, tuple[list[Any], RecordDeserializationError | None]]:
         """The values of a column up to the first record that fails; `first` is the number of the first one's row."""
         if rows is not None:
             values, bad = rows.part(first, len(records))
@@ -127,7 +134,11 @@ class Deserializers:
             return values[:row], _failure(records[row], column, reason)
         chosen = self._serialization.by_column[column]
         fresh: list[Any] = []
+        until = time.monotonic() + _SLICE
         for record in records:
+            if time.monotonic() >= until:
+                yield AHEAD
+                until = time.monotonic() + _SLICE
             raw = record.key if column == "key" else record.value
             try:
                 if raw is None:
@@ -214,19 +225,21 @@ class RecordDecoder:
         self._limit, self._most, self._checks_crcs = limit, most, checks_crcs
         self._deserializers = deserializers
         self._reader: RecordReader | None = None
-        #: Whether the next part is made of records that are decoded already.
+        #: Whether the next part is made of columns that are decoded already.
         self.is_ahead = False
 
     def parts(self, chunk: Fetched) -> Iterator[tuple[list[ConsumerRecord], int]]:
         """Yield lists of records, each with the offset after it, see `_with_ends`."""
+        self.is_ahead = False
         return _with_ends(chunk, self._lists(chunk), lambda part: part[-1].offset + 1)
 
     def _lists(self, chunk: Fetched) -> Iterator[list[ConsumerRecord] | _Stop]:
-        self.is_ahead = False
         # a reader abandoned in the middle of a chunk still holds its records, so keep it only at the end
         reader, self._reader = self._reader, None
         if reader is None:
-            reader = RecordReader(frozenset(COLUMNS), rows=_ROWS, limit=self._limit, checks=self._checks_crcs)
+            reader = RecordReader(
+                frozenset(COLUMNS), rows=_ROWS, size=_BYTES, limit=self._limit, checks=self._checks_crcs
+            )
         aborted = AbortedTransactions(chunk.aborted)
         failure = None
         try:
@@ -250,6 +263,8 @@ class RecordDecoder:
         assert columns.value is not None
         assert columns.headers is not None
         count = columns.count
+        self.is_ahead = True
+        yield AHEAD
         rows = zip(
             repeat(chunk.topic, count),
             repeat(chunk.partition),
@@ -262,12 +277,13 @@ class RecordDecoder:
             strict=False,  # repeat() has no end
         )
         records = map(ConsumerRecord._make, rows)
-        if self._deserializers is not None:
+        if self._deserializers is None:
+            for start in range(0, count, self._most):
+                self.is_ahead = start + self._most < count
+                yield list(islice(records, self._most))
+        else:
+            yield AHEAD
             yield from self._deserializers.lists(chunk.topic, records, columns, self._most)
-            return
-        for start in range(0, count, self._most):
-            self.is_ahead = start + self._most < count
-            yield list(islice(records, self._most))
         self.is_ahead = False
 
 
@@ -354,6 +370,8 @@ def _with_ends(
 ) -> Iterator[tuple[_Part, int]]:
     """Yield each part with the offset after it; for the last one that is the chunk's end. A `_Stop` becomes `STOP`.
 
+    `AHEAD` is yielded as it is.
+
     Raises an error, such as `DecodeError` for a corrupt batch, after yielding the records before it.
     """
     held: _Part | None = None
@@ -362,7 +380,9 @@ def _with_ends(
             if held is not None:
                 yield held, end_of(held)
             held = None
-            if isinstance(part, _Stop):
+            if part is AHEAD:
+                yield part, chunk.offset
+            elif isinstance(part, _Stop):
                 yield STOP, part.end
             else:
                 held = part

@@ -6,6 +6,7 @@ Each step also works without blocking: `open_step`, `send` and `poll`; see `wait
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import select
 import socket
@@ -108,7 +109,7 @@ class FrameStream:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
         #: The bytes read last, from the beginning of a frame or of its size.
-        self.buffer = bytearray(_FIRST_BUFFER)
+        self.buffer: bytearray | mmap.mmap = bytearray(_FIRST_BUFFER)
         #: The frame being read: its size if known, and the bytes in the buffer.
         self._size: int | None = None
         self._filled = 0
@@ -171,15 +172,13 @@ class FrameStream:
     def _fill(self, size: int) -> bool:
         """Read until the buffer has `size` bytes; False if they have not arrived, or not all are read yet.
 
-        It grows only as bytes arrive, whatever size a broker claims.
+        Memory is used only as bytes arrive, whatever size a broker claims.
         """
         enough = self._filled + _MOST_AT_ONCE
+        if size > len(self.buffer):  # a bytearray's zeros would be written at once, for milliseconds
+            self.buffer = mmap.mmap(-1, max(size, 2 * len(self.buffer)), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         while self._filled < size:
-            if self._filled == len(self.buffer):
-                grown = bytearray(min(size, 4 * len(self.buffer)))
-                grown[: self._filled] = self.buffer
-                self.buffer = grown
-            view = memoryview(self.buffer)[self._filled : min(size, len(self.buffer))]
+            view = memoryview(self.buffer)[self._filled : size]
             try:
                 received = self._socket.recv_into(view)
             except BlockingIOError:
@@ -680,7 +679,7 @@ class Connection:
             if is_alert and self._config.security.tls is None:
                 wanted = f"set {self._config.security.named('security.protocol')} to {self._protocol_with_tls}"
                 raise TlsError(f"broker {self.address} uses TLS on this port: {wanted}") from None
-            if not self._is_open and self._stream.buffer.startswith(_HTTP):
+            if not self._is_open and self._stream.buffer[:16].startswith(_HTTP):
                 raise DecodeError(
                     f"{self.address} answers by HTTP, as a schema registry or a page of metrics does: name the port of "
                     "a Kafka broker's listener"

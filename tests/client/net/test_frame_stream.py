@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from spark_klog.client.net.connection import FrameStream
@@ -166,3 +167,17 @@ def test_a_read_takes_all_tls_records_that_have_arrived(contexts: tuple[ssl.SSLC
         assert buffer[: len(data)] == data
         with pytest.raises(BlockingIOError):
             client.recv_into(buffer)
+
+
+def test_memory_is_used_as_bytes_arrive() -> None:
+    """A frame that claims 256 MB takes none of them, and no time, before they come."""
+    mine, theirs = socket.socketpair()
+    stream, process = FrameStream(mine, 1 << 30), psutil.Process()
+    try:
+        before = process.memory_info().rss
+        theirs.sendall(_SIZE.pack(256 << 20) + b"some")
+        assert stream.read() is None
+        assert process.memory_info().rss - before < 64 << 20
+    finally:
+        stream.close()
+        theirs.close()
