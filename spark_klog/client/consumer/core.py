@@ -53,6 +53,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 #: Seconds that requests for metadata and offsets may take even if a call's timeout is shorter.
 LEAST_SECONDS = 1.0
+#: Seconds between two looks at the fetches while a chunk has records.
+_STEP = 0.001
 
 
 class Decoding(NamedTuple):
@@ -124,6 +126,8 @@ class ConsumerCore(Calls):
         self._parts = self._records.parts if self._letters is None else self._letters.due_parts(self._records.parts)
         trace_client(self, self._cluster, "_read", group=self._config.group_id)
         self._decoding: Decoding | None = None
+        #: When fetches are looked at though records are at hand, a reading of `time.monotonic`.
+        self._steps_at = 0.0
         #: Whether `_decoding` is from the Arrow decoder.
         self._decodes_arrow = False
         #: What the part being returned has changed, to undo it: (partition, run, position, epoch). None once the caller
@@ -368,7 +372,9 @@ class ConsumerCore(Calls):
                 return None
             if self._letters is not None:
                 self._letters.check_room()
-            self._fetches.step()
+            if is_due := self._decoding is None or time.monotonic() >= self._steps_at:
+                self._fetches.step()
+                self._steps_at = time.monotonic() + _STEP
             while True:
                 if self._decoding is not None:
                     part = yield from self._next_part()
@@ -381,6 +387,8 @@ class ConsumerCore(Calls):
                     break
                 state = self._assignment.partitions[chunk.topic, chunk.partition]
                 self._decoding = Decoding(state, decode(chunk), chunk)
+            if not is_due:
+                continue
             until = max(deadline, self._raise_failures())
             if time.monotonic() >= until:
                 return None
