@@ -54,15 +54,22 @@ class BinaryColumn:
     validity: Buffer | None
     null_count: int
 
-    def values(self) -> list[bytes | None]:
-        """The values as Python objects."""
-        ends = memoryview(self.offsets).cast("B").cast("i").tolist()
-        data = bytes(self.data)
-        values: list[bytes | None] = [data[start:end] for start, end in pairwise(ends)]
+    def values(self, start: int = 0, stop: int | None = None) -> list[bytes | None]:
+        """The values of the rows [start, stop) as Python objects."""
+        offsets = memoryview(self.offsets).cast("B").cast("i")
+        rows = len(offsets) - 1
+        stop = rows if stop is None else min(stop, rows)
+        if self.null_count == rows:
+            return [None] * (stop - start)
+        ends = offsets[start : stop + 1].tolist()
+        data = bytes(memoryview(self.data).cast("B")[ends[0] : ends[-1]])
+        if base := ends[0]:
+            ends = [end - base for end in ends]
+        values: list[bytes | None] = [data[begin:end] for begin, end in pairwise(ends)]
         if self.null_count:
             assert self.validity is not None
             valid = memoryview(self.validity).cast("B")
-            values = [value if valid[row >> 3] >> (row & 7) & 1 else None for row, value in enumerate(values)]
+            values = [value if valid[row >> 3] >> (row & 7) & 1 else None for row, value in enumerate(values, start)]
         return values
 
     def value(self, row: int) -> bytes | None:
@@ -86,14 +93,15 @@ class HeadersColumn:
     values: BinaryColumn
     total: int
 
-    def rows(self, count: int) -> list[Headers]:
-        """The headers of `count` records as Python objects."""
+    def rows(self, start: int, stop: int) -> list[Headers]:
+        """The headers of the records [start, stop) as Python objects."""
         if not self.total:
-            return [()] * count
-        names = [(name or b"").decode() for name in self.keys.values()]
-        headers = list(zip(names, self.values.values(), strict=True))
-        ends = memoryview(self.offsets).cast("B").cast("i").tolist()
-        return [tuple(headers[start:end]) for start, end in pairwise(ends)]
+            return [()] * (stop - start)
+        ends = memoryview(self.offsets).cast("B").cast("i")[start : stop + 1].tolist()
+        first, last = ends[0], ends[-1]
+        names = [(name or b"").decode() for name in self.keys.values(first, last)]
+        headers = list(zip(names, self.values.values(first, last), strict=True))
+        return [tuple(headers[begin - first : end - first]) for begin, end in pairwise(ends)]
 
     def row(self, row: int) -> Headers:
         """The headers of one record."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from spark_klog.base.names import ROW_FORMATS, TopicPartition
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     from spark_klog.schemas.column_format import ColumnDecoder
     from spark_klog.schemas.values import FetchedValues
 
-#: Rows, and bytes of keys and values, decoded at once: few enough that a seek wastes little work, that they stay in the
-#: processor's cache, and that other threads wait for the interpreter's lock for a millisecond.
-_ROWS, _BYTES = 4_000, 512 * 1024
+#: Rows, and bytes of keys and values, decoded at once: few enough that a seek wastes little work.
+_ROWS, _BYTES = 10_000, 2 * 1024 * 1024
 #: Seconds that deserializers take before the consumer may do other work, unless one value takes longer.
 _SLICE = 0.0005
 _Part = TypeVar("_Part")
 #: A part without records: so many were left out that the caller should commit before there are more.
 STOP: Any = object()
-#: A part without records, which moves no position: of what comes next only Python's objects are to be made, in slices.
+#: A part without records, which moves no position: `RecordDecoder.is_ahead` says again whether the next part is quick.
 AHEAD: Any = object()
 
 
@@ -246,6 +245,7 @@ class RecordDecoder:
             for columns in reader.read(chunk.data, chunk.offset, chunk.next_offset, aborted, chunk.damaged):
                 assert isinstance(columns, RecordColumns)  # the reader raises errors of corrupt batches
                 yield from self._records(chunk, columns)
+                yield AHEAD  # the columns' last records are returned before the next columns are decoded
         except RecordDeserializationError:
             raise
         except DecodeError as error:
@@ -262,28 +262,33 @@ class RecordDecoder:
         assert columns.key is not None
         assert columns.value is not None
         assert columns.headers is not None
-        count = columns.count
+        offsets, timestamps = (memoryview(each).cast("B").cast("q") for each in (columns.offset, columns.timestamp))
+        types, key, value = memoryview(columns.timestamp_type).cast("B").cast("i"), columns.key, columns.value
+        headers, most, count = columns.headers, self._most, columns.count
         self.is_ahead = True
         yield AHEAD
-        rows = zip(
-            repeat(chunk.topic, count),
-            repeat(chunk.partition),
-            memoryview(columns.offset).cast("B").cast("q"),
-            memoryview(columns.timestamp).cast("B").cast("q"),
-            memoryview(columns.timestamp_type).cast("B").cast("i"),
-            columns.key.values(),
-            columns.value.values(),
-            columns.headers.rows(count),
-            strict=False,  # repeat() has no end
-        )
-        records = map(ConsumerRecord._make, rows)
-        if self._deserializers is None:
-            for start in range(0, count, self._most):
-                self.is_ahead = start + self._most < count
-                yield list(islice(records, self._most))
-        else:
-            yield AHEAD
-            yield from self._deserializers.lists(chunk.topic, records, columns, self._most)
+
+        def made(start: int) -> Iterator[ConsumerRecord]:
+            stop = min(start + most, count)  # all at once would hold an event loop
+            rows = zip(
+                repeat(chunk.topic, stop - start),
+                repeat(chunk.partition),
+                offsets[start:stop],
+                timestamps[start:stop],
+                types[start:stop],
+                key.values(start, stop),
+                value.values(start, stop),
+                headers.rows(start, stop),
+                strict=False,  # repeat() has no end
+            )
+            return map(ConsumerRecord._make, rows)
+
+        if self._deserializers is not None:
+            records = chain.from_iterable(map(made, range(0, count, most)))
+            yield from self._deserializers.lists(chunk.topic, records, columns, most)
+        for start in range(0, count, most) if self._deserializers is None else ():
+            self.is_ahead = start + most < count
+            yield list(made(start))
         self.is_ahead = False
 
 
@@ -370,7 +375,7 @@ def _with_ends(
 ) -> Iterator[tuple[_Part, int]]:
     """Yield each part with the offset after it; for the last one that is the chunk's end. A `_Stop` becomes `STOP`.
 
-    `AHEAD` is yielded as it is.
+    `AHEAD` is yielded as it is, unless it ends the wait for the next part.
 
     Raises an error, such as `DecodeError` for a corrupt batch, after yielding the records before it.
     """
@@ -379,10 +384,12 @@ def _with_ends(
         for part in parts:
             if held is not None:
                 yield held, end_of(held)
+            elif part is AHEAD:
+                yield part, chunk.offset
             held = None
             if part is AHEAD:
-                yield part, chunk.offset
-            elif isinstance(part, _Stop):
+                continue
+            if isinstance(part, _Stop):
                 yield STOP, part.end
             else:
                 held = part

@@ -181,7 +181,7 @@ def _schema_ids(values: BinaryColumn, headers: HeadersColumn, name: str, count: 
             for head, (start, end) in zip(ids, pairwise(ends), strict=True)
         ]
     if headers.total and name.encode() in bytes(headers.keys.data):
-        for index, row in enumerate(headers.rows(count)):
+        for index, row in enumerate(headers.rows(0, count)):
             for given, value in row:
                 if given == name and value is not None:
                     ids[index] = value[: _GUID_SIZE if value[:1] == _OF_GUID else _ID_SIZE]

@@ -169,9 +169,9 @@ def test_a_read_takes_all_tls_records_that_have_arrived(contexts: tuple[ssl.SSLC
             client.recv_into(buffer)
 
 
-def test_memory_is_used_as_bytes_arrive() -> None:
+def test_memory_is_used_as_bytes_arrive(connect: Callable[[], tuple[socket.socket, socket.socket]]) -> None:
     """A frame that claims 256 MB takes none of them, and no time, before they come."""
-    mine, theirs = socket.socketpair()
+    mine, theirs = connect()
     stream, process = FrameStream(mine, 1 << 30), psutil.Process()
     try:
         before = process.memory_info().rss
