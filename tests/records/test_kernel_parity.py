@@ -64,6 +64,22 @@ def test_all_columns(kernel: Kernel) -> None:
     assert _decode(kernel, ROWS) == expected_lists(ROWS)
 
 
+@pytest.mark.parametrize("rows", [ROWS, [row._replace(key=None) for row in ROWS]], ids=["some", "all null"])
+def test_objects_of_some_rows(kernel: Kernel, rows: list[Row]) -> None:
+    builder = kernel.builder(ALL)
+    builder.append(encode_rows(rows, BASE_OFFSET, BASE_TIME), len(rows), BASE_OFFSET, BASE_TIME, None, *EVERYTHING)
+    columns = builder.finish()
+    assert columns.key is not None
+    assert columns.value is not None
+    assert columns.headers is not None
+    for start, stop in itertools.combinations_with_replacement(range(len(rows) + 1), 2):
+        part = rows[start:stop]
+        assert columns.key.values(start, stop) == [row.key for row in part]
+        assert columns.value.values(start, stop) == [row.value for row in part]
+        assert columns.headers.rows(start, stop) == [row.headers for row in part]
+    assert columns.key.values() == [row.key for row in rows]
+
+
 @pytest.mark.parametrize("size", range(len(COLUMNS) + 1))
 def test_subsets_of_columns(kernel: Kernel, size: int) -> None:
     for names in itertools.combinations(COLUMNS, size):
