@@ -318,15 +318,14 @@ class IcebergTable:
     def _check_key(self, metadata: TableMetadata, key: Sequence[str], renamed: Mapping[str, str] | None = None) -> None:
         """`LoadError` if changes by `key` would not find the table's rows, once it has `renamed` its columns."""
         ids = {(renamed or {}).get(name, name): number for name, number in _ids(metadata).items()}
-        head = metadata.current_snapshot()
-        has_rows = head is not None and (head.summary is None or head.summary.get("total-records") != "0")
-        if key and has_rows and (mismatch := key_mismatch(self.address, metadata.properties, key, ids)):
+        if key and _may_have_rows(metadata) and (mismatch := key_mismatch(self.address, metadata.properties, key, ids)):
             raise LoadError(f"{self.address} {mismatch}")
 
     def _check_names(self, metadata: TableMetadata, added: Iterable[str]) -> None:
         """`LoadError` if a column that is to be added is one that runs have written and others have renamed since."""
         names = {number: name for name, number in _ids(metadata).items()}
-        for name in sorted(_own(self.address, metadata).intersection(added)):
+        own = _own(self.address, metadata) if _may_have_rows(metadata) else set()
+        for name in sorted(own.intersection(added)):
             ids = [field.field_id for each in metadata.schemas for field in each.fields if field.name == name]
             if ids and (now := names.get(max(ids), name)) != name:
                 raise LoadError(
@@ -674,6 +673,11 @@ def _own(address: str, metadata: TableMetadata) -> set[str]:
     if COLUMNS_PROPERTY in metadata.properties:
         return own_columns(address, metadata.properties)
     return {one.name for one in metadata.schema().fields} if LOAD_PROPERTY in metadata.properties else set()
+
+
+def _may_have_rows(metadata: TableMetadata) -> bool:
+    head = metadata.current_snapshot()
+    return head is not None and (head.summary is None or head.summary.get("total-records") != "0")
 
 
 def _unwritten(metadata: TableMetadata, specs: Iterable[PartitionSpec]) -> Collection[int]:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import ArrayType, PrimitiveType
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from pyiceberg.catalog import load_catalog
 from pyiceberg.types import ListType, StringType
 
@@ -252,6 +252,7 @@ _MODEL = {"keys": st.sampled_from([*_KEYS]), "steps": _STEPS, "slice_bytes": st.
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(deadline=None, max_examples=6)
 @given(**_MODEL)
+@example(keys="long", steps=[("run", []), ("renamed", []), ("run", [])], slice_bytes=400)
 def test_the_table_equals_the_model_after_each_run(kind: str, keys: str, steps: list[Any], slice_bytes: int) -> None:
     _check_model(kind, keys, steps, slice_bytes)
 
