@@ -9,7 +9,8 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import psutil
 import pytest
@@ -45,14 +46,27 @@ class Services:
     def __init__(self, servers: str) -> None:
         self._servers = servers
         self.is_over = False
+        #: How many begin at once, as a loop that begins thousands is late for all; who has begun, and when all have.
+        self._beginning, self._begun, self.all_begun = asyncio.Semaphore(20), 0, asyncio.Event()
         #: By topic: the values that are confirmed, and those that were read, with their places.
         self.confirmed: dict[str, set[bytes]] = defaultdict(set)
         self.read: dict[str, dict[bytes, set[tuple[int, int]]]] = defaultdict(lambda: defaultdict(set))
 
-    async def write(self, number: int, seconds: float) -> None:
-        topic, until = topic_of(number), time.monotonic() + seconds
-        async with Producer({"bootstrap.servers": self._servers}) as producer:
-            sent = 0
+    @asynccontextmanager
+    async def _begin(self) -> AsyncIterator[None]:
+        async with self._beginning:
+            yield
+        self._begun += 1
+        if self._begun == 2 * CLIENTS:
+            self.all_begun.set()
+
+    async def write(self, number: int) -> None:
+        topic = topic_of(number)
+        async with AsyncExitStack() as stack:
+            async with self._begin():
+                producer = await stack.enter_async_context(Producer({"bootstrap.servers": self._servers}))
+            await self.all_begun.wait()
+            until, sent = time.monotonic() + SECONDS, 0
             await asyncio.sleep(PAUSE * number / CLIENTS)
             while time.monotonic() < until:
                 value = b"%d-%d" % (number, sent)
@@ -65,13 +79,19 @@ class Services:
         topic = topic_of(number)
         settings = {"group.id": topic, "auto.offset.reset": "earliest", "enable.auto.commit": "true"}
         async with Consumer({"bootstrap.servers": self._servers, **settings}) as consumer:
-            consumer.subscribe([topic])
+            async with self._begin():
+                consumer.subscribe([topic])
+                while not consumer.assignment():
+                    await self._poll(topic, consumer, 0.2)
             while not self.is_over:
-                try:
-                    for record in await consumer.poll(1.0):
-                        self.read[topic][record.value].add((record.partition, record.offset))
-                except KlogError as error:  # what a service logs; it polls again
-                    _log.warning("a consumer of %s: %s", topic, error)
+                await self._poll(topic, consumer)
+
+    async def _poll(self, topic: str, consumer: Consumer, seconds: float = 5.0) -> None:
+        try:
+            for record in await consumer.poll(seconds):
+                self.read[topic][record.value].add((record.partition, record.offset))
+        except KlogError as error:  # what a service logs; it polls again
+            _log.warning("a consumer of %s: %s", topic, error)
 
     def lost(self) -> int:
         return sum(len(values - self.read[topic].keys()) for topic, values in self.confirmed.items())
@@ -102,7 +122,8 @@ def test_many_clients_in_one_loop(cluster: EmbeddedCluster, capsys: pytest.Captu
     async def main() -> tuple[Services, int, int]:
         services = Services(cluster.bootstrap_servers)
         consumers = [asyncio.create_task(services.consume(number)) for number in range(CLIENTS)]
-        producers = [asyncio.create_task(services.write(number, SECONDS)) for number in range(CLIENTS)]
+        producers = [asyncio.create_task(services.write(number)) for number in range(CLIENTS)]
+        await asyncio.wait_for(services.all_begun.wait(), _PATIENCE)
         kills = await _killing(cluster, SECONDS)
         await asyncio.gather(*producers)
         until = time.monotonic() + _PATIENCE
