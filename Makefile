@@ -44,7 +44,7 @@ soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_KILLS=50 $(BIN)/python -m pytest --timeout=7200 tests/load/test_table_kills.py tests/load/test_by_topic.py tests/load/test_real_lakes.py tests/load/test_outages.py tests/load/test_debezium.py tests/tables/test_streams.py $(ARGS)
 	SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest tests/broker/clients/test_client_matrix.py tests/client tests/zookeeper/test_connector_beside_kafka.py tests/spark/read/test_broker_trouble.py tests/spark/test_security_kafka.py tests/spark/test_kerberos.py $(ARGS)
 	SPARK_KLOG_KILLS=20 SPARK_KLOG_KAFKAS=all $(BIN)/python -m pytest --timeout=3600 tests/mirror $(ARGS)
-	SPARK_KLOG_MASTERS=all $(BIN)/python -m pytest tests/spark/test_cluster_masters.py $(ARGS)
+	SPARK_KLOG_MASTERS=all $(BIN)/python -m pytest tests/spark/test_cluster_masters.py tests/spark/standalone $(ARGS)
 	SPARK_KLOG_MODEL_SECONDS=3600 $(BIN)/python -m pytest --timeout=7200 tests/log/test_log_model.py $(ARGS)
 	SPARK_KLOG_REGISTRY_SECONDS=20 $(BIN)/python -m pytest --timeout=3600 tests/schemas/registry/test_largest_requests.py $(ARGS)
 	SPARK_KLOG_FUZZ_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/fuzz tests/broker/handlers/test_api_fuzz.py tests/broker/handlers/test_fetch_sessions.py tests/broker/handlers/test_changes_at_once.py $(ARGS)

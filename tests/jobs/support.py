@@ -82,11 +82,15 @@ class Ran(NamedTuple):
 class Running:
     """A running job, whose output goes to files."""
 
-    def __init__(self, command: list[str], folder: Path, number: int) -> None:
+    def __init__(
+        self, command: list[str], folder: Path, number: int, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`variables` are its environment, by default that of `environment`."""
+        variables = environment(folder) if variables is None else variables
         self._out, self._err = folder / f"run-{number}.stdout", folder / f"run-{number}.stderr"
         with self._out.open("wb") as stdout, self._err.open("wb") as stderr:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=folder, env=environment(folder)
+                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=folder, env=dict(variables)
             )
         self._seen: set[psutil.Process] = set()
 

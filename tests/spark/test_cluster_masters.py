@@ -10,8 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,8 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load.audit import status
 from tests.jobs.support import DONE, NOTHING_NEW, ROOT, Load, rows_of, spark_submit
 from tests.jobs.truth import Truth
+from tests.support.spark.standalone import bare_environment, environment, packed_environment, standalone
 
-from .standalone import environment, standalone
 from .support import consume, create_topic, produce, values
 
 pytestmark = [
@@ -38,22 +36,14 @@ _SECONDS = 480
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with the package's dependencies, but without the package."""
-    folder = tmp_path_factory.mktemp("bare") / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=_SECONDS)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    python = folder / "bin" / "python"
-    command = [python, "-c", "import importlib.util, pyspark; assert importlib.util.find_spec('spark_klog') is None"]
-    subprocess.run(command, check=True, cwd=folder, env=environment(python), timeout=_SECONDS)
-    return python
+    return bare_environment(tmp_path_factory.mktemp("bare") / "environment")
 
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a standalone master with one worker of two cores."""
-    with standalone(tmp_path_factory.mktemp("standalone")) as url:
-        yield url
+    with standalone(tmp_path_factory.mktemp("standalone")) as running:
+        yield running.url
 
 
 def _submit(
@@ -113,22 +103,11 @@ def test_standalone_with_a_wheel_by_py_files(
 def test_standalone_with_a_packed_environment(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, master: str, wheel: Path, bare_python: Path
 ) -> None:
-    (site,) = bare_python.parent.parent.glob("lib/python*/site-packages")
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check"]
-    installed = tmp_path / "installed"
-    subprocess.run([*command, "--target", installed, wheel], check=True, timeout=_SECONDS)
-    archive = tmp_path / "environment.tar.gz"
-    root = bare_python.parent.parent
-    with tarfile.open(archive, "w:gz") as packed:
-        packed.add(root, ".")
-        packed.add(installed, str(site.relative_to(root)))
+    archive, driver_python = packed_environment(bare_python, wheel, tmp_path)
     arguments = ["--master", master, "--archives", f"{archive}#environment", "--executor-memory", "1g"]
     arguments += ["--conf", "spark.pyspark.python=./environment/bin/python"]
-    driver = tmp_path / "driver"
-    with tarfile.open(archive) as packed:
-        packed.extractall(driver, filter="fully_trusted")
-    arguments += ["--conf", f"spark.pyspark.driver.python={driver}/bin/python"]
-    found = _submit(tmp_path, cluster, topic, driver / "bin" / "python", arguments)
+    arguments += ["--conf", f"spark.pyspark.driver.python={driver_python}"]
+    found = _submit(tmp_path, cluster, topic, driver_python, arguments)
     assert {kernel for _, kernel in found["packages"]} == {"native"} or not _has_native()
     assert all("/environment/lib/" in file for file, _ in found["packages"])
 

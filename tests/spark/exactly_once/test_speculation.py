@@ -16,8 +16,8 @@ import pytest
 from spark_klog.client.admin.admin import Admin
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import Running
-from tests.spark.standalone import standalone
 from tests.spark.support import create_topic
+from tests.support.spark.standalone import standalone
 
 from .support import PARTITIONS, fill, once, read
 
@@ -57,8 +57,8 @@ def test_copies_of_tasks(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -
         "to_the_end": True,
         "markers": str(markers),
     }
-    with standalone(tmp_path, ("127.0.0.1", "127.0.0.2"), memory="1g") as master:
-        command = [sys.executable, str(_PROGRAM), json.dumps({**given, "master": master, "confs": _CONFS})]
+    with standalone(tmp_path, ("127.0.0.1", "127.0.0.2"), memory="1g") as running_cluster:
+        command = [sys.executable, str(_PROGRAM), json.dumps({**given, "master": running_cluster.url, "confs": _CONFS})]
         running = Running(command, tmp_path, 1)
         try:
             ran = running.result(400)
