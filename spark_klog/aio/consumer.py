@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -218,10 +218,6 @@ class _Held:
     end: int
     epoch: int
     begin: int = 0
-    count: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.count = len(self.records)
 
     def taken(self) -> Any:
         self.state.position, self.state.epoch = self.end, self.epoch
@@ -356,7 +352,7 @@ class Consumer(ConsumerCore, OnLoop):
         begin = held.begin
         record: ConsumerRecord = held.records[begin]
         held.begin = begin = begin + 1
-        if begin == held.count:
+        if begin == len(held.records):
             held.state.position, self._held, self._at_hand = held.end, None, None
         else:
             held.state.position = record[2] + 1  # the offset: by its name it takes twice as long
