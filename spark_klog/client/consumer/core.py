@@ -123,7 +123,7 @@ class ConsumerCore(Calls):
         self._arrow = ArrowDecoder(limit, include_headers, checks_crcs, unit, self._deserializers)
         self._records = RecordDecoder(limit, self._config.max_poll_records, checks_crcs, self._deserializers)
         #: Decodes a chunk into lists of records.
-        self._parts = self._records.parts if self._letters is None else self._letters.due_parts(self._records.parts)
+        self._parts = self._records.slices if self._letters is None else self._letters.due_parts(self._records.slices)
         trace_client(self, self._cluster, "_read", group=self._config.group_id)
         self._decoding: Decoding | None = None
         #: When fetches are looked at though records are at hand, a reading of `time.monotonic`.

@@ -229,6 +229,10 @@ class RecordDecoder:
 
     def parts(self, chunk: Fetched) -> Iterator[tuple[list[ConsumerRecord], int]]:
         """Yield lists of records, each with the offset after it, see `_with_ends`."""
+        return (part for part in self.slices(chunk) if part[0] is not AHEAD)
+
+    def slices(self, chunk: Fetched) -> Iterator[tuple[list[ConsumerRecord], int]]:
+        """`parts`, and `AHEAD` where a loop may do other work before the next one."""
         self.is_ahead = False
         return _with_ends(chunk, self._lists(chunk), lambda part: part[-1].offset + 1)
 
