@@ -38,6 +38,7 @@ from benchmarks.protobuf import PROTOBUF
 from benchmarks.schemas import AVRO, FUNCTIONS, JSON_RECORDS
 from benchmarks.spark_reads import BATCH_READ, DIRECTORY_READ, LATENCY, READS, SHORT_READS
 from benchmarks.spark_writes import WRITE, WRITE_GUARANTEES, WRITE_LATENCY
+from benchmarks.switches import SWITCHES
 from benchmarks.tables import TABLES
 from benchmarks.topics import LOAD_TOPICS
 from benchmarks.typed import TYPED
@@ -57,6 +58,7 @@ WORK: tuple[Work, ...] = (
     WRITE_GUARANTEES,
     WRITE_LATENCY,
     TYPED,
+    SWITCHES,
     LOAD,
     TABLES,
     UPSERTS,
