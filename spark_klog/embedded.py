@@ -138,7 +138,9 @@ class ChildProcess:
         """The next line that a broker prints: it is ready, or has applied a command; empty if it ended or is late."""
         stdout = self.popen.stdout
         assert stdout is not None
-        readable, _, _ = select.select([stdout], [], [], START_SECONDS)
+        waiting = select.poll()  # select takes no descriptor above 1023, which a program with many clients has
+        waiting.register(stdout, select.POLLIN)
+        readable = waiting.poll(1000 * START_SECONDS)
         return stdout.readline().decode().strip() if readable else ""
 
 
