@@ -97,7 +97,7 @@ class Producer(ProducerCore):
         """Check `settings` by Kafka's names; raises what `client_config` raises."""
         of_client, serializers = producer_settings(settings)
         self._begin(Cluster(client_config(of_client)), serializers, creates_topics=True)
-        trace_client(self, self._cluster, "send", "send_nowait")
+        trace_client(self, self._cluster, "send", "send_nowait", "send_arrow")
         self._driver = LoopDriver("producer", ProducerClosed)
         self._kernel = kernels.load()
         self._loop: asyncio.AbstractEventLoop | None = None

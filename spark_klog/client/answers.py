@@ -66,8 +66,6 @@ _ADVICE: dict[int, dict[ErrorCode, str]] = {
     PRODUCE.key: {
         ErrorCode.MESSAGE_TOO_LARGE: "the record, or a batch that a mirror copies, is larger than the topic's "
         "max.message.bytes: raise that",
-        ErrorCode.INVALID_PRODUCER_EPOCH: "the transaction was aborted from outside or by its timeout, or another "
-        "producer with this transactional.id has begun: close this one, make a new Producer and call init_transactions",
         ErrorCode.INVALID_TIMESTAMP: "the topic's settings message.timestamp.before.max.ms and "
         "message.timestamp.after.max.ms (message.timestamp.difference.max.ms before Kafka 3.6) do not allow the "
         "records' times: raise them, or leave the times out (in Spark drop the column timestamp)",

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from spark_klog.client.requests import Steps, at_once, run
+from spark_klog.errors import ConfigError
 
 _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
+_Client = TypeVar("_Client")
 
 
-class Calls:
+class OfSettings:
+    """The base of clients, which take their settings as a dict, not as arguments by name."""
+
+    def __new__(cls: type[_Client], *_: object, **named: object) -> _Client:
+        known = inspect.signature(cls.__init__).parameters if named else {}
+        unknown = [name for name in named if name not in known]
+        if unknown and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
+            settings, name = ", ".join(f'"{each.replace("_", ".")}": ...' for each in unknown), cls.__name__
+            raise ConfigError(
+                f"{name} takes its settings in a dict: write {name}({{{settings}}}), not {unknown[0]}=..."
+            )
+        return object.__new__(cls)
+
+
+class Calls(OfSettings):
     """The base of clients whose calls are made by `call`."""
 
     def make(self, steps: Steps[Any]) -> Any:

@@ -37,7 +37,7 @@ from spark_klog.log.partition_files import (
     write_overrides,
     write_topic_id,
 )
-from spark_klog.log.producer_state import SNAPSHOT, check_batches
+from spark_klog.log.producer_state import SNAPSHOT, check_batches, duplicate_of
 from spark_klog.log.recovery import open_segments
 from spark_klog.log.segments.index import IndexMemory
 from spark_klog.log.segments.segment import (
@@ -470,6 +470,12 @@ class PartitionLog:
         if flushes and self.has_many_unflushed:
             self.flush()
         return appended
+
+    def has_appended(self, records: memoryview) -> bool:
+        """Whether batches are all duplicates of what producers have written last."""
+        headers = [header for header, _ in iter_batches(records)]
+        known = [header for header in headers if isinstance(header, BatchHeader) and header.producer_id >= 0]
+        return len(known) == len(headers) and duplicate_of(self.producers, known) is not None
 
     def append_unflushed(self, records: memoryview, *, of_client: bool, rolls: bool) -> Appended | None:
         """As `append`, but leaves flushes to the caller.

@@ -281,7 +281,7 @@ def check_clients(state: ProducerState, headers: Sequence[BatchHeader]) -> Dupli
     Returns `Duplicate` if all were appended before, None if they may be appended. `ProducerRefused`; `DecodeError` for
     a negative epoch or sequence.
     """
-    duplicate = _duplicate(state, headers)
+    duplicate = duplicate_of(state, headers)
     if duplicate is not None:
         return duplicate
     known: dict[int, _Known] = {}
@@ -323,7 +323,8 @@ def _known(producer: ProducerEntry) -> _Known:
     return _Known(producer.epoch, last, producer.is_in_transaction)
 
 
-def _duplicate(state: ProducerState, headers: Sequence[BatchHeader]) -> Duplicate | None:
+def duplicate_of(state: ProducerState, headers: Sequence[BatchHeader]) -> Duplicate | None:
+    """The first append of batches that producers send again; None if one of them is new."""
     first = last = None
     for header in headers:
         producer = state.producers.get(header.producer_id)

@@ -307,8 +307,6 @@ class Session:
             self._trace(error)
         finally:
             self._stack.close()
-        if (fenced := self.target.fenced(error)) is not None:
-            raise fenced from error
 
     def run(self, is_stopped: Callable[[], bool], on_progress: Callable[[Totals], None], *, until_end: bool) -> None:
         """Mirror until `is_stopped`, with `until_end` until the offsets that the source has now; commit at the end.

@@ -16,7 +16,7 @@ from spark_klog.client.producer.receipts import Receipt
 from spark_klog.client.producer.sender import Sender
 from spark_klog.client.producer.transactions import Transactions
 from spark_klog.client.requests import run
-from spark_klog.errors import ConfigError, ErrorCode, MirrorFenced, ProducerFenced, RequestTimedOut
+from spark_klog.errors import ConfigError, MirrorFenced, RequestTimedOut
 from spark_klog.mirror.batches import OutBatch
 from spark_klog.mirror.progress import (
     OWNER,
@@ -79,12 +79,6 @@ class Target:
     def has_expired(self) -> bool:
         """Whether the open transaction is older than transaction.timeout.ms: the broker aborts and fences it then."""
         return self._began_at is not None and time.monotonic() - self._began_at >= self._timeout_seconds
-
-    def fenced(self, error: BaseException | None) -> ProducerFenced | None:
-        """The error for an outdated epoch: a leader answers INVALID_PRODUCER_EPOCH where a coordinator fences."""
-        if self._transactions is None or getattr(error, "code", None) != ErrorCode.INVALID_PRODUCER_EPOCH:
-            return None
-        return ProducerFenced(self._transactions.transactional_id)
 
     def send(self, key: TopicPartition, batch: OutBatch) -> Receipt:
         """Queue a batch for a partition, named as at the source; waits while too much is queued."""

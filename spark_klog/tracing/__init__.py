@@ -65,7 +65,11 @@ def processing(records: Any, consumer: Any) -> AbstractContextManager[None]:
     `records` are one record, or what `poll` or `poll_arrow` has returned. The span links to the contexts that the
     records' headers have. The span of a single record is in the trace of its producer, unless another span is the
     current one already. An exception that leaves the block is its error. The record's baggage is the block's.
-    Without a TracerProvider the block does nothing.
+    Without a TracerProvider the block does nothing. `TypeError` for what no consumer has returned.
     """
+    if not isinstance(records, list) and not hasattr(records, "headers") and not hasattr(records, "num_rows"):
+        raise TypeError(f"processing: {type(records).__name__} is neither a record nor what a poll has returned")
+    if not hasattr(consumer, "group_metadata"):
+        raise TypeError(f"processing: pass the Consumer that has returned the records, not {type(consumer).__name__}")
     spans: Spans | None = getattr(consumer, _SPANS, None)
     return nullcontext() if spans is None else spans.processing(records)

@@ -71,6 +71,15 @@ def _send(method: _Method, spans: Spans) -> _Method:
 
 
 def _send_arrow(method: _Method, spans: Spans) -> _Method:
+    if iscoroutinefunction(method):
+
+        @wraps(method)
+        async def send_rows(rows: Any, topic: Any = None, **options: Any) -> Any:
+            with spans.sending_rows(rows, topic) as rows_with_context:
+                return await method(rows_with_context, topic, **options)
+
+        return send_rows
+
     @wraps(method)
     def send_arrow(rows: Any, topic: Any = None, **options: Any) -> Any:
         with spans.sending_rows(rows, topic) as rows_with_context:

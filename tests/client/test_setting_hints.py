@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer, Producer as ConfluentProducer
 from kafka import KafkaConsumer, KafkaProducer
 
-from spark_klog import classic
+from spark_klog import aio, classic
 from spark_klog.classic import ConsumerConnector
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.settings import (
@@ -119,3 +119,14 @@ def test_what_is_no_dict_of_settings(client: Callable[..., Any], settings: Any) 
     words = {"settings": settings} if name == "read" else {}
     with pytest.raises(ConfigError, match=f"^{name} takes a dict of settings .*, not (a dict with|str|None|int|list)"):
         client(**words) if words else client(settings)
+
+
+@pytest.mark.parametrize("client", [Producer, Consumer, Admin, aio.Producer, aio.Consumer, aio.Admin])
+def test_settings_as_arguments(client: Callable[..., Any]) -> None:
+    """As kafka-python's and aiokafka's clients take them."""
+    told = re.escape(f'write {client.__name__}({{"bootstrap.servers": ..., "client.id": ...}}), not ')
+    with pytest.raises(ConfigError, match=told) as refused:
+        client(bootstrap_servers="user:hunter2@h:1", client_id="x")
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(ConfigError, match="nowhere"):
+        client(settings={"bootstrap.servers": "nowhere"})

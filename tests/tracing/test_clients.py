@@ -10,6 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -313,11 +314,11 @@ def test_errors_on_a_loop(cluster: EmbeddedCluster, topic: str, traces: Traces) 
     ]
 
 
-def test_rows(cluster: EmbeddedCluster, topic: str, traces: Traces) -> None:
+def test_rows(cluster: EmbeddedCluster, topic: str, traces: Traces, kind: Any) -> None:
     """A span for the rows of a call; they get its context, unless they have headers."""
     import pyarrow as pa
 
-    with Producer(_settings(cluster)) as producer:
+    with kind(_settings(cluster)) as producer:
         producer.send_arrow(pa.table({"value": [b"0", b"1"]}), topic)
         kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
         own = pa.array([[{"key": "traceparent", "value": _PARENT.encode()}], None], kind)
@@ -384,6 +385,14 @@ def test_processing(cluster: EmbeddedCluster, topic: str, traces: Traces) -> Non
     assert attributes_of(second)["error.type"] == "ValueError"
     assert attributes_of(second)["messaging.batch.message_count"] == len(second.links) == 2
     assert (third.name, attributes_of(third)["messaging.batch.message_count"]) == ("process", 0)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_processing_of_what_is_none(cluster: EmbeddedCluster, is_on: bool) -> None:
+    with tracing() if is_on else nullcontext(), Consumer(_settings(cluster)) as consumer:
+        for records, reader in (("x", consumer), (None, consumer), ([], None), ([], "consumer")):
+            with pytest.raises(TypeError, match=r"^processing: "):
+                processing(records, reader)
 
 
 def test_commits(cluster: EmbeddedCluster, topic: str, traces: Traces) -> None:

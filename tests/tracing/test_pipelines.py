@@ -14,6 +14,7 @@ import pytest
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.dead_letters import split
 from spark_klog.client.letter_topics import LetterTopic
+from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.load.run import MaxBad
@@ -21,6 +22,9 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.restore import RestoreOptions, plan_restore, replay, restore_partition
+from spark_klog.spark.options import source_options
+from spark_klog.spark.read.ranges import OffsetRange
+from spark_klog.spark.read.tasks import Plan, read_ranges
 from tests.load.support import run
 from tests.support.clients.mirrors import read_topic
 from tests.support.waiting import wait_until
@@ -135,6 +139,23 @@ def test_consumer_to_producer(cluster: EmbeddedCluster, topic: str, traces: Trac
                 producer.send_arrow(batch, f"{topic}-on")
                 count += batch.num_rows
     assert _headers(servers, f"{topic}-on") == _WHOLE
+
+
+def test_dead_letter_topics_of_queries(cluster: EmbeddedCluster, topic: str, traces: Traces) -> None:
+    """A task writes letters without spans, whose contexts would be headers."""
+    servers, far, dlq = cluster.bootstrap_servers, f"{topic}-far", f"{topic}-dlq"
+    with Admin({"bootstrap.servers": servers}) as admin, Producer({"bootstrap.servers": servers}) as producer:
+        for name in (far, dlq):  # its record's time fits into no column
+            admin.create_topic(name, 2, configs={"message.timestamp.after.max.ms": str((1 << 63) - 1)})
+        for headers in (_HEADERS, ()):
+            Producer.send(producer, far, b"x", partition=0, timestamp=1 << 62, headers=headers)
+    query = {"kafka.bootstrap.servers": servers, "subscribe": far, "badRecords": "deadletter", "deadLetterTopic": dlq}
+    options = source_options(query, streaming=False)
+    batches = read_ranges(options, [OffsetRange(far, 0, 0, 2)], WITHOUT_HEADERS, plan=Plan({}))
+    assert sum(map(len, batches)) == 0
+    letters = list(LetterTopic({"bootstrap.servers": servers}, dlq).letters())
+    assert [letter.own for letter in letters] == [_HEADERS, ()]
+    assert traces.named(f"send {dlq}") == []
 
 
 def test_dead_letter_topics(cluster: EmbeddedCluster, topic: str, traces: Traces) -> None:

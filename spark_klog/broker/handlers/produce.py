@@ -119,7 +119,11 @@ async def _append(
         if log.config.compacts:
             await _check_keys(broker, log, records)
         if log.config.validated:
-            await _check_schemas(broker, log, topic, records)
+            try:
+                await _check_schemas(broker, log, topic, records)
+            except (RejectedRecords, RegistryAway):
+                if not log.has_appended(records):  # else its answer was lost, and the schema was deleted since
+                    raise
         verified = []
         if produced.is_transactional:
             adds = request.version >= PRODUCE_OF_TRANSACTIONS_2

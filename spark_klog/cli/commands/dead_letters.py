@@ -102,7 +102,8 @@ def replay(topic: str, reason: str, source: str, cluster: ChosenCluster, as_json
     """Send the letters in TOPIC to the topics that their records came from, each once.
 
     They are written as they were, without the headers that made them letters. A call that was killed is continued by
-    the next one, and what was sent is never sent again: the group klog-dead-letters.TOPIC has the progress.
+    the next one, and what was sent is not sent again: the group klog-dead-letters.TOPIC has the progress. Brokers
+    forget it offsets.retention.minutes (a week by default) after the last replay that has sent something.
 
     The exit code is 3 if there was nothing to send, and 4 if some can't be: records that are no letters, and the bytes
     of corrupt batches.

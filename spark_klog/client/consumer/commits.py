@@ -105,7 +105,7 @@ class Commits:
         while self._under_way:
             yield from self._finish_first(deadline)
         self._committer()  # whether it may commit at all, before anything is looked up
-        if self.letters is not None and self.letters.due(offsets):
+        if self.letters is not None and self.letters.concern(offsets):
             yield from self._commit_letters(self.letters, offsets)
             return
         left = Uncommitted(self._cluster, offsets, self._topic_ids(), skips_deleted=skips_deleted)
@@ -141,7 +141,7 @@ class Commits:
 
         With dead letters it waits for the answer.
         """
-        if self.letters is not None and self.letters.due(offsets):
+        if self.letters is not None and self.letters.concern(offsets):
             failure: KlogError | None = None
             try:
                 yield from self._commit_letters(self.letters, offsets)
@@ -171,7 +171,7 @@ class Commits:
         But it raises errors of dead letters that can't be retried, and others after default.api.timeout.ms: the letters
         would grow without bounds.
         """
-        if self.letters is None or not self.letters.due(offsets):
+        if self.letters is None or not self.letters.concern(offsets):
             yield from self.begin(offsets, None)
             return
         try:

@@ -47,7 +47,7 @@ from spark_klog.security.config import is_secret, resolved
 from spark_klog.tracing import trace_client
 
 if TYPE_CHECKING:
-    from spark_klog.client.producer.producer import Producer
+    from spark_klog.client.producer.core import ProducerCore
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -223,7 +223,7 @@ class ConsumerCore(Calls):
         record: ConsumerRecord | RecordDeserializationError,
         reason: str | BaseException,
         *,
-        producer: Producer | None = None,
+        producer: ProducerCore | None = None,
     ) -> None:
         """Have a record that can't be processed written to dead.letter.topic, as it was, with the reason in headers.
 
@@ -231,7 +231,7 @@ class ConsumerCore(Calls):
         `commit_async`, or with enable.auto.commit. Until then this call may be repeated, with another reason. A record
         that is read again because nothing was committed has no letter yet.
 
-        `producer` writes it at once, for programs whose transactions have the offsets, too
+        `producer`, of either client, writes it at once, for programs whose transactions have the offsets, too
         (`send_offsets_to_transaction`). An error of a deserializer may stand for its record.
 
         `CommitFailed` if its partition is not assigned to this consumer any more, `BufferExhausted` if letters of
@@ -246,7 +246,7 @@ class ConsumerCore(Calls):
         reason: str | BaseException = "",
         *,
         after: float | None = None,
-        producer: Producer | None = None,
+        producer: ProducerCore | None = None,
     ) -> str:
         """Have a record processed again later; returns the topic in which it waits.
 
@@ -427,8 +427,7 @@ class ConsumerCore(Calls):
                 part, position = next(decoding.parts, (None, chunk.next_offset))
             except NotDue as waits:
                 self._release()
-                state.rewind()
-                state.due_at = waits.until
+                self._fetches.keep(state, chunk, waits.until)
                 return None
             except RecordDeserializationError:
                 self._release()
@@ -442,7 +441,8 @@ class ConsumerCore(Calls):
                 continue
             self._returned = state, state.run, state.position, state.epoch
             state.position, state.epoch = position, chunk.leader_epoch
-            state.held_run = -1
+            if position == chunk.next_offset:
+                state.held_run = -1
             if part is None:
                 self._release()
             elif part is STOP or len(part):

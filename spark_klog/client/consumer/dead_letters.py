@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 from uuid import uuid4
 
 from spark_klog.base.clock import system_ms
@@ -49,8 +50,6 @@ from spark_klog.records.contract import Headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from spark_klog.client.producer.producer import Producer
 
     Offsets = Mapping[TopicPartition, Committed]
 
@@ -100,12 +99,15 @@ class DeadLetters:
         self._lock = threading.RLock()
         #: By topic, partition and offset of the record.
         self._pending: dict[_Place, _Letter] = {}
+        #: Partitions that were lost together with letters.
+        self._lost: set[TopicPartition] = set()
         #: Bytes of the letters that wait for a commit.
         self._size = 0
         #: The first record of a partition that was not due, and until when it waits.
         self._waiting: dict[TopicPartition, tuple[int, float]] = {}
-        own = config.group_instance_id or uuid4().hex
-        name = config.client.transactional_id or f"klog-dead-letters.{config.group_id}.{own}"
+        # no topic of letters, whose name is in the id of its replays, and no other member has this one
+        own = quote(config.group_instance_id or uuid4().hex, safe="")
+        name = config.client.transactional_id or f"klog-dead-letters.{config.group_id}/{own}"
         #: Whether an earlier process may have left a transaction open, which positions have to wait for.
         self._must_open = config.client.transactional_id is not None or config.group_instance_id is not None
         self._client = replace(
@@ -124,11 +126,13 @@ class DeadLetters:
         #: were there before if nothing marks them, and its letters.
         self._doubt: tuple[Offsets, Offsets, list[_Place]] | None = None
 
-    def add(self, record: Any, reason: str | BaseException, producer: Producer | None = None) -> None:
+    def add(self, record: Any, reason: str | BaseException, producer: ProducerCore | None = None) -> None:
         """See `Consumer.dead_letter`."""
         self._add("dead_letter", record, self._config.dead_letter_topic, reason, producer)
 
-    def retry(self, record: Any, after: float | None, reason: str | BaseException, producer: Producer | None) -> str:
+    def retry(
+        self, record: Any, after: float | None, reason: str | BaseException, producer: ProducerCore | None
+    ) -> str:
         """See `Consumer.retry`."""
         if not self._delays:
             raise ConfigError("retry: retry.topics is not set: the topics in which records wait, with retry.delays.ms")
@@ -163,7 +167,7 @@ class DeadLetters:
         record: Any,
         target: str | None,
         reason: str | BaseException,
-        producer: Producer | None,
+        producer: ProducerCore | None,
         due: int = -1,
     ) -> None:
         if target is None:
@@ -274,8 +278,14 @@ class DeadLetters:
         """The letters that a commit of these offsets has to write; others of partitions that were lost are dropped."""
         terms = {key: state.term for key, state in self._assignment.partitions.items()}
         with self._lock:
-            self._drop([key for key, letter in self._pending.items() if terms.get(key[:2]) != letter.term])
+            lost = [key for key, letter in self._pending.items() if terms.get(key[:2]) != letter.term]
+            self._lost = (self._lost | {key[:2] for key in lost}) - terms.keys()
+            self._drop(lost)
             return sorted(key for key in self._pending if key[:2] in offsets and key[2] < offsets[key[:2]].offset)
+
+    def concern(self, offsets: Offsets) -> bool:
+        """Whether a commit of these offsets is for `settling`: of letters that are due, or that were lost."""
+        return bool(self.due(offsets) or self._lost & offsets.keys())
 
     def opening(self, timeout_ms: float, limit: str) -> Steps[None]:
         """Have a transaction ended that a process of the same name has left: positions wait for that.
@@ -297,10 +307,14 @@ class DeadLetters:
     def settling(self, offsets: Offsets, committer: Callable[[], GroupMetadata], bounds: Bounds) -> Steps[None]:
         """Write the letters that are due and commit the offsets, in one transaction.
 
-        Raises what a producer does. Nothing is written then, or all of it, which the next call finds out. A member
-        whose epoch is outdated is tried again until the bounds.
+        Raises what a producer does, and `CommitFailed` for partitions that were lost with letters. Nothing is written
+        then, or all of it, which the next call finds out. A member whose epoch is outdated is tried again until the
+        bounds.
         """
         attempts = 0
+        if self._lost & offsets.keys():
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(self._lost & offsets.keys()))
+            raise CommitFailed(f"commit: {names} had letters, and is not assigned to this consumer any more")
         while keys := self.due(offsets):
             try:
                 yield from self._writing(keys, offsets, committer(), bounds)

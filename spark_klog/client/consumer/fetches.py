@@ -176,10 +176,10 @@ class Fetches:
         for state in self._assignment.partitions.values():
             if state.position is None or state.is_paused or state.leader is None or state.is_unchecked:
                 continue
-            if state.held_run == state.run:
-                continue
             if now < max(state.retry_at, state.due_at):
                 self._look_at = min(self._look_at, max(state.retry_at, state.due_at))
+                continue
+            if state.held_run == state.run:
                 continue
             node = state.node(now)
             if node not in self._sources:
@@ -349,6 +349,8 @@ class Fetches:
                 is_current = state is not None and state.run == chunk.run
                 if state is not None and is_current and state.position != chunk.offset:
                     continue  # the records before it wait at the former leader
+                if state is not None and is_current and time.monotonic() < state.due_at:
+                    continue
                 source.chunks.remove(chunk)
                 if is_current:
                     self._sources[node] = self._sources.pop(node)  # to the end: the others come first next time
@@ -356,12 +358,14 @@ class Fetches:
                     return chunk
         return None
 
-    def keep(self, state: Assigned, chunk: Fetched) -> None:
-        """Keep the rest of a chunk, whose next record does not deserialize: it is taken again, also after a `seek`.
+    def keep(self, state: Assigned, chunk: Fetched, due_at: float = 0.0) -> None:
+        """Keep the rest of a chunk, whose next record does not deserialize, or is not due: it is taken again.
 
-        Until it has returned a record nothing more of the partition is fetched. Chunks beyond fetch.max.bytes in all
-        are not kept, but fetched again.
+        That holds after a `seek`, too. Until its end nothing more of the partition is fetched. Chunks beyond
+        fetch.max.bytes in all are not kept, but fetched again.
         """
+        if due_at:
+            state.due_at, self._look_at = due_at, min(self._look_at, due_at)
         state.rewind()
         source = self._sources.setdefault(_KEPT, _Source(_KEPT))
         runs = {other.run for other in self._assignment.partitions.values()}

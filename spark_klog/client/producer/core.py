@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.client.calls import OfSettings
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.intake import Gatherings, PartitionChoice, Serializers
 from spark_klog.client.producer.sender import Sender
@@ -40,7 +41,7 @@ def producer_settings(settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], S
     return of_client, serializers
 
 
-class ProducerCore:
+class ProducerCore(OfSettings):
     """The records that gather, the sender and the transactions of a producer. Its calls must take turns."""
 
     def _begin(self, cluster: Cluster, serializers: Serializers | None, *, creates_topics: bool) -> None:

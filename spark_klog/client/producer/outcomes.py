@@ -10,6 +10,7 @@
                                             the batch has no number or is in a transaction, or if it is out of order
                                             because the batch that it is split from may be written
     MESSAGE_TOO_LARGE                       if the batch has several records: split and sent again (see `queues.split`)
+    INVALID_PRODUCER_EPOCH                  in a transaction: final, `ProducerFenced`
     any other error                         final: the producer fails
 
 Errors after which a batch is retried are final once it was sent again `retries` times.
@@ -48,8 +49,9 @@ _MAY_BE_WRITTEN = (
 class Outcomes:
     """Confirm, split, retry or fail batches, and count what is not confirmed; say which may be sent to which leader."""
 
-    def __init__(self, cluster: Cluster, *, is_transactional: bool = False) -> None:
-        self._cluster, self._config, self._is_transactional = cluster, cluster.config, is_transactional
+    def __init__(self, cluster: Cluster, fenced: KlogError | None) -> None:
+        """`fenced` is the error of an outdated epoch in transactions, None without them."""
+        self._cluster, self._config, self._fenced = cluster, cluster.config, fenced
         self._producer_ids = ProducerIds(cluster)
         #: The request for the leaders of partitions that wait for it.
         self._metadata: PendingRequest[dict[str, Message]] = PendingRequest()
@@ -179,6 +181,10 @@ class Outcomes:
         if code in _CONFIRMED:
             self.confirm(queue, batch, entry["base_offset"], entry["log_append_time_ms"])
             return None
+        if code == ErrorCode.INVALID_PRODUCER_EPOCH and self._fenced is not None:
+            if batch.receipt is not None:
+                batch.receipt.fail(fresh(self._fenced))
+            return fresh(self._fenced)
         reason = f" ({entry['error_message']})" if entry["error_message"] else ""
         size = f", {len(batch.data)} bytes" if code == ErrorCode.MESSAGE_TOO_LARGE else ""
         error = answer_error(PRODUCE, code, f"produce to {queue.name}{size}{reason}")
@@ -189,7 +195,7 @@ class Outcomes:
         if must_split:
             self._split(queue)
             return None
-        may_renumber = queue.numbering is not None and not self._is_transactional
+        may_renumber = queue.numbering is not None and self._fenced is None
         if batch.may_be_written and code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             error, may_renumber = ProtocolError(code, error.what, advice=_MAY_BE_WRITTEN), False
         if code in _RENUMBERED and may_renumber:

@@ -36,6 +36,7 @@ from spark_klog.errors import (
     ConnectionFailed,
     KlogError,
     ProducerClosed,
+    ProducerFenced,
     RequestTimedOut,
     UnsupportedVersionError,
 )
@@ -135,7 +136,8 @@ class Sender:
         self._unanswered: set[Connection] = set()
         #: The requests that partitions wait for: for their leaders, a producer id, or to be part of the transaction.
         self._asking: list[PendingRequest[Any]] = []
-        self._outcomes = Outcomes(cluster, is_transactional=transactions is not None)
+        fenced = None if transactions is None else ProducerFenced(transactions.transactional_id)
+        self._outcomes = Outcomes(cluster, fenced)
         self.receipts = self._outcomes.receipts
         self._failure: KlogError | None = None
         self._is_stopped = False

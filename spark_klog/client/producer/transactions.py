@@ -313,6 +313,8 @@ class Transactions:
             except ProtocolError as error:
                 if error.code in NEVER_COMMITTED:  # otherwise an earlier attempt may have succeeded
                     self.state = State.FAILED
+                if error.code == ErrorCode.INVALID_PRODUCER_EPOCH:
+                    raise ProducerFenced(self.transactional_id) from error
                 raise
         self._ended()
 
@@ -386,13 +388,15 @@ class Transactions:
         if code == ErrorCode.PRODUCER_FENCED or is_outdated:
             self.state = State.FENCED
             raise ProducerFenced(self.transactional_id)
+        if code == ErrorCode.INVALID_PRODUCER_EPOCH and api is not END_TXN:
+            raise ProducerFenced(self.transactional_id)  # an abort finds out whether by a timeout or by another one
         check_code(api, code, what)
 
     def _check_each(self, api: Api, codes: Mapping[TopicPartition, int], done: str) -> None:
         failures = []
         for (topic, partition), code in codes.items():
             what = f"{topic}-{partition} {done}"
-            if code == ErrorCode.PRODUCER_FENCED:
+            if code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH):
                 self._check(api, code, what)
             if code:
                 failures.append(answer_error(api, code, what))

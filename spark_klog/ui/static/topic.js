@@ -100,7 +100,8 @@ function replayForm(name) {
       say(error.message);
     }
   };
-  return el("form", { id: "replay", on: { submit: replay } }, field("Dead letters with this reason (empty: all)", reason), el("button", {}, "Replay"));
+  return el("form", { id: "replay", on: { submit: replay } }, field("Dead letters with this reason (empty: all)", reason), el("button", {}, "Replay"),
+    el("p", { class: "soft" }, "Each is sent once, until brokers forget what was sent: offsets.retention.minutes (by default a week) after the last replay."));
 }
 
 function produceForm(name) {

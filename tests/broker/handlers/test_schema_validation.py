@@ -77,9 +77,10 @@ def _produce(
     headers: Headers = (),
     codec: str = "none",
     version: int = 9,
+    **numbers: int,
 ) -> tuple[int, list[int], str]:
     """The error's code, the numbers of the records that are named, and why the first of them is refused."""
-    records = bytes(make_batch(pairs, [_NOW] * len(pairs), codec, headers=headers))
+    records = bytes(make_batch(pairs, [_NOW] * len(pairs), codec, headers=headers, **numbers))
     data = [{"name": topic, "partition_data": [{"index": 0, "records": records}]}]
     with RawClient(_port(cluster)) as client:
         answer = client.request(apis.PRODUCE, version, {"acks": -1, "timeout_ms": 9000, "topic_data": data})
@@ -115,6 +116,18 @@ def test_a_schema_that_is_registered_later(shop: EmbeddedCluster, schemas: Schem
     assert schemas.register_schema(f"{checked}-value", Schema(_OTHER, "AVRO")) == number
     # the broker keeps what the registry said for a second
     wait_until(lambda: _produce(shop, checked, [(None, _named(number))])[0] == _OK)
+
+
+def test_a_batch_that_is_sent_again(shop: EmbeddedCluster, topic: str) -> None:
+    """Its answer was lost; meanwhile its records are no longer valid, as if their schema had been deleted."""
+    _create(shop, topic, {})
+    again, batch = {"producer_id": 4_000_000, "producer_epoch": 0}, [(b"k", b"plain")] * 2
+    assert _produce(shop, topic, batch, base_sequence=0, **again)[0] == _OK
+    with Admin({"bootstrap.servers": shop.bootstrap_servers}) as admin:
+        admin.alter_configs({ConfigResource("topic", topic): {_VALUE: "true"}}).check()
+    wait_until(lambda: _produce(shop, topic, batch)[0] == _INVALID_RECORD)
+    assert _produce(shop, topic, batch, base_sequence=0, **again)[0] == _OK
+    assert _produce(shop, topic, batch, base_sequence=2, **again)[0] == _INVALID_RECORD
 
 
 def test_ids_and_guids_in_headers(shop: EmbeddedCluster, schemas: SchemaRegistryClient, checked: str) -> None:

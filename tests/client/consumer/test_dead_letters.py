@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 
+from spark_klog.base.names import check_topic_name
 from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
+from spark_klog.client.consumer.assignment import Assignment
+from spark_klog.client.consumer.dead_letters import DeadLetters
+from spark_klog.client.consumer.fetches import Fetches
+from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.client.dead_letters import DeadLetter, split, told
+from spark_klog.client.letter_topics import GROUP
 from spark_klog.client.offsets import Committed
 from spark_klog.client.producer.transactions import State, Transactions
 from spark_klog.embedded import EmbeddedCluster
@@ -411,7 +417,55 @@ def test_a_time_far_away_waits_for_the_delay_of_the_topic(cluster: EmbeddedClust
         assert [record.value for record in _poll(consumer, 2)] == [b"forged", b"no letter"]
 
 
+def test_what_waits_is_fetched_once(
+    cluster: EmbeddedCluster, driver: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of a retry topic that are due one after the other; a seek among them."""
+    retries, now, due = _retry_settings(cluster, topic, 60_000), 1000 * time.time(), range(0, 1500, 50)
+    for each in due:
+        headers = DeadLetter(topic, 0, 0, due=int(now) + each, attempts=1).headers
+        _send(cluster, f"{topic}-retry-0", b"%d" % each, headers=headers)
+    fetched: list[int] = []
+    chunk = Fetches._chunk
+
+    def counted(fetches: Fetches, state: Any, *arguments: Any, **named: Any) -> Any:
+        records = chunk(fetches, state, *arguments, **named)
+        if records is not None and len(records) and state.topic != topic:
+            fetched.append(records.offset)
+        return records
+
+    monkeypatch.setattr(Fetches, "_chunk", counted)
+    with _reader(cluster, topic, **retries) as consumer:
+        got: list[int] = []
+        deadline = time.monotonic() + _SECONDS
+        while len(got) < len(due):
+            got += [int(record.value or b"") for record in consumer.poll(_SECONDS / 2)]  # it ends when one is due
+            assert time.monotonic() < deadline, got
+        assert got == list(due)
+        consumer.seek(f"{topic}-retry-0", 0, 3)
+        assert [int(record.value or b"") for record in _poll(consumer, len(due) - 3)] == list(due[3:])
+    assert len(fetched) < len(due) / 2, fetched
+
+
+def test_members_have_transactional_ids_of_their_own() -> None:
+    """By groups and instances whose texts would be the same one after the other; none is that of a topic's replays."""
+    names = [
+        DeadLetters(consumer_config(_named(group, instance)), Assignment(), ())._client.transactional_id
+        for group, instance in (("a.b", "c"), ("a", "b.c"), ("a/b", "c"), ("a", "b/c"), ("a", None))
+    ]
+    assert len({*names}) == len(names)
+    for name in names:
+        with pytest.raises(ConfigError):
+            check_topic_name((name or "").removeprefix(GROUP))
+
+
+def _named(group: str, instance: str | None) -> dict[str, str]:
+    settings = {"bootstrap.servers": "h:1", "group.id": group, "dead.letter.topic": "dlq"}
+    return settings if instance is None else settings | {"group.instance.id": instance}
+
+
 def test_letters_of_lost_partitions_are_not_written(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
+    failures: list[Any] = []
     _send(cluster, topic, b"0")
     with _reader(cluster, topic) as consumer:
         (record,) = _poll(consumer, 1)
@@ -419,8 +473,12 @@ def test_letters_of_lost_partitions_are_not_written(cluster: EmbeddedCluster, dr
         consumer.unsubscribe()
         with pytest.raises(CommitFailed, match="not assigned"):
             consumer.dead_letter(record, "no")
+        with pytest.raises(CommitFailed, match=f"{topic}-0 had letters"):
+            consumer.commit({(topic, 0): 1})
+        consumer.commit_async({(topic, 0): 1}, lambda _, error: failures.append(error))
         consumer.subscribe([topic])
         (record,) = _poll(consumer, 1)
+        assert [type(error) for error in failures] == [CommitFailed]
         consumer.commit()
     assert _letters(cluster, f"{topic}-dlq") == []
 

@@ -123,6 +123,21 @@ def test_a_new_instance_fences(servers: str, topic: str) -> None:
     assert by_confluent(servers, topic, 0) == ["kept"]
 
 
+@pytest.mark.parametrize("call", ["flush", "offsets"])
+def test_a_fenced_producer_says_so_from_the_first_call_on(servers: str, topic: str, call: str) -> None:
+    """A leader and a group's coordinator know only that its epoch is outdated."""
+    make_topic(servers, topic, 1)
+    with connect(servers, topic) as first:
+        first.begin_transaction()
+        with connect(servers, topic):
+            if call == "flush":
+                assert isinstance(first.send(topic, b"late").exception(_SECONDS), ProducerFenced)
+            with pytest.raises(ProducerFenced):
+                first.send_offsets_to_transaction({(topic, 0): 1}, topic)
+        with pytest.raises(ProducerFenced):
+            first.abort_transaction()
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
     with EmbeddedCluster(data_dir=tmp_path, faults=[]) as running:
