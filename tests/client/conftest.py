@@ -15,6 +15,7 @@ _AT_KFAKE = {
     "test_auto_commit_of_a_topic_that_was_deleted": "kfake answers a Fetch with a topic id that was not asked for",
     "test_offsets_of_a_group": "kfake answers GROUP_ID_NOT_FOUND to OffsetFetch of a group without offsets",
     "test_a_broker_alone": "kfake says that it elected leaders where they lead already; Kafka: ELECTION_NOT_NEEDED",
+    "test_letters_and_retries_go_with_the_offsets": "kfake answers GROUP_ID_NOT_FOUND to OffsetFetch, likewise",
     "test_quotas": "kfake leaves out the default where any user is asked for; Kafka has it",
     "test_transactions": "kfake still names a start of a transaction that was aborted",
     "test_each_topic_has_an_outcome_of_its_own": "kfake creates a topic by a name that Kafka refuses",
