@@ -28,6 +28,7 @@ from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.encode import Placement
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.records import kernels
+from spark_klog.records.building.conversion import down_convert, up_convert
 from spark_klog.records.contract import COLUMNS
 from spark_klog.records.formats.batch import check_crc, iter_batches
 from spark_klog.records.formats.batch_v2 import HEADER_SIZE, BatchHeader, body, build_batch
@@ -211,6 +212,44 @@ ENCODE = Work(
     (
         f"Encode: one process, one core; Arrow batches without keys to finished record batches of {_TARGET:,} bytes: "
         "split by partition, records, compression, CRC. kafka-python is given the same values as Python's bytes.",
+    ),
+)
+
+
+#: (codec, batches, records per batch): batches of nearly 1 MB and of 16 KB, and of one record.
+_CONVERTED = (("none", 8, 9000), ("none", 480, 150), ("none", 20_000, 1), ("lz4", 480, 150), ("gzip", 100, 150))
+
+
+def _convert(bench: Bench) -> Iterator[Result]:
+    for codec, batches, records in _CONVERTED:
+        data, total = record_batches(codec, batches, records), batches * records
+        sets = bytes(down_convert(data, 1).data)
+        for work, convert in (
+            ("down to magic 1", lambda data=data: down_convert(data, 1).data),
+            ("up from magic 1", lambda sets=sets: up_convert(sets)),
+        ):
+            native, reference = Side("native kernel"), Side("reference kernel")
+            sides = [(side, partial(_converted, side.name.split()[0], convert, total)) for side in (native, reference)]
+            take_turns(sides, bench.repeat)
+            name = f"conversion {work}, batches of {records:,} records of 100 B, {codec}"
+            yield Result(name, "M records/s", native, reference, bench.command)
+
+
+def _converted(name: str, convert: Callable[[], object], records: int) -> float:
+    def once() -> int:
+        convert()
+        return records
+
+    with kernel(name):
+        return speed(once)
+
+
+CONVERT = Work(
+    "convert",
+    _convert,
+    (
+        "Conversion: what the broker does in a thread for clients before 0.11, one process, one core. Compressed "
+        "batches are decompressed and compressed again.",
     ),
 )
 

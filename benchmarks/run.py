@@ -28,7 +28,7 @@ from benchmarks.figures import Bench, Result, Side, Work, failures, render
 from benchmarks.followed import FOLLOWED, FOLLOWED_LIVE
 from benchmarks.inference import LOAD_JSON
 from benchmarks.installs import INSTALLS
-from benchmarks.kernels import BREAKDOWN, CODECS, DECODE, ENCODE
+from benchmarks.kernels import BREAKDOWN, CODECS, CONVERT, DECODE, ENCODE
 from benchmarks.loading import LOAD, WORKER_MEMORY
 from benchmarks.machine import code_state, commit, describe
 from benchmarks.memory import MEMORY
@@ -70,6 +70,7 @@ WORK: tuple[Work, ...] = (
     BREAKDOWN,
     DECODE,
     ENCODE,
+    CONVERT,
     AVRO,
     PROTOBUF,
     FUNCTIONS,

@@ -216,6 +216,21 @@ class CleanedRun(NamedTuple):
     without_key: int
 
 
+class MessageRun(NamedTuple):
+    """Messages of records of a body: their bytes, the position in the body after the records, the number of these.
+
+    Of the `records` that became messages: the number of headers, the last one's offset, the largest timestamp (ms).
+    """
+
+    data: Buffer
+    position: int
+    read: int
+    records: int
+    headers: int
+    last_offset: int
+    max_timestamp: int
+
+
 class ColumnBuilder(Protocol):
     """Collects records of many batches, column by column."""
 
@@ -361,4 +376,24 @@ class Kernel(Protocol):
         A fast path for valid, whole batches of magic 2 without codec, transactional or control flag. The run ends
         before any other batch, and before one that loses all its records and stays without them; it may be empty (in
         the reference kernel it always is).
+        """
+
+    def message_set(
+        self,
+        body: Buffer,
+        position: int,
+        count: int,
+        most: int,
+        base_offset: int,
+        base_timestamp: int,
+        append_time: int | None,
+        first: int,
+        magic: int,
+        is_inner: bool,
+    ) -> MessageRun:
+        """The next `most` of the `count` records of a body of magic 2 from `position` on, as messages of magic 0 or 1.
+
+        Those with offsets before `first` are left out, headers are dropped; `append_time` as in `ColumnBuilder.append`.
+        Messages that go into a wrapper (`is_inner`) have no timestamp type, and in magic 1 offsets that count from the
+        first one's. `DecodeError` if the records are damaged, or the last of them does not end the body.
         """

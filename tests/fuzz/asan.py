@@ -51,6 +51,9 @@ class _Exact:
     def retained(self, body: Buffer, flags: bytes, *rest: Any) -> Any:
         return self._kernel.retained(_exact(body), _exact(flags), *rest)
 
+    def message_set(self, body: Buffer, *rest: Any) -> Any:
+        return self._kernel.message_set(_exact(body), *rest)
+
     def clean_batches(self, offsets: Any, data: Buffer, limits: Any) -> Any:
         return self._kernel.clean_batches(offsets, _exact(data), limits)
 
@@ -124,7 +127,8 @@ def _run(seconds: float, seed: int, more: Path | None) -> None:
     if more:
         inputs += [path.read_bytes() for path in sorted(more.iterdir())]
     _run_target(targets.fuzz_reader, inputs, seconds / 4, seed)
-    _run_target(targets.fuzz_compaction, inputs, seconds / 4, seed)
+    for target in (targets.fuzz_compaction, targets.fuzz_conversion):
+        _run_target(target, inputs, seconds / 8, seed)
     _run_target(targets.fuzz_avro, [*all_inputs("avro").values()], seconds / 4, seed)
     _run_target(targets.fuzz_protobuf, [*all_inputs("protobuf").values()], seconds / 4, seed)
 

@@ -15,7 +15,7 @@ from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import FileRange
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import FETCH_WITH_TOPIC_IDS, READ_COMMITTED
-from spark_klog.records.building.conversion import down_convert
+from spark_klog.records.building.conversion import Converted, down_convert
 from spark_klog.records.formats.batch import iter_batches, next_offset_after
 from spark_klog.wire.codecs import ZSTD
 from spark_klog.wire.primitives import Buffer
@@ -204,9 +204,8 @@ async def _converted(broker: Broker, request: Request, log: PartitionLog, offset
     """Convert batches from `offset` on to an old magic, in a thread; empty if only control batches are left."""
     magic = 1 if request.version >= _FIRST_MAGIC_1 else 0
     while (part := log.read(offset, max_bytes)) is not None:
-        data = _convertible(part.read())
-        limit = broker.config.decompressed_max_bytes
-        converted = await broker.decompression.of_log(partial(down_convert, data, magic, offset, limit))
+        work = partial(_message_set, part, magic, offset, broker.config.decompressed_max_bytes)
+        converted, offset = await broker.decompression.of_log(work)
         if converted.lost_headers:
             _log.info(
                 "%s (%s) fetches %s with version %d: left out %d headers of %d records",
@@ -215,5 +214,10 @@ async def _converted(broker: Broker, request: Request, log: PartitionLog, offset
             )
         if converted.data:
             return converted.data
-        offset = next_offset_after(data, offset)
     return bytearray()
+
+
+def _message_set(part: FileRange, magic: int, offset: int, limit: int) -> tuple[Converted, int]:
+    """(the batches of a range, read and converted; the offset after them)."""
+    data = _convertible(part.read())
+    return down_convert(data, magic, offset, limit), next_offset_after(data, offset)

@@ -10,20 +10,20 @@ its own: the memory is that of the decompressed bytes and of one slice.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
 
 from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
 from spark_klog.records import kernels
 from spark_klog.records.contract import LOG_APPEND_TIME, Record, RecordColumns
-from spark_klog.records.formats.batch import Header, check_crc, iter_batches, whole_batch_size, whole_batches
+from spark_klog.records.formats.batch import check_crc, iter_batches, read_header, whole_batch_size, whole_batches
 from spark_klog.records.formats.batch_v2 import LOG_APPEND_TIME_BIT, BatchHeader, body, build_batch, with_records
 from spark_klog.records.formats.message_set import (
     MessageHeader,
     build_message_set,
+    build_wrapper,
     inner_set,
-    message_records,
     read_message_header,
 )
 from spark_klog.records.kernels.reference import append_record
@@ -69,6 +69,9 @@ def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = M
             raise ProtocolError(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"batch of offset {header.base_offset} as magic {magic}: zstd"
             )
+        if isinstance(header, BatchHeader):
+            _add_messages(result, header, body(header, batch, limit), magic, first_offset)
+            continue
         left = records_of(header, batch, limit)
         if not header.codec_id:
             left = (record for record in left if record.offset >= first_offset)
@@ -76,8 +79,27 @@ def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = M
             _check_offsets(records)
             result.data += build_message_set(records, magic, codec_by_id(header.codec_id))
             result.records += len(records)
-            result.lost_headers += sum(len(record.headers) for record in records)
     return result
+
+
+def _add_messages(result: Converted, header: BatchHeader, records: Buffer, magic: int, first_offset: int) -> None:
+    """Add a batch's decompressed records; those of a compressed batch become wrappers of so many records each."""
+    codec, kernel, append_time = codec_by_id(header.codec_id), kernels.load(), header.append_time
+    is_inner, position, left = bool(header.codec_id), 0, header.count
+    first = 0 if is_inner else first_offset
+    kind = LOG_APPEND_TIME_BIT if append_time is not None and magic else 0
+    while True:
+        start = header.base_offset, header.base_timestamp, append_time
+        run = kernel.message_set(records, position, left, _SLICE_RECORDS, *start, first, magic, is_inner)
+        if is_inner and run.records:
+            result.data += build_wrapper(run.data, magic, codec, run.last_offset, run.max_timestamp, attributes=kind)
+        else:
+            result.data += run.data
+        result.records += run.records
+        result.lost_headers += run.headers
+        position, left = run.position, left - run.read
+        if not left:
+            return
 
 
 def up_convert(data: Buffer, limit: int = MAX_DECOMPRESSED) -> bytearray:
@@ -86,38 +108,81 @@ def up_convert(data: Buffer, limit: int = MAX_DECOMPRESSED) -> bytearray:
     Offsets count from 0, since producers may send any. All wrappers together may decompress to `limit` bytes. Batches
     of magic 2 stay as they are. `CorruptBatchError`, `DecodeError` unless all are whole.
     """
-    result, following = bytearray(), 0
-    waiting: list[Record] = []
-    for header, batch in whole_batches(data):
-        check_crc(header, batch)
-        is_plain = not isinstance(header, BatchHeader) and not header.codec_id
-        if waiting and not (is_plain and len(waiting) < _SLICE_RECORDS and _fits(waiting, header)):
-            result += batch_of(waiting)
-            waiting = []
-        if isinstance(header, BatchHeader):
-            result += batch
-        elif is_plain:
-            for record in message_records(header, batch, limit):
-                waiting.append(record._replace(offset=following))
-                following += 1
+    view, position, kernel, result = memoryview(data), 0, kernels.load(), _Raised()
+    builder = kernel.builder(_COLUMNS | {"timestampType"})
+    while position < len(view) or not position:
+        size = kernel.message_run(view[position : position + _SLICE_BYTES], 0, _MAX_OFFSET)
+        if not size:
+            whole = whole_batch_size(view, position)
+            if whole is None:
+                raise DecodeError(f"{len(data)} bytes are not whole record batches")
+            size = whole
+        messages = view[position : position + size]
+        header = read_header(messages)
+        if isinstance(header, BatchHeader) or header.codec_id:
+            result.add_plain(builder.finish())
+            check_crc(header, messages)
+            if isinstance(header, BatchHeader):
+                result.data += messages
+            else:
+                inner = memoryview(inner_set(header, messages, limit))
+                limit -= len(inner)
+                kind = LOG_APPEND_TIME_BIT if header.append_time is not None else 0
+                for columns in _slices(header, inner):  # a wrapper's type is that of its messages, whatever they say
+                    result.add(columns, [(columns.count, kind)], codec_by_id(header.codec_id))
         else:
-            inner = memoryview(inner_set(header, batch, limit))
-            limit -= len(inner)
-            for columns in _slices(header, inner):
-                body, count, base_timestamp, max_timestamp = kernels.load().encode(columns, 0, sys.maxsize)
-                result += build_batch(
-                    body,
-                    count,
-                    base_timestamp=base_timestamp,
-                    max_timestamp=max_timestamp,
-                    codec=codec_by_id(header.codec_id),
-                    base_offset=following,
-                    attributes=LOG_APPEND_TIME_BIT if header.append_time is not None else 0,
-                )
-                following += count
-    if waiting:
-        result += batch_of(waiting)
-    return result
+            builder.append_messages(messages, header.magic, None, None, ~_MAX_OFFSET, _MAX_OFFSET + 1)
+            if builder.rows >= _SLICE_RECORDS or builder.size >= _SLICE_BYTES:
+                result.add_plain(builder.finish())
+        position += size
+    result.add_plain(builder.finish())
+    return result.data
+
+
+class _Raised:
+    """Batches of magic 2 with offsets from 0 on."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._following = 0
+
+    def add_plain(self, columns: RecordColumns) -> None:
+        """Add messages that were not compressed, if there are any."""
+        self.add(columns, _spans(columns), NONE)
+
+    def add(self, columns: RecordColumns, spans: Iterable[tuple[int, int]], codec: Codec) -> None:
+        """Add a batch of each span: the end of its rows, its attributes."""
+        row = 0
+        for stop, attributes in spans:
+            span = replace(columns, count=stop)
+            encoded, _, base_timestamp, max_timestamp = kernels.load().encode(span, row, sys.maxsize)
+            self.data += build_batch(
+                encoded,
+                stop - row,
+                base_timestamp=base_timestamp,
+                max_timestamp=max_timestamp,
+                codec=codec,
+                base_offset=self._following,
+                attributes=attributes,
+            )
+            self._following += stop - row
+            row = stop
+
+
+def _spans(columns: RecordColumns) -> Iterator[tuple[int, int]]:
+    """(end, attributes) of rows that fit into a batch: it has one timestamp type, and as append time one timestamp."""
+    assert columns.timestamp_type is not None
+    assert columns.timestamp is not None
+    kinds, times = bytes(columns.timestamp_type), bytes(columns.timestamp)
+    if LOG_APPEND_TIME not in kinds:  # as a byte: the other types have none of it
+        if columns.count:
+            yield columns.count, 0
+        return
+    rows = zip(memoryview(kinds).cast("i"), memoryview(times).cast("q"), strict=True)
+    row = 0
+    for append_time, span in groupby(rows, lambda each: each[1] if each[0] == LOG_APPEND_TIME else None):
+        row += sum(1 for _ in span)
+        yield row, 0 if append_time is None else LOG_APPEND_TIME_BIT
 
 
 def compressed_as(data: Buffer, codec: Codec, level: int | None, limit: int = MAX_DECOMPRESSED) -> bytearray:
@@ -154,13 +219,6 @@ def _slices(header: MessageHeader, inner: memoryview) -> Iterator[RecordColumns]
         builder.append_messages(messages, header.magic, None, header.append_time, ~_MAX_OFFSET, _MAX_OFFSET + 1)
         yield builder.finish()
         position += size
-
-
-def _fits(records: Sequence[Record], header: Header) -> bool:
-    """Whether one batch can hold both: it has one timestamp type, and with log append time one timestamp."""
-    if (header.timestamp_type == LOG_APPEND_TIME) != (records[0].timestamp_type == LOG_APPEND_TIME):
-        return False
-    return header.timestamp_type != LOG_APPEND_TIME or header.max_timestamp == records[0].timestamp
 
 
 def _check_offsets(records: Sequence[Record]) -> None:

@@ -261,8 +261,22 @@ def build_message_set(records: Sequence[Record], magic: int, codec: Codec = NONE
     )
     if not is_wrapped:
         return messages
+    timestamp = records[0].timestamp if kind else max(record.timestamp for record in records)
+    return build_wrapper(messages, magic, codec, records[-1].offset, timestamp, attributes=kind, level=level)
+
+
+def build_wrapper(
+    messages: Buffer,
+    magic: int,
+    codec: Codec,
+    last_offset: int,
+    timestamp: int,
+    *,
+    attributes: int = 0,
+    level: int | None = None,
+) -> bytes:
+    """Build the message that holds a compressed message set; `attributes` without the codec's bits."""
     value = codec.compress(messages, level)
     if codec.id == LZ4 and magic == 0:
         value = with_old_lz4_header(value)
-    timestamp = records[0].timestamp if kind else max(record.timestamp for record in records)
-    return build_message(magic, records[-1].offset, timestamp, None, value, codec.id | kind)
+    return build_message(magic, last_offset, timestamp, None, value, codec.id | attributes)

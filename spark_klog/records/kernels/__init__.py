@@ -23,7 +23,7 @@ from spark_klog.records.contract import Kernel
 
 _log = logging.getLogger(__name__)
 #: Of what the kernels offer, also in `_kernel.pyx`: raise both whenever a function of the contract changes.
-VERSION = 5
+VERSION = 6
 _MISSING = "is missing: install spark_klog again with a C compiler, in a checkout with 'pip install -e .'"
 _OLDER = "was built from other sources than these: build it again with 'pip install -e .'"
 _MODULES = {"native": "spark_klog.records.kernels._kernel", "reference": "spark_klog.records.kernels.reference"}

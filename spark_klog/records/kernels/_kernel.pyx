@@ -18,6 +18,7 @@ _kernel_records.pxi   records of magic 2
 _kernel_encode.pxi    columns to bodies, partitions of keys
 _kernel_scan.pxi      runs of batches of magic 2: headers, checksums, order of offsets
 _kernel_compact.pxi   last offsets of keys, batches that lose records
+_kernel_convert.pxi   records of magic 2 as messages
 """
 
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -29,13 +30,14 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import (
-    BatchRun, BinaryColumn, CleanedRun, HeadersColumn, IndexState, OrderedBatches, RecordColumns,
+    BatchRun, BinaryColumn, CleanedRun, HeadersColumn, IndexState, MessageRun, OrderedBatches,
+    RecordColumns,
 )
 from spark_klog.wire.checksums import crc32c
 
 name = "native"
 # As in __init__.py, which says when to raise it.
-VERSION = 5
+VERSION = 6
 cdef str TOO_LARGE_TEXT = "more than 2 GiB of keys, of values or of headers in one batch of columns"
 
 
@@ -61,6 +63,7 @@ include "_kernel_records.pxi"
 include "_kernel_encode.pxi"
 include "_kernel_scan.pxi"
 include "_kernel_compact.pxi"
+include "_kernel_convert.pxi"
 
 
 cdef inline int64_t difference(int64_t a, int64_t b) noexcept nogil:

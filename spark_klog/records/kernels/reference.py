@@ -28,12 +28,13 @@ from spark_klog.records.contract import (
     IndexState,
     IndexTarget,
     KeyOffsets,
+    MessageRun,
     Record,
     RecordColumns,
 )
 from spark_klog.records.formats.batch import Header, check_crc, magic_of, read_header, whole_batch_size
-from spark_klog.records.formats.batch_v2 import BatchHeader, body, set_base_offset
-from spark_klog.records.formats.message_set import plain_records, read_message_header
+from spark_klog.records.formats.batch_v2 import LOG_APPEND_TIME_BIT, BatchHeader, body, set_base_offset
+from spark_klog.records.formats.message_set import build_message, plain_records, read_message_header
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer, append_uvarint, append_varlong, wrap_int64
 
@@ -42,11 +43,12 @@ name = "reference"
 _INT32 = Struct("<i")
 #: The entries of a segment's indexes.
 OFFSET_ENTRY, TIME_ENTRY = Struct(">ii"), Struct(">qi")
+_MAX_OFFSET = (1 << 63) - 1
 #: Indexes store positions, and offsets relative to the segment's base, as INT32.
 MAX_RELATIVE = 0x7FFFFFFF
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(data: Buffer, position: int) -> tuple[int, int]:
     """(value, next position) of a VARINT or VARLONG; IndexError if it is cut off."""
     byte = data[position]
     position += 1
@@ -536,3 +538,46 @@ def retained(
 def clean_batches(offsets: KeyOffsets, data: Buffer, limits: CleaningLimits) -> CleanedRun:
     """See `contract.Kernel.clean_batches`."""
     return CleanedRun(0, b"", 0, 0, 0)
+
+
+def message_set(
+    body: Buffer,
+    position: int,
+    count: int,
+    most: int,
+    base_offset: int,
+    base_timestamp: int,
+    append_time: int | None,
+    first: int,
+    magic: int,
+    is_inner: bool,
+) -> MessageRun:
+    """See `contract.Kernel.message_set`."""
+    data, end, read = memoryview(body), position, 0
+    try:
+        while read < min(count, most) and end <= len(data):
+            size, start = _varint(data, end)
+            end, read = start + max(size, 0), read + 1
+    except IndexError:
+        raise DecodeError(f"record cut off at position {len(data)}") from None
+    records = list(iter_body(data[position:end], read, base_offset, base_timestamp, append_time))
+    if read == count and end != len(data):
+        raise DecodeError(f"{len(data) - end} bytes left over after {count} records")
+    if any(record.offset > _MAX_OFFSET for record in records):
+        raise DecodeError(f"offset {max(record.offset for record in records)} in a batch")
+    records = [record for record in records if record.offset >= first]
+    shift = records[0].offset if records and is_inner and magic else 0
+    kind = LOG_APPEND_TIME_BIT if append_time is not None and magic and not is_inner else 0
+    messages = [
+        build_message(magic, record.offset - shift, record.timestamp, record.key, record.value, kind)
+        for record in records
+    ]
+    return MessageRun(
+        b"".join(messages),
+        end,
+        read,
+        len(records),
+        sum(len(record.headers) for record in records),
+        records[-1].offset if records else 0,
+        max((record.timestamp for record in records), default=-1 << 63),
+    )

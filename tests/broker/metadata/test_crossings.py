@@ -27,6 +27,7 @@ from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.segments import segment
+from spark_klog.log.segments.segment import FileRange
 from spark_klog.records.contract import CREATE_TIME, Record
 from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.reading.produced import check_keys
@@ -634,6 +635,7 @@ def test_others_are_served_while_old_formats_are_converted(tmp_path: Path, monke
 
             monkeypatch.setattr(produce, "up_convert", waiting(produce.up_convert))
             monkeypatch.setattr(fetch, "down_convert", waiting(fetch.down_convert))
+            monkeypatch.setattr(FileRange, "read", waiting(FileRange.read))
             messages = [Record(number, _FAR, CREATE_TIME, b"k", b"v", ()) for number in range(3)]
             data = {"index": 0, "records": memoryview(bytearray(build_message_set(messages, 1, codec_by_id(1))))}
             topics = [{"name": "t", "topic_id": UUID(int=0), "partition_data": [data]}]
