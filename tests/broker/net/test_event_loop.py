@@ -565,13 +565,13 @@ def test_the_log_cleaner_gives_way_to_the_event_loop(tmp_path: Path, monkeypatch
 
     async def run() -> None:
         async with running(tmp_path, cleaner_backoff_ms=20) as broker:
-            settings = {"cleanup.policy": "compact", "segment.bytes": "2000", "min.cleanable.dirty.ratio": "0.0"}
+            settings = {"cleanup.policy": "compact", "segment.bytes": "2000000", "min.cleanable.dirty.ratio": "0.0"}
             await broker.changes.create_topic("t", 1, settings)
-            for number in range(60):
-                records = make_batch([(b"key", b"%d" % number)], [system_ms()])
+            for number in range(60):  # as much as the kernel does at once
+                records = make_batch([(b"key", b"%06d" % number * 50_000)], [system_ms()])
                 broker.logs.logs["t", 0].append(memoryview(bytearray(records)))
             cleaner = asyncio.create_task(clean_logs(broker.logs, broker.config))
-            await until(lambda: len(rests) > 60, "a rest after each batch, in both passes")
+            await until(lambda: len(rests) > 60, "a rest after each run of batches, in both passes")
             cleaner.cancel()
             await asyncio.wait([cleaner])
         assert threading.get_ident() not in rests

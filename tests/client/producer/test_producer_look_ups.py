@@ -267,7 +267,7 @@ def test_a_leader_that_no_batch_waits_for_any_more(brokers: ScriptedCluster) -> 
     """Its look-up is dropped, for example after the end of its transaction, and not taken for that of other topics."""
     with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, "request.timeout.ms": "2000"}) as cluster:
         brokers.always("Metadata", silent())
-        outcomes = Outcomes(cluster)
+        outcomes = Outcomes(cluster, None)
         before, following = Queue(("known", 0), None), Queue(("late", 0), None)
         assert outcomes.by_leader([before]) == {}
         while following.failure is None:
