@@ -97,8 +97,10 @@ def test_files_that_cannot_have_the_keys_are_left_out(tmp_path: Path, kind: str)
     # a value that the change lacks is looked for in the same files
     assert target.merge([_row(31, _UNAVAILABLE) | {"city": "x"}])["read_files"] == 1
     assert sum(target.read_rows) <= 10
+    assert target.merge([_row(39, "last of its file")])["read_files"] == 1
     # a row that leaves its partition
-    expected = [_row(number) | ({"city": "x", "note": "new"} if number == 31 else {}) for number in range(100)]
+    changed = {31: {"city": "x", "note": "new"}, 39: {"note": "last of its file"}}
+    expected = [_row(number) | changed.get(number, {}) for number in range(100)]
     assert target.rows() == [*expected, _row(1000, "new")]
 
 
