@@ -370,6 +370,14 @@ def test_the_table_is_that_of_the_model(kind: str, data: st.DataObject) -> None:
     _check(kind, **data.draw(_models(kind)))
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_value_of_a_deleted_row_is_not_that_of_the_next_one(kind: str) -> None:
+    note = ("note",)
+    history = [("delete", 2, 2, 0, note), ("lacking", 2, 2, 0, note), ("delete", 1, 1, 0, note)]
+    history += [("write", 2, 1, 2, note), ("lacking", 2, 2, 2, note)]
+    _check(kind, history, [([0, 4, 1], "")], 386, 1 << 27, "order", keeps_deletes=False, layout="none")
+
+
 @pytest.mark.test_all("long")
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(deadline=None, max_examples=int(os.environ.get("SPARK_KLOG_UPSERTS", "100")))
