@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 import resource
 from pathlib import Path
 
@@ -72,6 +74,19 @@ def test_memory_that_is_not_used_is_not_touched() -> None:
         assert offsets.put(b"key", 1)
         assert resident() - before < 1 << 24
         offsets.clear()
+
+
+def test_its_memory_may_be_in_large_pages() -> None:
+    """Few systems have them for shared memory, whatever it is advised: sh of its flags."""
+    offsets = OffsetMap(1 << 24)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(offsets.table))
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            start, end = (int(bound, 16) for bound in bounds.groups())
+        elif line.startswith("VmFlags:") and start <= address < end:
+            flags = line.split()[1:]
+    assert "sh" not in flags
+    assert "hg" in flags or not Path("/sys/kernel/mm/transparent_hugepage").exists()
 
 
 def test_the_memory_of_the_round_before_is_given_back_at_once() -> None:

@@ -21,8 +21,9 @@ from spark_klog.log.file_system import FileSystem
 from spark_klog.log.partition_files import CLEANER, LOG_START, RECOVERY_POINT, read_checkpoint
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index import IndexMemory
+from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.reading.reader import ABORT, COMMIT
-from tests.log.compacted_logs import CONFIG, fill, records
+from tests.log.compacted_logs import CONFIG, clean, fill, records
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.faulty_logs import FOLDER, NOW, SMALL, Clock, batch_of, content, open_log
 from tests.support.brokers.batches import make_batch
@@ -276,6 +277,26 @@ def test_a_closed_segment_that_was_cut_is_named_when_it_is_read() -> None:
     assert log.read(following, 1000)
     assert log.read(log.segments[1].base_offset, 1)
     assert log.read(log.segments[1].base_offset, 1, following)
+
+
+@pytest.mark.parametrize("was_compacted", [False, True])
+def test_a_segment_that_lost_whole_batches_is_not_compacted(tmp_path: Path, was_compacted: bool) -> None:
+    """The compacted segment would look as if nothing were missing."""
+    log = PartitionLog(tmp_path / "t-0", COMPACTED, clean=True)
+    fill(log, random.Random(1), 40)
+    checkpoint = clean(log, None) if was_compacted else None
+    fill(log, random.Random(2), 40)
+    for segment in log.segments:
+        sizes = [header.size for header, _ in iter_batches(segment.path.read_bytes())]
+        if len(sizes) > 1:
+            break
+    assert segment is not log.segments[-1]
+    assert not was_compacted or segment.base_offset < (checkpoint or 0)
+    os.truncate(segment.path, sizes[0])
+    with pytest.raises(LogCorrupted, match=f"{segment.path}: .* bytes are missing from position {sizes[0]} on"):
+        clean(log, checkpoint)
+    assert segment in log.segments
+    log.close()
 
 
 def test_producers_are_not_forgotten_with_a_damaged_snapshot() -> None:

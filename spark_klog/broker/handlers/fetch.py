@@ -220,4 +220,6 @@ async def _converted(broker: Broker, request: Request, log: PartitionLog, offset
 def _message_set(part: FileRange, magic: int, offset: int, limit: int) -> tuple[Converted, int]:
     """(the batches of a range, read and converted; the offset after them)."""
     data = _convertible(part.read())
+    if not data:  # else the caller would read from the same offset on for ever
+        raise LogCorrupted(f"the file ends before position {part.position + part.size}")
     return down_convert(data, magic, offset, limit), next_offset_after(data, offset)

@@ -120,8 +120,9 @@ class SegmentBatches:
                 raise LogCorrupted(f"{self._path}: incomplete batch at position {position}, {left} bytes left")
             data = memoryview(self._file.read_at(position, wanted))
             self._data, self._start = data, position
-            if len(data) < wanted:  # the file is shorter than it was
-                left = len(data)
+            if len(data) < wanted:
+                missing = wanted - len(data)
+                raise LogCorrupted(f"{self._path}: {missing} bytes are missing from position {position + len(data)} on")
         return data
 
 

@@ -192,7 +192,7 @@ class OffsetMap:
 
 def _zeros(size: int) -> mmap.mmap:
     """Memory of zeros, in large pages if the system has them: with small ones a look-up mostly waits for its page."""
-    table = mmap.mmap(-1, size)
+    table = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory rarely may have them
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             table.madvise(mmap.MADV_HUGEPAGE)

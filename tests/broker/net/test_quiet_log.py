@@ -25,7 +25,7 @@ from spark_klog.broker.net.acceptor import Acceptor, ConnectionLimits
 from spark_klog.broker.net.connection import watch
 from spark_klog.broker.net.server import Server
 from spark_klog.broker.security.config import Listener
-from spark_klog.errors import LogRetired
+from spark_klog.errors import ErrorCode, LogRetired
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import FETCH
@@ -62,7 +62,7 @@ def append(log: PartitionLog, size: int) -> None:
     log.append(memoryview(bytearray(make_batch([(None, b"v" * size)], [1]))))
 
 
-def fetch_request(min_bytes: int, max_wait_ms: int) -> bytes:
+def fetch_request(min_bytes: int, max_wait_ms: int, version: int = 4) -> bytes:
     partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 30}
     topics = [{"topic": "t", "partitions": [partition]}]
     message = {
@@ -73,7 +73,7 @@ def fetch_request(min_bytes: int, max_wait_ms: int) -> bytes:
         "isolation_level": 0,
         "topics": topics,
     }
-    return b"".join(bytes(part) for part in encode_request(FETCH, 4, 1, "client", message).parts)
+    return b"".join(bytes(part) for part in encode_request(FETCH, version, 1, "client", message).parts)
 
 
 def test_a_client_that_hangs_up_before_a_sendfile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -125,6 +125,30 @@ def test_a_log_file_that_became_shorter_ends_the_connection(
 
     asyncio.run(run())
     assert "500 of" in caplog.text
+
+
+def test_a_log_file_that_became_shorter_is_an_error_of_an_old_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its batches are converted before the response begins, and there is none to convert."""
+
+    async def run() -> None:
+        async with running(tmp_path) as broker, listening(broker) as (_, port):
+            await broker.changes.create_topic("t", 1)
+            log = broker.logs.logs["t", 0]
+            append_value(log, 1000)
+            (path,) = log.directory.glob("*.log")
+            os.truncate(path, path.stat().st_size - 500)
+            loop = asyncio.get_running_loop()
+            with socket.create_connection((_HOST, port)) as client:
+                client.setblocking(False)
+                request = fetch_request(1, 500, 2)
+                await loop.sock_sendall(client, struct.pack(">i", len(request)) + request)
+                received = await asyncio.wait_for(loop.sock_recv(client, 1 << 20), 60)
+            assert received.endswith(struct.pack(">hqi", ErrorCode.CORRUPT_MESSAGE, 1, 0))
+
+    asyncio.run(run())
+    assert "t-0 can't be read at offset 0: the file ends before position" in caplog.text
 
 
 def test_a_failed_tls_handshake_has_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
