@@ -1,6 +1,6 @@
 """How requests, bytes, connections, memory and processor time grow with partitions, brokers and tasks.
 
-    python -m benchmarks.scale [--plot docs/explanation/scale.svg] [--json FILE]
+    python -m benchmarks.scale [--only KIND ...] [--plot docs/explanation/scale.svg] [--json FILE]
 
 prints the tables of docs/explanation/scale.md. The cluster is simulated, in a process of its own: what is measured is
 this side's. Each size has a process of its own, for its memory.
@@ -16,16 +16,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 
 from benchmarks.machine import ROOT
-from spark_klog.client import Admin
+from benchmarks.sides import jvm_side, klog_side
+from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import GroupOffsets
 from spark_klog.columns.schema import FULL
 from spark_klog.groups.lag import partition_lags
+from spark_klog.load.journal.model import Progress
+from spark_klog.load.planning import Look, find_extent, make_tasks
 from spark_klog.spark.options import SourceOptions, source_options
 from spark_klog.spark.read.batch_query import plan_batch_query
 from spark_klog.spark.read.broker_source import BrokerSource
@@ -33,12 +37,13 @@ from spark_klog.spark.read.pushdown import Pushed
 from spark_klog.spark.read.stream import StreamReader
 from spark_klog.spark.read.tasks import read_ranges
 from spark_klog.spark.versions import ReadAllAvailable
-from tests.support.brokers.simulated_cluster import SimulatedCluster
+from spark_klog.ui import views
+from tests.support.brokers.simulated_cluster import SimulatedCluster, topic_name
 
 #: (topics, partitions of each, brokers): by partitions, then by brokers.
-SIZES = ((100, 10, 100), (500, 10, 100), (1000, 10, 100), (2500, 10, 100), (5000, 10, 100))
-BROKERS = ((1000, 10, 1), (1000, 10, 10), (1000, 10, 30), (1000, 10, 100))
-_RECORDS, _NEWS, _TASKS = 100, 100, 1000
+SIZES = ((100, 10, 100), (1000, 10, 100), (2500, 10, 100), (5000, 10, 100))
+BROKERS = ((1000, 10, 10), (1000, 10, 30), (1000, 10, 100))
+_EACH, _RECORDS, _NEWS, _TASKS = 10, 100, 100, 1000
 Step = tuple[str, Callable[[], object]]
 
 
@@ -86,15 +91,97 @@ def _tasks(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
 
 
 def _client(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
-    settings = {"bootstrap.servers": cluster.bootstrap_servers, "request.timeout.ms": "120000"}
+    settings = _settings(cluster)
     with Admin(settings) as admin:
         yield "Admin: list of topics", admin.list_topics
+        yield "Admin: describe all topics", lambda: admin.describe_topics(_topics(cluster))
     with Cluster.connect(settings) as client:
         group = GroupOffsets(client, "g")
         names = client.partitions(list(client.metadata(None)))
         offsets = {(topic, number): 1 for topic, numbers in names.items() for number in numbers}
         yield "group: commit of all offsets", lambda: group.commit(offsets)
         yield "group: lag (klog groups lag)", lambda: partition_lags(client, {"g": group.fetch()})
+
+
+def _consumer(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
+    keys = [(name, number) for name in _topics(cluster) for number in range(_EACH)]
+    with Consumer(_settings(cluster, **{"auto.offset.reset": "latest"})) as consumer:
+
+        def assign() -> None:
+            consumer.assign(keys)
+            for key in keys:
+                consumer.position(*key)
+
+        yield "consumer: positions of all", assign
+        yield "consumer: first fetches, 5 s", lambda: consumer.poll(5)
+        yield "consumer: 5 s without news", lambda: consumer.poll(5)
+        cluster.tell("append", every=max(1, partitions // _NEWS), records=_RECORDS)
+        yield f"consumer: {_NEWS} partitions have news", lambda: _poll(consumer, _NEWS * _RECORDS)
+        cluster.tell("stop", node=7)
+        cluster.tell("append", every=max(1, partitions // _NEWS), records=_RECORDS)
+        yield "consumer: the same, a broker is gone", lambda: _poll(consumer, (_NEWS - 1) * _RECORDS)
+        cluster.tell("start", node=7)
+
+
+def _poll(consumer: Consumer, records: int) -> None:
+    while records > 0:
+        records -= len(consumer.poll(1))
+
+
+def _group(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
+    more = {"group.id": "all", "group.protocol": "consumer", "auto.offset.reset": "latest"}
+    with Consumer(_settings(cluster, **more)) as consumer:
+
+        def join() -> None:
+            consumer.subscribe(_topics(cluster))
+            while len(consumer.assignment()) < partitions:
+                consumer.poll(0.5)
+
+        yield "KIP-848: join, and all partitions", join
+        for key in consumer.assignment():
+            consumer.position(*key)
+        consumer.poll(5)
+        yield "KIP-848: 5 s, a heartbeat each second", lambda: consumer.poll(5)
+
+
+def _page(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
+    size = 0
+
+    def overview() -> None:
+        nonlocal size
+        size = len(json.dumps(views.overview(admin)))
+
+    with Admin(_settings(cluster)) as admin:
+        yield "klog ui: overview", overview
+        yield "klog ui: overview again, each 2 s", overview
+        sys.stderr.write(f"the page gets {size / 1e6:.2f} MB\n")
+        yield "klog ui: a topic", lambda: views.topic(admin, "t00001")
+        yield "klog ui: groups", lambda: views.groups(admin)
+
+
+def _load(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
+    with Cluster.connect(_settings(cluster)) as client:
+        names, looks = _topics(cluster), []
+
+        def plan() -> None:
+            looks.append(Look.at(client, names))
+            make_tasks(find_extent(client, looks[-1], {}, fail_on_loss=True), 8, None, client.last_leader)
+
+        def again() -> None:
+            extent = find_extent(client, Look.at(client, names), progress, fail_on_loss=True)
+            assert not extent.records
+
+        yield "load: plan", plan
+        progress = {key: Progress(offset, 0, looks[0].ids[key]) for key, offset in looks[0].end.items()}
+        yield "load: a round without news", again
+
+
+def _topics(cluster: SimulatedCluster) -> list[str]:
+    return [topic_name(number) for number in range(cluster.topics)]
+
+
+def _settings(cluster: SimulatedCluster, **more: str) -> dict[str, str]:
+    return {"bootstrap.servers": cluster.bootstrap_servers, "request.timeout.ms": "120000", **more}
 
 
 def _measure(name: str, topics: int, each: int, brokers: int) -> list[dict[str, Any]]:
@@ -116,6 +203,10 @@ _KINDS: dict[str, Callable[[SimulatedCluster, int], Iterator[Step]]] = {
     "batch": _batch,
     "tasks": _tasks,
     "client": _client,
+    "consumer": _consumer,
+    "group": _group,
+    "page": _page,
+    "load": _load,
 }
 
 
@@ -124,6 +215,23 @@ def _apart(name: str, size: tuple[int, int, int]) -> list[dict[str, Any]]:
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=600)
     lines: list[dict[str, Any]] = json.loads(done.stdout)
     return lines
+
+
+def _beside_jvm(topics: int, each: int, brokers: int) -> None:
+    """A stream by AvailableNow, started again each time with a record more in 100 partitions, here and by the JVM."""
+    with SimulatedCluster(topics, each, brokers) as cluster, TemporaryDirectory() as folder:
+        options = {"subscribePattern": "t.*", "startingOffsets": "earliest"}
+        options["kafka.bootstrap.servers"] = cluster.bootstrap_servers
+        for side in (klog_side(Path(folder)), jvm_side(Path(folder))):
+            with side:
+                side.start()
+                for number in range(4):
+                    cluster.tell("append", every=max(1, topics * each // _NEWS), records=1)
+                    cluster.tell("forget")
+                    answer = side.ask("stream", options, folder=f"{folder}/{side.name[:4]}")
+                    requests = cluster.figures()["requests"]
+                    sys.stdout.write(f"{side.name}: run {number}: {answer}, {requests}\n")
+                    sys.stdout.flush()
 
 
 def _row(line: dict[str, Any]) -> str:
@@ -176,15 +284,20 @@ def _plot(lines: list[dict[str, Any]], path: Path) -> None:
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--spark", nargs=3, type=int, help="topics, partitions and brokers of a run beside the JVM")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="+", choices=sorted(_KINDS), default=list(_KINDS))
     arguments = parser.parse_args()
     if arguments.one:
         name, *size = arguments.one
         json.dump(_measure(name, *map(int, size)), sys.stdout)
         return
+    if arguments.spark:
+        _beside_jvm(*arguments.spark)
+        return
     lines = []
-    for name in _KINDS:
+    for name in arguments.only:
         for size in dict.fromkeys((*SIZES, *BROKERS)):
             sys.stderr.write(f"{name} {size}\n")
             lines += _apart(name, size)

@@ -179,7 +179,8 @@ def stream(spark: SparkSession, source: str, request: Request) -> dict[str, Any]
     query.awaitTermination()
     seconds = time.perf_counter() - started
     rows = [progress["numInputRows"] for progress in query.recentProgress]
-    return {"seconds": seconds, "rows": sum(rows), "batches": sum(count > 0 for count in rows)}
+    plans = [progress["durationMs"].get("latestOffset", 0) for progress in query.recentProgress]
+    return {"seconds": seconds, "rows": sum(rows), "batches": sum(count > 0 for count in rows), "plans_ms": plans}
 
 
 def sink(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:

@@ -8,6 +8,7 @@ had loaded everything in the round before, and whose topic has not changed since
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import defaultdict
@@ -43,6 +44,8 @@ LONGEST_PAUSE = 300.0
 _MARK = "{topic"
 _FIELD = re.compile(r"\{topic(?:\[(-?[0-9]{1,3})\])?\}")
 _NOT_PLAIN = re.compile(r"[^0-9A-Za-z_]")
+#: How long leaders may take before a round loads the topics of the others first.
+_ANSWER_MS = 5000.0
 
 
 def is_by_topic(output: str) -> bool:
@@ -202,7 +205,7 @@ class Loads:
         their last round has failed.
         """
         _check_offsets((self._asked.start, self._asked.until), self._topics)
-        looks, lost = _look(cluster, metadata, self._topics)
+        looks, lost = _look(cluster, metadata, self._topics, _ANSWER_MS)
         waits = [topic for topic in lost if not self._failures(topic)]
         outcomes = self._loaded(cluster, [topic for topic in self._topics if topic not in waits], looks, lost, now)
         if waits and not self._is_stopping():
@@ -288,9 +291,9 @@ class Loads:
 
 
 def _look(
-    cluster: Cluster, metadata: Mapping[str, Message], topics: Iterable[str]
+    cluster: Cluster, metadata: Mapping[str, Message], topics: Iterable[str], answer_ms: float = math.inf
 ) -> tuple[dict[str, Look], dict[str, KlogError]]:
-    """One look at all topics, and the errors of those of which a partition has no leader.
+    """One look at all topics, and the errors of those of which a partition has no leader that answers in time.
 
     Topics of which nothing is known are in neither: their loads look for themselves, and have the error.
     """
@@ -298,7 +301,7 @@ def _look(
     for topic, number in _keys(metadata, topics):
         ids.setdefault(topic, {})[topic, number] = str(cluster.topic_ids.get(topic, ""))
     try:
-        first, end, failed = _offsets(cluster, [key for keys in ids.values() for key in keys])
+        first, end, failed = _offsets(cluster, [key for keys in ids.values() for key in keys], answer_ms)
     except KlogError:
         return {}, {}
     errors = {key[0]: failed[key] for key in sorted(failed)}
@@ -319,11 +322,13 @@ def _keys(metadata: Mapping[str, Message], topics: Iterable[str]) -> list[TopicP
 
 
 def _offsets(
-    cluster: Cluster, keys: Sequence[TopicPartition]
+    cluster: Cluster, keys: Sequence[TopicPartition], answer_ms: float
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, KlogError]]:
     """The first offsets and the ends of partitions, and the errors of those without; errors as of `offsets_of_led`."""
-    first, without_first = offsets_of_led(cluster, dict.fromkeys(keys, EARLIEST))
-    end, without_end = offsets_of_led(cluster, dict.fromkeys(keys, LATEST))
+    with cluster.within(answer_ms):
+        first, without_first = offsets_of_led(cluster, dict.fromkeys(keys, EARLIEST))
+    with cluster.within(answer_ms):
+        end, without_end = offsets_of_led(cluster, dict.fromkeys(first, LATEST))
     return first, end, without_first | without_end
 
 

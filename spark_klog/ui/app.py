@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -67,6 +68,8 @@ _STATIC = Path(__file__).parent / "static"
 #: Seconds between two looks of a live view.
 _LIVE_SECONDS = 2.0
 _MESSAGES_SECONDS = 1.0
+#: A look that takes long, as at tens of thousands of partitions, is followed by a pause of so many times its own time.
+_PAUSES = 2
 #: Views that need no broker.
 _WITHOUT_BROKERS = ("session", "loads", "subjects", "subject")
 _OPTION = "--listen"
@@ -103,18 +106,24 @@ class Streams:
         self._is_closing.set()
 
     def repeat(self, look: Callable[[], Any], seconds: float) -> StreamingResponse:
-        """Send what `look` returns every `seconds` seconds, as event `view`; an error as event `trouble`."""
+        """Send what `look` returns every `seconds` seconds, as event `view`; an error as event `trouble`.
+
+        A look that takes long is repeated less often, see `_PAUSES`.
+        """
         self._take_place()
 
         async def events() -> AsyncIterator[bytes]:
             try:
                 while not self._is_closing.is_set():
+                    begin, pause = time.monotonic(), seconds
                     try:
-                        yield event("view", await run_in_threadpool(look))
+                        view = event("view", await run_in_threadpool(look))
+                        pause = max(seconds, _PAUSES * (time.monotonic() - begin))
                     except (KlogError, OSError) as error:
-                        yield event("trouble", {"error": str(error)})
+                        view = event("trouble", {"error": str(error)})
+                    yield view
                     try:
-                        await asyncio.wait_for(self._is_closing.wait(), seconds)
+                        await asyncio.wait_for(self._is_closing.wait(), pause)
                     except asyncio.TimeoutError:
                         pass
             finally:

@@ -6,6 +6,7 @@ checkpoints stand side by side.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ def overview(admin: Admin) -> dict[str, Any]:
     with admin.exclusive() as cluster:
         first, end = first_and_end(cluster, led)
     sizes, logs = _sizes(admin)
+    leads = Counter(part.leader for topic in topics.values() for part in topic.partitions)
     rows = []
     for name, topic in topics.items():
         keys = [(name, part.partition) for part in topic.partitions]
@@ -63,7 +65,7 @@ def overview(admin: Admin) -> dict[str, Any]:
                 "port": broker.port,
                 "rack": broker.rack,
                 "controller": broker.node == described.controller,
-                "leads": sum(part.leader == broker.node for topic in topics.values() for part in topic.partitions),
+                "leads": leads[broker.node],
                 "bytes": logs.get(broker.node),
             }
             for broker in described.brokers

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -111,12 +111,32 @@ class Assigned:
     #: Since when brokers do not know this partition; infinite if they do, or have ever done.
     unknown_since: float = math.inf
     was_known: bool = False
+    #: The restless partitions of its `Assignment`, and the node among whose calm ones it is.
+    watch: dict[Assigned, None] | None = None
+    calm_at: int = -1
 
     def __post_init__(self) -> None:
         self.key, self.name = (self.topic, self.partition), f"{self.topic}-{self.partition}"
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is to be done but to fetch from the leader."""
+        return (
+            (self.leader is not None and self.position is not None)
+            and (self.failure is None and self.out_of_range is None and self.replica is None)
+            and not (self.is_paused or self.is_unchecked or self.retry_at or self.due_at)
+            and (self.held_run != self.run and self.unknown_since == math.inf)
+        )
+
+    def stir(self) -> None:
+        """Have the next step look at this partition: to be called before a change by which it is not calm any more."""
+        if self.watch is not None:
+            self.watch[self] = None
+
     def lead(self, leader: Leader) -> None:
         """Take the leader from metadata; after a change of its epoch the position is checked (KIP-320)."""
+        if leader != self.leader:
+            self.stir()
         if leader.epoch != self.leader_epoch and leader.epoch >= 0 <= self.epoch and self.position is not None:
             self.is_unchecked = True
             self.rewind()
@@ -141,6 +161,7 @@ class Assigned:
 
     def belong(self, topic_id: UUID | None) -> None:
         """Let the position belong to this topic."""
+        self.stir()
         if self.topic_id is not None and self.topic_id != topic_id:
             self.retired_ids |= {self.topic_id}
         self.topic_id = topic_id
@@ -149,6 +170,7 @@ class Assigned:
 
     def seek(self, offset: int, epoch: int = -1) -> None:
         """Continue at an offset; drop what was fetched. `epoch`: of the record before it, to check the position by."""
+        self.stir()
         if self.is_recreated:
             self.belong(self.found_id)
         self.is_unchecked = epoch >= 0
@@ -161,6 +183,7 @@ class Assigned:
 
     def restart(self, start: int | None) -> None:
         """Forget the position; `start` says how to find a new one, see the class."""
+        self.stir()
         if self.is_recreated:
             self.belong(self.found_id)
         self.position, self.start = None, start
@@ -180,6 +203,7 @@ class Assigned:
 
     def failed(self, failure: KlogError, config: ClientConfig, *, keeps_leader: bool = False) -> None:
         """Note a retriable failure: the next attempt is after a pause, with another leader if the failure says so."""
+        self.stir()
         now = time.monotonic()
         if self.failure is None:
             self.failing_since = now
@@ -192,11 +216,15 @@ class Assigned:
 
 
 class Assignment:
-    """The assigned partitions, in the order in which they are fetched."""
+    """The assigned partitions: a step costs what has changed, however many there are."""
 
     def __init__(self) -> None:
         #: Replaced as a whole, so that an interrupt loses none.
-        self.partitions: OrderedDict[TopicPartition, Assigned] = OrderedDict()
+        self.partitions: dict[TopicPartition, Assigned] = {}
+        #: Partitions that lack something, or wait: each step looks at them. They add themselves, see `Assigned.stir`.
+        self.restless: dict[Assigned, None] = {}
+        #: The others by leader, in the order in which they are fetched. Some may not be assigned any more.
+        self.calm: dict[int, dict[TopicPartition, Assigned]] = {}
         #: Partitions that were assigned before: what is kept for them can go.
         self.dropped: set[TopicPartition] = set()
 
@@ -212,13 +240,52 @@ class Assignment:
     def copy_of(self, key: TopicPartition) -> Assigned:
         """A copy of a partition, for `set`; a new one if it is not assigned."""
         known = self.partitions.get(key)
-        return Assigned(*key) if known is None else copy.copy(known)
+        if known is None:
+            return Assigned(*key)
+        state = copy.copy(known)
+        state.watch = None  # until it is assigned
+        return state
 
     def set(self, keys: Iterable[TopicPartition], changed: Mapping[TopicPartition, Assigned] | None = None) -> None:
         """Assign exactly these partitions; those assigned before keep their positions unless they are in `changed`."""
         there = {**self.partitions, **(changed or {})}
-        self.partitions = OrderedDict((key, there.get(key) or Assigned(*key)) for key in keys)
+        partitions = {key: there.get(key) or Assigned(*key) for key in keys}
+        for state in partitions.values():
+            state.watch = self.restless
+            state.stir()
+        self.partitions = partitions
+        for state in list(self.restless):
+            if partitions.get(state.key) is not state:
+                del self.restless[state]
+        self.calm = {}
         self.dropped |= there.keys() - self.partitions.keys()
+
+    def settle(self) -> None:
+        """Leave in `restless` only those partitions that are."""
+        for state in list(self.restless):
+            calm = self.calm.get(state.calm_at, {})
+            if calm.get(state.key) is state:
+                del calm[state.key]
+            if self.partitions.get(state.key) is state:
+                if not state.is_calm:
+                    continue
+                assert state.leader is not None
+                state.calm_at = state.leader.node
+                self.calm.setdefault(state.calm_at, {})[state.key] = state
+            del self.restless[state]
+
+    def of_node(self, node: int) -> list[Assigned]:
+        """The partitions that are fetched from a node."""
+        now = time.monotonic()
+        states = dict.fromkeys(self.calm.get(node, {}).values())
+        states |= dict.fromkeys(state for state in self.restless if state.node(now) == node)
+        return [state for state in states if self.partitions.get(state.key) is state]
+
+    def fetch_last(self, state: Assigned) -> None:
+        """Let the others of its node be fetched before this partition, so that none starves (before fetch sessions)."""
+        calm = self.calm.get(state.calm_at, {})
+        if calm.get(state.key) is state:
+            calm[state.key] = calm.pop(state.key)
 
 
 class Troubles:
@@ -233,11 +300,26 @@ class Troubles:
         #: Failures that can't be retried; each is raised by a poll.
         self.final: deque[KlogError] = deque()
 
-    def note(self, where: str, error: KlogError) -> None:
-        """Note a failure that is retried; `where` names what failed, for example a topic or a broker."""
+    def note_all(self, failures: Mapping[str, KlogError]) -> None:
+        """Note the failures of partitions by their names; those of one cause together, as of a broker that is gone."""
+        causes: dict[Hashable, list[str]] = {}
+        for name, error in failures.items():
+            cause = error.code if isinstance(error, ProtocolError) else str(error)
+            causes.setdefault((type(error), cause), []).append(name)
+        for names in causes.values():
+            if len(names) == 1:
+                self.note(names[0], failures[names[0]])
+            else:
+                self.note(f"{names[0]} and {len(names) - 1} more", failures[names[0]], "partitions")
+
+    def note(self, where: str, error: KlogError, what: str = "") -> None:
+        """Note a failure that is retried; `where` names what failed, for example a topic or a broker.
+
+        Warnings of one `what` count as the same if they are of one kind; by default each `where` is another.
+        """
         now = time.monotonic()
         code = error.code if isinstance(error, ProtocolError) else None
-        key = where, type(error), code
+        key = what or where, type(error), code
         noted_at, lasting = self._known.get(key, (-math.inf, Lasting(now, _FIRST_PAUSE, _LAST_PAUSE)))
         if now > noted_at + _FORGET + lasting.pause:
             if len(self._known) >= _MOST:

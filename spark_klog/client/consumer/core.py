@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-#: Seconds that requests for metadata and offsets may take even if a call's timeout is shorter.
-LEAST_SECONDS = 1.0
+#: Seconds that requests for metadata and offsets may take even if a call's timeout is shorter, and a second more for so
+#: many partitions without a leader: an answer about 50,000 takes longer, and would be asked for again and again.
+LEAST_SECONDS, _IN_A_SECOND = 1.0, 5000
 #: Seconds between two looks at the fetches while a chunk has records.
 _STEP = 0.001
 
@@ -324,6 +325,7 @@ class ConsumerCore(Calls):
         """Return no records of these partitions until `resume`; they stay assigned."""
         with self._guard.used(), self._moving:
             for state in [self._assignment.assigned(*key) for key in partitions_of("pause", partitions)]:
+                state.stir()
                 state.is_paused = True
                 state.rewind()
 
@@ -455,12 +457,12 @@ class ConsumerCore(Calls):
     def _find_positions(self, deadline: float) -> Steps[None]:
         if self._letters is not None:
             yield from self._letters.opening(*self._patience(deadline))
-        with self._cluster.within(*self._patience(deadline)):
-            yield from self._positions.step(self._group)
+        with self._cluster.within(*self._patience(deadline, len(self._assignment.restless))):
+            yield from self._positions.step(self._group, lambda: self._patience(deadline))
 
-    def _patience(self, deadline: float) -> tuple[float, str]:
-        """Milliseconds that a step may wait for brokers, and what limits them."""
-        left = 1000 * max(LEAST_SECONDS, deadline - time.monotonic())
+    def _patience(self, deadline: float, lacking: int = 0) -> tuple[float, str]:
+        """Milliseconds that a step may wait for brokers, and what limits them; `lacking` have perhaps no leader."""
+        left = 1000 * max(LEAST_SECONDS + lacking / _IN_A_SECOND, deadline - time.monotonic())
         longest = max(1000 * LEAST_SECONDS, self._config.default_api_timeout_ms)
         return (left, CALL_TIMEOUT) if left < longest else (longest, "default.api.timeout.ms")
 
@@ -478,7 +480,7 @@ class ConsumerCore(Calls):
             self._has_warned = True
             _log.warning("poll returns nothing: no partitions are assigned, call assign or subscribe first")
         now, until = time.monotonic(), -math.inf
-        for state in self._assignment.partitions.values():
+        for state in self._assignment.restless:
             is_unknown = is_assigned and self._positions.refreshed_at >= state.unknown_since + UNKNOWN_SECONDS
             if state.failure is not None and (is_unknown or now > state.failing_since + longest):
                 failure, state.failure, state.unknown_since = state.failure, None, math.inf

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from uuid import UUID
@@ -171,31 +171,43 @@ class Fetches:
         for source in list(self._sources.values()):
             if source.handle is not None and not source.chunks and source is not self.taken:
                 self._receive(source)
-        by_node: dict[int, dict[TopicPartition, FetchParameters]] = {}
+        self._assignment.settle()
+        by_node: dict[int, list[Assigned]] = {}
         now, self._look_at = time.monotonic(), math.inf
-        for state in self._assignment.partitions.values():
+        for state in self._assignment.restless:
             if state.position is None or state.is_paused or state.leader is None or state.is_unchecked:
                 continue
             if now < max(state.retry_at, state.due_at):
                 self._look_at = min(self._look_at, max(state.retry_at, state.due_at))
                 continue
+            state.due_at = 0.0
             if state.held_run == state.run:
                 continue
-            node = state.node(now)
+            by_node.setdefault(state.node(now), []).append(state)
+        for node in [*self._assignment.calm, *(by_node.keys() - self._assignment.calm)]:
             if node not in self._sources:
                 self._sources[node] = _Source(node)
-            if self._sources[node].handle is None:
-                size = max(state.max_bytes, self._least_bytes)
-                parameters = FetchParameters(state.fetch_offset, size, state.leader.epoch, state.topic_id)
-                by_node.setdefault(node, {})[state.key] = parameters
-        for node, partitions in by_node.items():
             source = self._sources[node]
-            if now >= source.retry_at:
-                self._send(source, partitions)
-            else:
+            if source.handle is not None:
+                continue
+            states = by_node.get(node, []) + list(self._assignment.calm.get(node, {}).values())
+            if states and now >= source.retry_at:
+                self._send(source, states)
+            elif states:
                 self._look_at = min(self._look_at, source.retry_at)
 
-    def _send(self, source: _Source, partitions: dict[TopicPartition, FetchParameters]) -> None:
+    def _parameters(self, states: Iterable[Assigned]) -> dict[TopicPartition, FetchParameters]:
+        """What to fetch of these partitions, as far as they are assigned."""
+        there, least = self._assignment.partitions, self._least_bytes
+        return {
+            state.key: FetchParameters(
+                state.fetch_offset, max(state.max_bytes, least), state.leader_epoch, state.topic_id
+            )
+            for state in states
+            if there.get(state.key) is state
+        }
+
+    def _send(self, source: _Source, states: list[Assigned]) -> None:
         config, now = self._config, time.monotonic()
         try:
             if source.connection is None or source.connection.closed:
@@ -211,6 +223,9 @@ class Fetches:
             if source.is_opening or connection.is_throttled:
                 until = connection.look_at if source.is_opening else connection.throttled_until
                 self._look_at = min(self._look_at, until)
+                return
+            partitions = self._parameters(states)
+            if not partitions:
                 return
             if not connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS):
                 partitions = without_ids(partitions)
@@ -275,8 +290,7 @@ class Fetches:
             if chunk is not None:
                 state.fetch_offset = chunk.next_offset
                 state.max_bytes = 0
-                # to the end, so that no partition starves (brokers before fetch sessions)
-                self._assignment.partitions.move_to_end(key)
+                self._assignment.fetch_last(state)
                 source.chunks.append(chunk)
 
     def _failed(self, source: _Source, error: KlogError) -> None:
@@ -294,9 +308,8 @@ class Fetches:
             return
         is_away = not isinstance(error, ProtocolError)
         self._troubles.note(f"broker {source.node}", error)
-        now = time.monotonic()
-        for state in self._assignment.partitions.values():
-            if state.node(now) == source.node and (is_away or state.key in requested):
+        for state in self._assignment.of_node(source.node):
+            if is_away or state.key in requested:
                 self._pause(state, error)
 
     def _pause(self, state: Assigned, error: KlogError) -> None:
@@ -311,6 +324,7 @@ class Fetches:
             state.replica = None
             return None
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            state.stir()
             # earlier fetched records may not have been taken yet
             if state.position == state.fetch_offset:
                 state.out_of_range = requested.offset
@@ -325,6 +339,7 @@ class Fetches:
             return None
         state.succeeded()
         if entry["preferred_read_replica"] >= 0:
+            state.stir()
             state.replica = entry["preferred_read_replica"]
             state.replica_until = time.monotonic() + self._config.client.metadata_max_age_ms / 1000
         limits = Limits(requested.max_bytes, self._most_bytes, is_shared)
@@ -365,6 +380,7 @@ class Fetches:
         fetch.max.bytes in all are not kept, but fetched again.
         """
         if due_at:
+            state.stir()
             state.due_at, self._look_at = due_at, min(self._look_at, due_at)
         state.rewind()
         source = self._sources.setdefault(_KEPT, _Source(_KEPT))
@@ -390,6 +406,7 @@ class Fetches:
         """Let a chunk be the next one of a partition, from its position on."""
         assert state.position is not None
         source.chunks.append(replace(chunk, offset=state.position, run=state.run))
+        state.stir()
         state.fetch_offset, state.held_run = chunk.next_offset, state.run
 
     def awaited(self) -> tuple[float, list[Connection]]:
@@ -413,6 +430,8 @@ class Fetches:
     def abandon(self) -> None:
         """Like `rewind` after an interrupt: a connection or session may be left in the middle of a request."""
         self.rewind()
+        for state in self._assignment.partitions.values():
+            state.stir()
         for source in self._sources.values():
             if source.connection is not None:
                 source.connection.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key
@@ -63,29 +63,35 @@ class Positions:
         self._refresh_at = -math.inf
         #: When the last look-up of leaders that was answered began, a reading of `time.monotonic`.
         self.refreshed_at = -math.inf
+        #: When the last one of all topics began.
+        self._all_at = -math.inf
         self._refreshes = 0
 
-    def step(self, group: ConsumerGroup | None) -> Steps[None]:
-        """Find leaders and positions that the brokers know now; `group` has the committed offsets."""
+    def step(self, group: ConsumerGroup | None, patience: Callable[[], tuple[float, str]]) -> Steps[None]:
+        """Find leaders and positions that the brokers know now; `group` has the committed offsets.
+
+        `patience` says how long to wait for the latter: a leader that is silent must not delay the others for long.
+        """
         now = time.monotonic()
-        lacking = [state for state in self._assignment.partitions.values() if state.leader is None]
-        is_old = now >= self.refreshed_at + self._config.client.metadata_max_age_ms / 1000
+        lacking = [state for state in self._assignment.restless if state.leader is None]
+        is_old = now >= self._all_at + self._config.client.metadata_max_age_ms / 1000
         if (lacking or (is_old and self._assignment.partitions)) and now >= self._refresh_at:
-            yield from self._find_leaders(lacking)
-        items = list(self._assignment.partitions.values())
-        if beyond := [state for state in items if state.out_of_range is not None]:
-            yield from self._check_ranges(beyond)
-        if unknown := [state for state in items if state.position is None and state.leader and now >= state.retry_at]:
-            yield from self._find_positions(unknown, group)
-        if unchecked := [state for state in items if state.is_unchecked and state.leader and now >= state.retry_at]:
-            yield from self._check_epochs(unchecked)
+            yield from self._find_leaders(lacking, is_old=is_old)
+        items = list(self._assignment.restless)
+        with self._cluster.within(*patience()):
+            if beyond := [state for state in items if state.out_of_range is not None]:
+                yield from self._check_ranges(beyond)
+            if unknown := [each for each in items if each.position is None and each.leader and now >= each.retry_at]:
+                yield from self._find_positions(unknown, group)
+            if unchecked := [each for each in items if each.is_unchecked and each.leader and now >= each.retry_at]:
+                yield from self._check_epochs(unchecked)
 
     def look_at(self) -> float:
         """When `step` has something to do next, a reading of `time.monotonic`."""
         if not self._assignment.partitions:
             return math.inf
-        at = max(self._refresh_at, self.refreshed_at + self._config.client.metadata_max_age_ms / 1000)
-        for state in self._assignment.partitions.values():
+        at = max(self._refresh_at, self._all_at + self._config.client.metadata_max_age_ms / 1000)
+        for state in self._assignment.restless:
             if state.out_of_range is not None:
                 return 0.0
             if state.leader is None:
@@ -98,12 +104,14 @@ class Positions:
         """Look up the leaders of a new assignment without a pause after earlier look-ups."""
         self._refreshes, self._refresh_at = 0, -math.inf
 
-    def _find_leaders(self, lacking: list[Assigned]) -> Steps[None]:
+    def _find_leaders(self, lacking: list[Assigned], *, is_old: bool) -> Steps[None]:
+        """Look up the leaders of all topics if those that are known are old, else of topics that lack some."""
         now = time.monotonic()
         self._refreshes += 1
         self._refresh_at = now + pause_seconds(self._config.client, self._refreshes)
         try:
-            topics, creates = {topic for topic, _ in self._assignment.partitions}, self._config.allow_auto_create_topics
+            asked = self._assignment.partitions.values() if is_old else lacking
+            topics, creates = {state.topic for state in asked}, self._config.allow_auto_create_topics
             metadata = yield from self._cluster.asking_metadata(topics, create=creates, is_retried=True)
         except (ConnectionFailed, RequestTimedOut) as error:
             self._troubles.note("the cluster", error)
@@ -111,7 +119,9 @@ class Positions:
                 state.failed(error, self._config.client)
             return
         self.refreshed_at = now
+        self._all_at = now if is_old else self._all_at
         recreated: set[str] = set()
+        failures: dict[str, KlogError] = {}
         for state in list(self._assignment.partitions.values()):
             if state.topic not in topics:
                 continue  # it was assigned meanwhile
@@ -122,16 +132,18 @@ class Positions:
             if failure is not None and not failure.retriable:
                 self._troubles.final.append(failure)
             if failure is not None and state.leader is None:
-                self._troubles.note(state.name, failure)
+                failures[state.name] = failure
                 state.failed(failure, self._config.client)
             if failure is None or failure.code not in UNKNOWN_TOPIC or state.was_known:
                 state.unknown_since = math.inf
             elif state.unknown_since == math.inf:
+                state.stir()
                 state.unknown_since = now
             sure_at = state.unknown_since + UNKNOWN_SECONDS
             if now < sure_at < self._refresh_at:
                 self._refresh_at = sure_at
-        if all(state.leader is not None for state in self._assignment.partitions.values()):
+        self._troubles.note_all(failures)
+        if all(state.leader is not None for state in self._assignment.restless):
             self._refreshes = 0
 
     def _take_leader(self, state: Assigned, topic: Message | None) -> ProtocolError | None:
@@ -223,10 +235,10 @@ class Positions:
         if not times:
             return {}
         offsets, failed = yield from asking_offsets_of_led(self._cluster, times, isolation_level)
-        for key, error in failed.items():
-            if (state := self._assignment.partitions.get(key)) is not None:
-                self._troubles.note(state.name, error)
-                state.failed(error, self._config.client)
+        states = {key: state for key in failed if (state := self._assignment.partitions.get(key)) is not None}
+        self._troubles.note_all({state.name: failed[key] for key, state in states.items()})
+        for key, state in states.items():
+            state.failed(failed[key], self._config.client)
         return offsets
 
     def _check_epochs(self, unchecked: list[Assigned]) -> Steps[None]:

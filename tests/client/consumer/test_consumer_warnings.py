@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from spark_klog.client import Consumer
-from spark_klog.errors import ConnectionFailed, ErrorCode, ProtocolError
+from spark_klog.client.consumer.assignment import Troubles
+from spark_klog.errors import ConnectionFailed, ErrorCode, ProtocolError, RequestTimedOut
 from tests.support.brokers import faults
 from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.clients.consumers import SECONDS, Server, short
@@ -50,6 +51,19 @@ def test_a_wrong_port_is_a_warning_with_the_address(caplog: pytest.LogCaptureFix
         assert len(_warnings(caplog)) == len(found)  # not at each poll
         consumer.poll(2.5)
         assert not any("giving up" in warning for warning in _warnings(caplog))
+
+
+def test_partitions_that_fail_together_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A broker of 500 partitions that is gone is one line, also when some of them are back."""
+    troubles = Troubles()
+    gone, refused = RequestTimedOut("broker 5 is silent"), ConnectionFailed("broker 6 has refused")
+    troubles.note_all({**{f"t-{number}": gone for number in range(500)}, "u-0": refused})
+    assert _warnings(caplog) == [
+        "no records from t-0 and 499 more, trying again: broker 5 is silent",
+        "no records from u-0, trying again: broker 6 has refused",
+    ]
+    troubles.note_all({f"t-{number}": gone for number in range(7, 500)})
+    assert len(_warnings(caplog)) == 2
 
 
 def test_a_topic_that_does_not_exist_is_an_error(server: Server, caplog: pytest.LogCaptureFixture) -> None:

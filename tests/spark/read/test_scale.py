@@ -6,15 +6,18 @@ The numbers do not depend on the machine. The cluster is simulated; docs/explana
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from spark_klog.client import Consumer, ConsumerRecord
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.columns.schema import FULL
+from spark_klog.load.by_topic import _ANSWER_MS, _look
+from spark_klog.load.planning import Look, find_extent, make_tasks
 from spark_klog.spark import worker_process
 from spark_klog.spark.options import SourceOptions, source_options
 from spark_klog.spark.read.stream import RangePartition, StreamReader
@@ -198,3 +201,109 @@ def test_a_silent_broker_delays_the_others_little(cluster: SimulatedCluster, rea
     assert _planned(reader, first, second) == 3 * (TOPICS * PARTITIONS - silent)
     third = reader.latestOffset(second, ReadAllAvailable())
     assert _planned(reader, second, third) == 3 * silent
+
+
+@pytest.fixture
+def consumer(cluster: SimulatedCluster) -> Iterator[Consumer]:
+    """A consumer of all partitions, from their ends on, which has a fetch session with each broker."""
+    settings = {"auto.offset.reset": "latest", "request.timeout.ms": "5000", "fetch.max.wait.ms": "100"}
+    with Consumer({"bootstrap.servers": cluster.bootstrap_servers, **settings}) as consumer:
+        consumer.assign([(f"t{topic:05}", number) for topic in range(TOPICS) for number in range(PARTITIONS)])
+        poll_until(consumer, lambda _: cluster.figures()["partitions"].get("Fetch", 0) >= TOPICS * PARTITIONS)
+        cluster.tell("forget")
+        yield consumer
+
+
+def poll_until(consumer: Consumer, is_enough: Callable[[list[ConsumerRecord]], bool]) -> list[ConsumerRecord]:
+    records: list[ConsumerRecord] = []
+    deadline = time.monotonic() + 60
+    while not is_enough(records):
+        assert time.monotonic() < deadline, f"{len(records)} records within a minute"
+        records += consumer.poll(0.2)
+    return records
+
+
+def test_a_consumer_of_all_partitions_asks_for_what_has_changed(cluster: SimulatedCluster, consumer: Consumer) -> None:
+    """A fetch without news names no partition, and a step looks at none: its time does not grow with them."""
+    poll_until(consumer, lambda _: cluster.figures()["requests"].get("Fetch", 0) >= 3 * BROKERS)
+    requests, partitions = _asked(cluster)
+    assert requests.keys() == {"Fetch"}
+    assert partitions == {"Fetch": 0}
+    assert not consumer._assignment.restless
+    cluster.tell("append", every=100, records=7)
+    assert len(poll_until(consumer, lambda records: len(records) >= 14)) == 14
+    poll_until(consumer, lambda _: cluster.figures()["partitions"].get("Fetch", 0) >= 2)  # their new offsets
+    assert _asked(cluster)[1] == {"Fetch": 2}
+    poll_until(consumer, lambda _: cluster.figures()["requests"].get("Fetch", 0) >= 3 * BROKERS)
+    requests, partitions = _asked(cluster)
+    assert requests.keys() == {"Fetch"}
+    assert partitions == {"Fetch": 0}
+    assert not consumer._assignment.restless
+
+
+def test_a_consumer_asks_for_the_topic_whose_leader_has_moved(cluster: SimulatedCluster, consumer: Consumer) -> None:
+    cluster.tell("move", topic="t00004", partition=0, node=7)
+    cluster.tell("append", every=100, records=2)
+    read = poll_until(consumer, lambda records: len(records) >= 4)
+    assert sorted({(record.topic, record.partition) for record in read}) == [("t00000", 0), ("t00020", 0)]
+    poll_until(consumer, lambda _: not consumer._assignment.restless)
+    requests, partitions = _asked(cluster)
+    assert partitions["Metadata"] == PARTITIONS * requests["Metadata"]
+
+
+def test_a_silent_broker_delays_no_other_of_a_consumer(cluster: SimulatedCluster, consumer: Consumer) -> None:
+    silent = TOPICS * PARTITIONS // BROKERS
+    cluster.tell("slow", node=5, seconds=100)
+    try:
+        cluster.tell("append", every=1, records=3)
+        read = poll_until(consumer, lambda records: len(records) >= 3 * (TOPICS * PARTITIONS - 2 * silent))
+    finally:
+        cluster.tell("slow", node=5)
+    read += poll_until(consumer, lambda records: len(read) + len(records) >= 3 * TOPICS * PARTITIONS)
+    seen = [(record.topic, record.partition, record.offset) for record in read]
+    assert len(set(seen)) == len(seen) == 3 * TOPICS * PARTITIONS
+
+
+def test_a_group_of_the_consumer_protocol(cluster: SimulatedCluster) -> None:
+    """Heartbeats name the partitions only when these have changed; topics are looked up together."""
+    settings = {"group.id": "all", "group.protocol": "consumer", "auto.offset.reset": "latest"}
+    with Consumer({"bootstrap.servers": cluster.bootstrap_servers, **settings}) as consumer:
+        consumer.subscribe([f"t{topic:05}" for topic in range(TOPICS)])
+        poll_until(consumer, lambda _: len(consumer.assignment()) == TOPICS * PARTITIONS)
+        poll_until(consumer, lambda _: cluster.figures()["requests"].get("ConsumerGroupHeartbeat", 0) >= 3)
+        cluster.tell("forget")
+        poll_until(consumer, lambda _: cluster.figures()["requests"].get("ConsumerGroupHeartbeat", 0) >= 2)
+        figures = cluster.figures()
+    assert figures["partitions"].get("ConsumerGroupHeartbeat", 0) == 0
+
+
+def test_a_load_plans_as_a_stream_does(cluster: SimulatedCluster) -> None:
+    names = [f"t{topic:05}" for topic in range(TOPICS)]
+    with Cluster.connect({"bootstrap.servers": cluster.bootstrap_servers}) as client:
+        _asked(cluster)
+        look = Look.at(client, names)
+        extent = find_extent(client, look, {}, fail_on_loss=True)
+        requests, partitions = _asked(cluster)
+        assert requests == {"Metadata": 1, "ListOffsets": 2 * BROKERS}
+        assert partitions["ListOffsets"] == 2 * TOPICS * PARTITIONS
+        tasks = make_tasks(extent, 2, None, client.last_leader)
+        leaders = [{client.last_leader(span.topic, span.partition) for span in task} for task in tasks]
+    assert sum(map(len, leaders)) < len(tasks) + BROKERS
+    assert sum(map(len, tasks)) == TOPICS * PARTITIONS
+
+
+def test_a_silent_broker_delays_no_other_topic_of_a_round(cluster: SimulatedCluster) -> None:
+    """A round of loads leaves the topics of a leader that does not answer for last."""
+    names = [f"t{topic:05}" for topic in range(0, TOPICS, BROKERS)]  # of brokers 0 to 4
+    settings = {"bootstrap.servers": cluster.bootstrap_servers, "request.timeout.ms": "90000"}
+    with Cluster.connect(settings) as client:
+        metadata = client.metadata(None)
+        cluster.tell("slow", node=4, seconds=100)
+        try:
+            begin = time.monotonic()
+            looks, lost = _look(client, metadata, [*names, "t00001", "t00005"], _ANSWER_MS)
+            assert time.monotonic() - begin < 80  # of the 90 of a request
+        finally:
+            cluster.tell("slow", node=4)
+    assert looks.keys() == {"t00005"}
+    assert lost.keys() == {*names, "t00001"}

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import struct
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -35,7 +37,7 @@ from spark_klog.wire.primitives import Reader
 from tests.support.brokers.batches import make_batch
 
 HOST, CLUSTER_ID = "127.0.0.1", "simulated"
-_UNKNOWN_TOPIC, _NOT_LEADER, _OUT_OF_RANGE, _UNKNOWN_ID = 3, 6, 1, 100
+_UNKNOWN_TOPIC, _NOT_LEADER, _OUT_OF_RANGE, _NO_SESSION = 3, 6, 1, 70
 _VALUE, _NOW, _IN_BATCH = b"v" * 100, 1_700_000_000_000, 100
 _MOST_BYTES = 64 << 20
 
@@ -67,6 +69,39 @@ def records_from(offset: int, end: int, most: int, *, is_first: bool) -> bytes:
 
 
 @dataclass
+class _Session:
+    """A fetch session (KIP-227): what is asked of each partition of a topic by its name and id, offset and bytes."""
+
+    number: int
+    wanted: dict[tuple[str | None, UUID | None], dict[int, tuple[int, int]]] = field(default_factory=dict)
+    #: What the session has got by this request: each of these is in the answer, whether it has news or not.
+    added: set[tuple[str | None, UUID | None, int]] = field(default_factory=set)
+
+    def take(self, asked: Message) -> None:
+        self.added.clear()
+        for topic in asked["topics"]:
+            key = topic.get("topic"), topic.get("topic_id")
+            partitions = self.wanted.setdefault(key, {})
+            for wanted in topic["partitions"]:
+                if wanted["partition"] not in partitions:
+                    self.added.add((*key, wanted["partition"]))
+                partitions[wanted["partition"]] = wanted["fetch_offset"], wanted["partition_max_bytes"]
+        for topic in asked.get("forgotten_topics_data") or ():
+            partitions = self.wanted.get((topic.get("topic"), topic.get("topic_id")), {})
+            for partition in topic["partitions"]:
+                partitions.pop(partition, None)
+
+
+@dataclass
+class _Group:
+    """A group of KIP-848: the epoch that each member has, and the topics."""
+
+    epoch: int = 0
+    members: dict[str, int] = field(default_factory=dict)
+    topics: list[int] = field(default_factory=list)
+
+
+@dataclass
 class _Node:
     number: int
     server: asyncio.Server | None = None
@@ -74,6 +109,7 @@ class _Node:
     seconds: float = 0.0
     throttle_ms: int = 0
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    sessions: dict[int, _Session] = field(default_factory=dict)
 
 
 class Simulation:
@@ -87,7 +123,10 @@ class Simulation:
         self._moved: dict[tuple[int, int], int] = {}
         self._epochs: Counter[tuple[int, int]] = Counter()
         self._committed: dict[str, dict[tuple[str, int], int]] = {}
-        self._news = asyncio.Condition()
+        self._groups: dict[str, _Group] = {}
+        self._sessions = itertools.count(1)
+        #: Set when something has changed that a waiting fetch may have to tell; then there is another one.
+        self._news = asyncio.Event()
         self._all_topics: dict[int, bytes] = {}
         self.requests: Counter[str] = Counter()
         self.by_node: Counter[int] = Counter()
@@ -150,6 +189,8 @@ class Simulation:
         return {"error_code": 0, "api_keys": keys}
 
     async def _on_Metadata(self, node: _Node, version: int, asked: Message) -> Message:
+        if asked["topics"]:
+            self.asked_partitions["Metadata"] += self.partitions * len(asked["topics"])
         return self._metadata([self._number(topic) for topic in asked["topics"]], asked["topics"])
 
     def _all(self, api: Api, version: int) -> bytes:
@@ -229,35 +270,107 @@ class Simulation:
 
     async def _on_Fetch(self, node: _Node, version: int, asked: Message) -> Message:
         deadline = asyncio.get_running_loop().time() + asked["max_wait_ms"] / 1000
+        is_incremental = asked.get("session_epoch", -1) > 0
+        if is_incremental:
+            session = node.sessions.get(asked["session_id"])
+            if session is None:
+                return {"error_code": _NO_SESSION, "session_id": 0, "responses": []}
+        else:
+            node.sessions.pop(asked.get("session_id", 0), None)
+            session = _Session(0)
+            if asked.get("session_epoch", -1) == 0:
+                session.number = next(self._sessions)
+                node.sessions[session.number] = session
+        session.take(asked)
         while True:
-            total, left = 0, min(asked["max_bytes"], _MOST_BYTES)
-            topics = []
-            for topic in asked["topics"]:
-                number, entries = self._number(topic), []
-                for wanted in topic["partitions"]:
-                    partition, offset = wanted["partition"], wanted["fetch_offset"]
-                    code, data, end = self._code(node, number, partition), b"", -1
-                    if not code:
-                        assert number is not None
-                        end = self._end((number, partition))
-                        code = 0 if 0 <= offset <= end else _OUT_OF_RANGE
-                    if not code and left > 0:
-                        most = min(left, wanted["partition_max_bytes"])
-                        data = records_from(offset, end, most, is_first=not total)
-                    total, left = total + len(data) + bool(code), left - len(data)
-                    watermarks = {"high_watermark": end, "last_stable_offset": end, "log_start_offset": 0}
-                    entries.append({"partition_index": partition, "error_code": code, **watermarks, "records": data})
-                names = {"topic": topic.get("topic"), "topic_id": topic.get("topic_id")}
-                topics.append({**names, "partitions": entries})
+            news = self._news
+            topics, total = self._fetched(node, session, asked["max_bytes"], is_incremental=is_incremental)
             late = deadline - asyncio.get_running_loop().time()
             if total or late <= 0:
-                self.asked_partitions["Fetch"] += sum(len(topic["partitions"]) for topic in topics)
-                return {"error_code": 0, "session_id": 0, "responses": topics}
-            async with self._news:
-                try:
-                    await asyncio.wait_for(self._news.wait(), late)
-                except asyncio.TimeoutError:
-                    pass
+                self.asked_partitions["Fetch"] += sum(len(topic["partitions"]) for topic in asked["topics"])
+                return {"error_code": 0, "session_id": session.number, "responses": topics}
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(news.wait(), late)
+
+    def _fetched(
+        self, node: _Node, session: _Session, most_bytes: int, *, is_incremental: bool
+    ) -> tuple[list[Message], int]:
+        """The topics of an answer, and how much of it is to be told at once: bytes, and errors."""
+        total, left = 0, min(most_bytes, _MOST_BYTES)
+        topics = []
+        for (name, topic_id), partitions in session.wanted.items():
+            number, entries = self._number({"topic": name, "topic_id": topic_id}), []
+            for partition, (offset, most) in partitions.items():
+                code, data, end = self._code(node, number, partition), b"", -1
+                if not code:
+                    assert number is not None
+                    end = self._end((number, partition))
+                    code = 0 if 0 <= offset <= end else _OUT_OF_RANGE
+                if not code and left > 0 and offset < end:
+                    data = records_from(offset, end, min(left, most), is_first=not total)
+                if is_incremental and not code and not data and (name, topic_id, partition) not in session.added:
+                    continue
+                total, left = total + len(data) + bool(code), left - len(data)
+                watermarks = {"high_watermark": end, "last_stable_offset": end, "log_start_offset": 0}
+                entries.append({"partition_index": partition, "error_code": code, **watermarks, "records": data})
+            if entries:
+                topics.append({"topic": name, "topic_id": topic_id, "partitions": entries})
+        return topics, total
+
+    async def _on_OffsetForLeaderEpoch(self, node: _Node, version: int, asked: Message) -> Message:
+        topics = []
+        for topic in asked["topics"]:
+            number, entries = self._number(topic), []
+            for wanted in topic["partitions"]:
+                partition = wanted["partition"]
+                code = self._code(node, number, partition)
+                end = -1 if code else self._end((number, partition))
+                entry = {"partition": partition, "error_code": code, "end_offset": end}
+                entries.append({**entry, "leader_epoch": wanted["leader_epoch"]})
+            topics.append({"topic": topic["topic"], "partitions": entries})
+        return {"topics": topics}
+
+    async def _on_ConsumerGroupHeartbeat(self, node: _Node, version: int, asked: Message) -> Message:
+        """Members of a group share all partitions of the topics that the first has named; each change is an epoch."""
+        group = self._groups.setdefault(asked["group_id"], _Group())
+        member, epoch = asked["member_id"], asked["member_epoch"]
+        answer = {"error_code": 0, "error_message": None, "member_id": member, "heartbeat_interval_ms": 1000}
+        named = sum(len(topic["partitions"]) for topic in asked["topic_partitions"] or ())
+        self.asked_partitions["ConsumerGroupHeartbeat"] += named
+        if epoch < 0:
+            group.members.pop(member, None)
+            group.epoch += 1
+            return {**answer, "member_epoch": epoch, "assignment": None}
+        if epoch == 0:
+            group.epoch += member not in group.members
+            group.members.setdefault(member, 0)
+            names = asked["subscribed_topic_names"] or []
+            group.topics = [n for n in (self._number({"name": name}) for name in names) if n is not None]
+            if asked.get("subscribed_topic_regex"):
+                group.topics = list(range(self.topics))
+        is_told, group.members[member] = group.members[member] == group.epoch and epoch > 0, group.epoch
+        answer["member_epoch"] = group.epoch
+        if is_told:
+            return {**answer, "assignment": None}
+        place, count = list(group.members).index(member), len(group.members)
+        shares = [
+            {
+                "topic_id": UUID(int=number + 1),
+                "partitions": [each for each in range(self.partitions) if (number + each) % count == place],
+            }
+            for number in group.topics
+        ]
+        return {**answer, "assignment": {"topic_partitions": [share for share in shares if share["partitions"]]}}
+
+    async def _on_DescribeLogDirs(self, node: _Node, version: int, asked: Message) -> Message:
+        topics = []
+        for number in range(self.topics):
+            led = [each for each in range(self.partitions) if self._leader(number, each) == node.number]
+            replica = {"partition_size": 1000, "offset_lag": 0, "is_future_key": False}
+            if led:
+                entries = [{"partition_index": each, **replica} for each in led]
+                topics.append({"name": topic_name(number), "partitions": entries})
+        return {"error_code": 0, "results": [{"error_code": 0, "log_dir": "/simulated", "topics": topics}]}
 
     async def _on_FindCoordinator(self, node: _Node, version: int, asked: Message) -> Message:
         live = [item for item in self.nodes if item.server is not None]
@@ -336,14 +449,18 @@ class Simulation:
         for place in range(0, self.topics * self.partitions, every):
             key = divmod(place, self.partitions)
             self._more[key] = self._more.get(key, 0) + records
-        async with self._news:
-            self._news.notify_all()
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     async def tell_move(self, topic: str, partition: int, node: int) -> None:
         key = int(topic[1:]), partition
         self._moved[key] = node
         self._epochs[key] += 1
         self._all_topics.clear()
+        self._tell_news()
 
     async def tell_stop(self, node: int) -> None:
         """Stop a broker: its partitions have no leader until it starts."""
@@ -351,6 +468,7 @@ class Simulation:
         assert there.server is not None
         there.server.close()
         there.server = None
+        there.sessions.clear()
         for writer in list(there.writers):
             writer.transport.abort()
         self._all_topics.clear()
@@ -375,6 +493,7 @@ class Simulation:
             "requests": dict(self.requests),
             "partitions": dict(self.asked_partitions),
             "nodes": len(self.by_node),
+            "by_node": dict(self.by_node),
             "most_of_a_node": max(self.by_node.values(), default=0),
             "received": self.received,
             "sent": self.sent,
@@ -390,6 +509,7 @@ class SimulatedCluster:
     """The simulation in a process of its own, so that what is measured in this one is the client's."""
 
     def __init__(self, topics: int, partitions: int, brokers: int, records: int = 0) -> None:
+        self.topics = topics
         arguments = [str(number) for number in (topics, partitions, brokers, records)]
         command = [sys.executable, "-m", __name__, *arguments]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
