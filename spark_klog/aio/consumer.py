@@ -380,11 +380,15 @@ class Consumer(ConsumerCore, OnLoop):
             if time.monotonic() >= self._fresh_until:
                 await asyncio.sleep(0)
                 self._fresh_until = time.monotonic() + SLICE
-            await self._driver.run(self._reading(decode, is_arrow, time.monotonic() + timeout))
+            deadline = time.monotonic() + timeout
+            while True:
+                await self._driver.run(self._reading(decode, is_arrow, deadline))
+                held, self._held = self._held, None
+                # another task may have had its turn before this one, and e.g. sought
+                if held is None or self._is_current(held.state, held.run):
+                    return held
         finally:
             self._is_polling = False
-        held, self._held = self._held, None
-        return held
 
     def _reading(
         self, decode: Callable[[Fetched], Iterator[tuple[Any, int]]], is_arrow: bool, deadline: float

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from spark_klog.base.settings import nearest
 from spark_klog.client.requests import Steps, at_once, run
 from spark_klog.errors import ConfigError
 
@@ -23,6 +24,8 @@ class OfSettings:
         unknown = [name for name in named if name not in known]
         if unknown and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
             settings, name = ", ".join(f'"{each.replace("_", ".")}": ...' for each in unknown), cls.__name__
+            if hint := nearest(unknown[0], known, 0.75):
+                raise TypeError(f"{name} has no argument {unknown[0]}: {hint}")
             raise ConfigError(
                 f"{name} takes its settings in a dict: write {name}({{{settings}}}), not {unknown[0]}=..."
             )

@@ -190,7 +190,7 @@ class PendingRequest(Generic[_Result]):
     def look_at(self) -> float:
         """When to call `step` if no event comes."""
         until = self._wait.until
-        return until if self._wait.connection is None else min(until, time.monotonic() + _LONGEST_WAIT)
+        return min(until, time.monotonic() + _LONGEST_WAIT) if self.connections else until
 
     def close(self) -> None:
         """Drop the answer, which is not needed any more."""

@@ -89,6 +89,48 @@ def test_a_position_moves_with_each_record(brokers: ScriptedCluster) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("is_arrow", [False, True])
+def test_a_seek_or_pause_before_the_reader_has_its_turn(is_arrow: bool, brokers: ScriptedCluster) -> None:
+    """What has come is not returned any more, and the position stays where the other task has put it."""
+
+    async def main() -> None:
+        async with reading(brokers.bootstrap_servers, max_poll_records="5") as consumer:
+
+            async def read(timeout: float = _PATIENCE) -> list[bytes | None]:
+                if not is_arrow:
+                    return [record.value for record in await consumer.poll(timeout)]
+                batch = await consumer.poll_arrow(timeout)
+                return [] if batch is None else batch.column("value").to_pylist()
+
+            async def begun(timeout: float = _PATIENCE) -> asyncio.Task[list[bytes | None]]:
+                """A read that has records, and not yet its turn."""
+                task = asyncio.create_task(read(timeout))
+                await _until_at_once(lambda: consumer._held is not None)
+                return task
+
+            consumer.assign([A])
+            task = await begun()
+            consumer.seek(*A, 3)
+            assert (await task)[0] == VALUES[3]
+            consumer.seek(*A, 1)
+            task = await begun(0.1)
+            consumer.pause([A])
+            assert await task == []
+            assert await consumer.position(*A) == 1
+            consumer.resume([A])
+            assert (await read())[0] == VALUES[1]
+
+    run(main())
+
+
+async def _until_at_once(condition: Callable[[], bool]) -> None:
+    """The same, in the next turn."""
+    until = time.monotonic() + _PATIENCE
+    while not condition():
+        assert time.monotonic() < until
+        await asyncio.sleep(0)
+
+
 def test_other_tasks_go_on_while_slow_functions_deserialize(servers: str) -> None:
     topic, turns, seen = _topic(servers, "slow", [b"%d" % number for number in range(100)]), count(), list[int]()
 

@@ -130,3 +130,5 @@ def test_settings_as_arguments(client: Callable[..., Any]) -> None:
     assert "hunter2" not in str(refused.value)
     with pytest.raises(ConfigError, match="nowhere"):
         client(settings={"bootstrap.servers": "nowhere"})
+    with pytest.raises(TypeError, match=f"^{client.__name__} has no argument setting: did you mean settings"):
+        client(setting={})

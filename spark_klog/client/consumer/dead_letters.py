@@ -99,8 +99,8 @@ class DeadLetters:
         self._lock = threading.RLock()
         #: By topic, partition and offset of the record.
         self._pending: dict[_Place, _Letter] = {}
-        #: Partitions that were lost together with letters.
-        self._lost: set[TopicPartition] = set()
+        #: Partitions that were lost with letters, each with the last letter's offset, until that is read again.
+        self._lost: dict[TopicPartition, int] = {}
         #: Bytes of the letters that wait for a commit.
         self._size = 0
         #: The first record of a partition that was not due, and until when it waits.
@@ -245,8 +245,10 @@ class DeadLetters:
         if not self._delays:
             return parts
 
-        def due(chunk: Fetched) -> Iterator[tuple[list[ConsumerRecord], int]]:
-            for part, end in parts(chunk):
+        def due(
+            chunk: Fetched, parts: Iterator[tuple[list[ConsumerRecord], int]]
+        ) -> Iterator[tuple[list[ConsumerRecord], int]]:
+            for part, end in parts:
                 if part is STOP or part is AHEAD:
                     yield part, end
                     continue
@@ -256,7 +258,7 @@ class DeadLetters:
                 if count < len(part):
                     raise NotDue(until)
 
-        return due
+        return lambda chunk: due(chunk, parts(chunk))  # which begins it now, as if nothing waited
 
     def _first_waiting(self, part: list[ConsumerRecord]) -> tuple[float, int]:
         """Until when the first record that is not due has to wait, and how many records are before it."""
@@ -279,13 +281,26 @@ class DeadLetters:
         terms = {key: state.term for key, state in self._assignment.partitions.items()}
         with self._lock:
             lost = [key for key, letter in self._pending.items() if terms.get(key[:2]) != letter.term]
-            self._lost = (self._lost | {key[:2] for key in lost}) - terms.keys()
+            for topic, partition, offset in lost:
+                self._lost[topic, partition] = max(offset, self._lost.get((topic, partition), -1))
             self._drop(lost)
             return sorted(key for key in self._pending if key[:2] in offsets and key[2] < offsets[key[:2]].offset)
 
     def concern(self, offsets: Offsets) -> bool:
         """Whether a commit of these offsets is for `settling`: of letters that are due, or that were lost."""
-        return bool(self.due(offsets) or self._lost & offsets.keys())
+        return bool(self.due(offsets) or self._outdated(offsets))
+
+    def _outdated(self, offsets: Offsets) -> list[TopicPartition]:
+        """Partitions that were lost with letters, and whose offsets are behind records that are to be read again."""
+        outdated: list[TopicPartition] = []
+        for key in sorted(self._lost.keys() & offsets.keys()):
+            state = self._assignment.partitions.get(key)
+            position = None if state is None else state.position
+            if position is not None and position > self._lost[key]:
+                del self._lost[key]
+            elif position is None or position < offsets[key].offset:
+                outdated.append(key)
+        return outdated
 
     def opening(self, timeout_ms: float, limit: str) -> Steps[None]:
         """Have a transaction ended that a process of the same name has left: positions wait for that.
@@ -312,9 +327,11 @@ class DeadLetters:
         bounds.
         """
         attempts = 0
-        if self._lost & offsets.keys():
-            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(self._lost & offsets.keys()))
-            raise CommitFailed(f"commit: {names} had letters, and is not assigned to this consumer any more")
+        if self.concern(offsets) and (outdated := self._outdated(offsets)):
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in outdated)
+            raise CommitFailed(
+                f"commit: {names} had letters, which were dropped when this consumer lost it: they are read again"
+            )
         while keys := self.due(offsets):
             try:
                 yield from self._writing(keys, offsets, committer(), bounds)

@@ -135,7 +135,7 @@ class Deserializers:
         fresh: list[Any] = []
         until = time.monotonic() + _SLICE
         for record in records:
-            if time.monotonic() >= until:
+            if time.monotonic() >= until and not self.has_schemas:  # a thread has no other work
                 yield AHEAD
                 until = time.monotonic() + _SLICE
             raw = record.key if column == "key" else record.value

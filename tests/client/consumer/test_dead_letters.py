@@ -17,9 +17,11 @@ from spark_klog.base.names import check_topic_name
 from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
 from spark_klog.client.consumer.assignment import Assignment
 from spark_klog.client.consumer.dead_letters import DeadLetters
+from spark_klog.client.consumer.decoding import RecordDecoder
 from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.client.dead_letters import DeadLetter, split, told
+from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.letter_topics import GROUP
 from spark_klog.client.offsets import Committed
 from spark_klog.client.producer.transactions import State, Transactions
@@ -481,6 +483,35 @@ def test_letters_of_lost_partitions_are_not_written(cluster: EmbeddedCluster, dr
         assert [type(error) for error in failures] == [CommitFailed]
         consumer.commit()
     assert _letters(cluster, f"{topic}-dlq") == []
+
+
+def test_a_commit_from_before_a_rebalance_loses_no_letter(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
+    """The partition has come back, and its records are read again: offsets behind them are from before."""
+    _send(cluster, topic, *[b"%d" % number for number in range(4)])
+    with _reader(cluster, topic, max_poll_records=1) as consumer:
+        consumer.dead_letter(_poll(consumer, 3)[2], "no")
+        consumer.unsubscribe()
+        consumer.subscribe([topic])
+        (record,) = _poll(consumer, 1)
+        assert record.offset == 0
+        with pytest.raises(CommitFailed, match=f"{topic}-0 had letters"):
+            consumer.commit({(topic, 0): 3})
+        consumer.commit()
+        assert consumer.committed([(topic, 0)])[topic, 0].offset == 1
+        consumer.dead_letter(_poll(consumer, 2)[1], "again")
+        consumer.commit({(topic, 0): 3})
+    (letter,) = _letters(cluster, f"{topic}-dlq")
+    assert dict(letter.headers)["__connect.errors.exception.message"] == b"again"
+
+
+def test_a_chunk_of_a_retry_topic_begins_in_the_thread() -> None:
+    """Also after a chunk of which a seek has dropped the records that were decoded already."""
+    retries = {"dead.letter.topic": "dlq", "retry.topics": "later", "retry.delays.ms": "1"}
+    config = consumer_config(_named("g", None) | retries)
+    decoder = RecordDecoder(1, 1)
+    decoder.is_ahead = True
+    DeadLetters(config, Assignment(), ()).due_parts(decoder.slices)(Fetched("t", 0, 0, 1, memoryview(b""), [], {}))
+    assert not decoder.is_ahead
 
 
 def test_a_replaced_member_writes_neither_letters_nor_offsets(

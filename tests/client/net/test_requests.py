@@ -7,8 +7,10 @@ import time
 import pytest
 
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.requests import PendingRequest, Steps, Wait, each, paused, run
 from spark_klog.errors import ConnectionFailed
+from spark_klog.protocol.codec import Message
 from tests.support.brokers.scripted_broker import ScriptedCluster
 
 
@@ -107,3 +109,17 @@ def test_another_thread_may_have_taken_the_event_of_a_connection_that_opens() ->
         request: PendingRequest[str] = PendingRequest()
         assert request.step(opening) is None
         assert request.look_at < time.monotonic() + 10
+
+
+def test_another_thread_may_have_read_the_answer_of_any_broker() -> None:
+    """It came with that to another request: no event tells of it, and it is looked for soon, whatever the deadline."""
+    with (
+        ScriptedCluster({"t": 1}) as brokers,
+        Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, "request.timeout.ms": "1000000"}) as cluster,
+    ):
+        waiting, other = PendingRequest[dict[str, Message]](), PendingRequest[dict[str, Message]]()
+        assert waiting.step(lambda: cluster.asking_metadata(["t"])) is None
+        while other.step(lambda: cluster.asking_metadata(["t"])) is None:
+            wait_until_ready(other.connections, 60.0)
+        assert waiting.look_at < time.monotonic() + 10
+        assert "t" in (waiting.step(lambda: cluster.asking_metadata(["t"])) or ())
