@@ -48,6 +48,16 @@ _INSTALL_PYSPARK = "pip install 'pyspark[sql]>=4.0'"
 #: The first runtime with Spark 4.
 _CONNECT_OF_SPARK_4 = "pip install 'databricks-connect>=17'"
 _ADVERTISED = "The broker names this address itself (advertised.listeners): it must be one that clients can reach"
+#: Settings of Spark, with what the value gives by benchmarks/switches.py and typed.py. klog does not set them itself.
+_SWITCHES = (
+    (
+        "spark.sql.execution.arrow.maxBytesPerBatch",
+        str(2**31 - 1),
+        "writes rows of many fields up to twice as fast",
+    ),
+)
+#: What Spark's SET says of a setting that it does not know.
+_UNDEFINED = "<undefined>"
 #: What the Python of Spark's workers runs: the version, or the first module that it lacks, or what keeps one from use.
 _OF_WORKERS = """
 import sys
@@ -280,6 +290,16 @@ def round_trip() -> str:
     return lines[-1]
 
 
+def switches(value_of: Callable[[str], str | None]) -> str:
+    """What switches of Spark would give that are not set, or ""; `value_of` gives None for what this Spark lacks."""
+    missing = [
+        f"; {name}={value} {what} (docs/explanation/speed.md, Spark's switches)"
+        for name, value, what in _SWITCHES
+        if value_of(name) not in (None, value)
+    ]
+    return "".join(missing)
+
+
 def _output(command: list[str], seconds: float | None = None, cwd: str | None = None) -> tuple[int, str]:
     """(exit code, standard output and error); -1 if the command does not end in time."""
     seconds = _COMMAND_SECONDS if seconds is None else seconds
@@ -444,9 +464,12 @@ def main() -> int:
         rows.write.format("klog").options(**options, topic="doctor", createTopics="2").mode("append").save()
         read = spark.read.format("klog").options(**options, subscribe="doctor").load().select("value").distinct()
         count = read.count()
+        # SET also has the default of what is not set; conf.get with a default returns that one then
+        settings = {name: spark.sql(f"SET {name}").first()["value"] for name, _, _ in _SWITCHES}
+        advice = switches({name: value for name, value in settings.items() if value != _UNDEFINED}.get)
         spark.stop()
     times = f"Spark started in {began - started:.1f} s, the rows took {time.monotonic() - began:.1f} s"
-    sys.stdout.write(f"{count} of {_ROWS} rows written and read; {times}\n")
+    sys.stdout.write(f"{count} of {_ROWS} rows written and read; {times}{advice}\n")
     return 0 if count == _ROWS else 1
 
 

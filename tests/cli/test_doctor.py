@@ -330,10 +330,19 @@ def test_the_versions_are_those_of_the_package() -> None:
     assert f'"{required}"' in (ROOT / "pyproject.toml").read_text()
 
 
+def test_switches_that_are_worth_it() -> None:
+    """Those that are set, or that this Spark does not have, are left out."""
+    [(name, value, _)] = doctor._SWITCHES
+    assert doctor.switches({name: "64MB"}.get).startswith(f"; {name}={value} writes rows")
+    assert doctor.switches({name: value}.get) == ""
+    assert doctor.switches({}.get) == ""
+
+
 @pytest.mark.test_all("long")  # of Spark's source and sink
 def test_a_round_trip_through_spark() -> None:
     finding = doctor.run("Spark", doctor.round_trip)
     assert (finding.advice, finding.found[:34]) == ("", "1000 of 1000 rows written and read")
+    assert "maxBytesPerBatch=2147483647" in finding.found  # Spark's default is another
 
 
 def test_a_spark_home_whose_pyspark_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
