@@ -378,6 +378,14 @@ def test_a_value_of_a_deleted_row_is_not_that_of_the_next_one(kind: str) -> None
     _check(kind, history, [([0, 4, 1], "")], 386, 1 << 27, "order", keeps_deletes=False, layout="none")
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_truncation_takes_rows_that_no_change_of_the_run_is_about(kind: str) -> None:
+    note = ("note",)
+    history = [("truncate", 2, 1, 1, note), ("write", 1, 1, 2, note), ("truncate", 1, 2, 2, note)]
+    history += [("delete", 1, 2, 1, note), ("write", 2, 2, 2, note), ("truncate", 1, 2, 0, note)]
+    _check(kind, history, [([3, 0, 4], "")], 944, 1 << 27, "order", keeps_deletes=False, layout="none")
+
+
 @pytest.mark.test_all("long")
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(deadline=None, max_examples=int(os.environ.get("SPARK_KLOG_UPSERTS", "100")))
