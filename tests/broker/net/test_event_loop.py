@@ -503,7 +503,7 @@ def test_the_log_cleaners_table_is_given_back_in_a_thread(tmp_path: Path, monkey
     unmapped_by: list[int] = []
 
     class Table(mmap.mmap):
-        def __init__(self, _: int, size: int) -> None:
+        def __init__(self, _: int, size: int, **_how: int) -> None:
             made.append(size)
 
         def close(self) -> None:
