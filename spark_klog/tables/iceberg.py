@@ -475,14 +475,13 @@ class IcebergTable:
         _log.info("committed run %s to %s, snapshot %s", run.number, self.address, producer.snapshot_id)
 
     def _commit(self, transaction: OneAttempt, data_files: Collection[str] = ()) -> None:
-        """CommitFailedException if the table does not show the commit; `data_files` are of no other attempt."""
+        """CommitFailedException although the table may have the commit: the next attempt looks first. `data_files` are
+        of no other attempt."""
         try:
             transaction.commit_transaction()
         except CommitFailedException:
-            now = self._present()
-            if not transaction.is_in(now):
-                transaction.remove_files(now, data_files)
-                raise
+            transaction.remove_files(self._present(), data_files)
+            raise
 
     def files(self) -> Iterator[TableFile]:
         table = self._table()

@@ -17,11 +17,8 @@ from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     RemovePartitionSpecsUpdate,
-    SetPropertiesUpdate,
     ValidatableTableRequirement,
 )
-
-from spark_klog.tables.iceberg_runs import SNAPSHOT
 
 
 class _AssertRefs(ValidatableTableRequirement):
@@ -104,13 +101,6 @@ class OneAttempt(Transaction):
         requirements = (*self._requirements, AssertTableUUID(uuid=self._table.metadata.table_uuid))
         self._table._do_commit(self._updates, requirements)
         return self._table
-
-    def is_in(self, now: Table) -> bool:
-        """Whether the table as it is `now` has the commit. If its snapshot has expired, the properties tell."""
-        if any(now.metadata.snapshot_by_id(snapshot.snapshot_id) is not None for snapshot in self.snapshots):
-            return True
-        changes = [update.updates for update in self._updates if isinstance(update, SetPropertiesUpdate)]
-        return any(SNAPSHOT in each and each[SNAPSHOT] == now.properties.get(SNAPSHOT) for each in changes)
 
     def remove_files(self, now: Table, data_files: Collection[str] = ()) -> None:
         """Remove the metadata of a commit that failed, and its data files, unless the table as it is `now` names them.

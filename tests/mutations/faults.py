@@ -522,11 +522,11 @@ FAULTS = (
         (*_DELTA_TESTS, *_COMMIT_TESTS),
     ),
     Fault(
-        "tables-lost-answer-is-a-failure",  # the manifests of a snapshot that is there are removed
-        "spark_klog/tables/iceberg.py",
-        "            if not transaction.is_in(now):\n",
-        "            if True:\n",
-        _ICEBERG_TESTS,
+        "tables-lost-answer-removes",  # the manifests of a snapshot that is there, as of a failed one
+        "spark_klog/tables/iceberg_transaction.py",
+        "for path in {snapshot.manifest_list, *ours, *data_files} - named:",
+        "for path in {snapshot.manifest_list, *ours, *data_files}:",
+        ("tests/tables/test_unclear_commits.py",),
     ),
     Fault(
         "tables-restore-unseen",  # runs that a RESTORE has taken away count as being there

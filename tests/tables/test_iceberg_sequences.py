@@ -242,4 +242,4 @@ def test_an_order() -> None:
 @pytest.mark.test_all("long")
 @pytest.mark.filterwarnings("ignore:Delete operation did not match")
 def test_many_orders() -> None:
-    _check(20, 25)  # fewer do not find a lost answer that is taken for a failure
+    _check(20, 25)
