@@ -35,6 +35,7 @@ from benchmarks.memory import MEMORY
 from benchmarks.mirror import MIRROR
 from benchmarks.on_loop import ON_LOOP
 from benchmarks.protobuf import PROTOBUF
+from benchmarks.scale import SCALE
 from benchmarks.schemas import AVRO, FUNCTIONS, JSON_RECORDS
 from benchmarks.spark_reads import BATCH_READ, DIRECTORY_READ, LATENCY, READS, SHORT_READS
 from benchmarks.spark_writes import WRITE, WRITE_GUARANTEES, WRITE_LATENCY
@@ -94,6 +95,7 @@ WORK: tuple[Work, ...] = (
     GROUPS,
     EVENT_LOOP,
     VALIDATION,
+    SCALE,
     INSTALLS,
 )
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.machine import ROOT
 from benchmarks.sides import jvm_side, klog_side
 from spark_klog.client import Admin, Consumer
@@ -30,6 +32,8 @@ from spark_klog.columns.schema import FULL
 from spark_klog.groups.lag import partition_lags
 from spark_klog.load.journal.model import Progress
 from spark_klog.load.planning import Look, find_extent, make_tasks
+from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.spark.options import SourceOptions, source_options
 from spark_klog.spark.read.batch_query import plan_batch_query
 from spark_klog.spark.read.broker_source import BrokerSource
@@ -86,7 +90,8 @@ def _tasks(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
             rows += sum(batch.num_rows for batch in batches)
         assert rows >= partitions * _RECORDS
 
-    yield f"{len(tasks)} tasks in one worker", read
+    assert len(tasks) >= _TASKS
+    yield f"tasks: {_TASKS:,} and a few in one worker", read
     reader.stop()
 
 
@@ -104,6 +109,7 @@ def _client(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
 
 
 def _consumer(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
+    others = partitions * (cluster.brokers - 1) // cluster.brokers
     keys = [(name, number) for name in _topics(cluster) for number in range(_EACH)]
     with Consumer(_settings(cluster, **{"auto.offset.reset": "latest"})) as consumer:
 
@@ -118,9 +124,13 @@ def _consumer(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
         cluster.tell("append", every=max(1, partitions // _NEWS), records=_RECORDS)
         yield f"consumer: {_NEWS} partitions have news", lambda: _poll(consumer, _NEWS * _RECORDS)
         cluster.tell("stop", node=7)
-        cluster.tell("append", every=max(1, partitions // _NEWS), records=_RECORDS)
-        yield "consumer: the same, a broker is gone", lambda: _poll(consumer, (_NEWS - 1) * _RECORDS)
+        cluster.tell("append", every=1, records=1)
+        yield "consumer: all have news, a broker is gone", lambda: _poll(consumer, others)
         cluster.tell("start", node=7)
+        _poll(consumer, partitions - others)
+        cluster.tell("slow", node=7, throttle_ms=60_000)
+        cluster.tell("append", every=1, records=1)
+        yield "consumer: all have news, a broker throttles", lambda: _poll(consumer, others)
 
 
 def _poll(consumer: Consumer, records: int) -> None:
@@ -176,6 +186,38 @@ def _load(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
         yield "load: a round without news", again
 
 
+def _mirror(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
+    """The figures of requests are the source's; the target has the topics already."""
+    with SimulatedCluster(cluster.topics, cluster.partitions, cluster.brokers) as target:
+        own = {"bootstrap.servers": target.bootstrap_servers}
+        mirror = Mirror(MirrorSettings(_settings(cluster), own, start="latest"))
+        thread = threading.Thread(target=mirror.run)
+
+        def begin() -> None:
+            thread.start()
+            _wait(lambda: mirror.totals.partitions == partitions and mirror.totals.lag == 0)
+
+        def copy() -> None:
+            cluster.tell("append", every=max(1, partitions // _NEWS), records=_RECORDS)
+            _wait(lambda: mirror.totals.records == _NEWS * _RECORDS)
+
+        yield "mirror: begin, at the ends of all", begin
+        time.sleep(5)  # first fetches
+        yield "mirror: 5 s without news", lambda: time.sleep(5)
+        yield f"mirror: {_NEWS} partitions have news", copy
+        mirror.stop()
+        thread.join()
+        asked = {name: count for name, count in target.figures()["requests"].items() if name != "ApiVersions"}
+        sys.stderr.write(f"the target was asked {asked}\n")
+
+
+def _wait(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not is_done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def _topics(cluster: SimulatedCluster) -> list[str]:
     return [topic_name(number) for number in range(cluster.topics)]
 
@@ -194,7 +236,7 @@ def _measure(name: str, topics: int, each: int, brokers: int) -> list[dict[str, 
             run()
             line = {"step": step, "cpu_s": time.process_time() - busy, "wall_s": time.monotonic() - start}
             line |= {"memory_mb": (process.memory_info().rss - before) / 1e6, **cluster.figures()}
-            lines.append({**line, "at": [topics, each, brokers]})
+            lines.append({**line, "kind": name, "at": [topics, each, brokers]})
     return lines
 
 
@@ -207,6 +249,7 @@ _KINDS: dict[str, Callable[[SimulatedCluster, int], Iterator[Step]]] = {
     "group": _group,
     "page": _page,
     "load": _load,
+    "mirror": _mirror,
 }
 
 
@@ -215,6 +258,25 @@ def _apart(name: str, size: tuple[int, int, int]) -> list[dict[str, Any]]:
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=600)
     lines: list[dict[str, Any]] = json.loads(done.stdout)
     return lines
+
+
+def _bench(bench: Bench) -> Iterator[Result]:
+    topics, each, brokers = SIZES[-1] if bench.records >= 1_000_000 else (100, 10, 10)
+    sides: dict[tuple[str, str], Side] = {}
+    for _ in range(bench.repeat + 1):
+        for kind in ("stream", "tasks"):
+            for line in _apart(kind, (topics, each, brokers)):
+                for unit, value in _figures(line).items():
+                    sides.setdefault((line["step"], unit), Side("klog")).add(value)
+    for (step, unit), side in sides.items():
+        work = f"{step[0].upper()}{step[1:]}; {topics * each:,} partitions, {brokers} brokers"
+        yield Result(work, unit, side, None, bench.command, higher_is_better=False)
+
+
+def _figures(line: dict[str, Any]) -> dict[str, float]:
+    requests = sum(count for name, count in line["requests"].items() if name != "ApiVersions")
+    figures = {"s of processor time": line["cpu_s"], "MB": line["memory_mb"]}
+    return figures | {"requests": requests, "new connections": line["opened"]}
 
 
 def _beside_jvm(topics: int, each: int, brokers: int) -> None:
@@ -232,6 +294,18 @@ def _beside_jvm(topics: int, each: int, brokers: int) -> None:
                     requests = cluster.figures()["requests"]
                     sys.stdout.write(f"{side.name}: run {number}: {answer}, {requests}\n")
                     sys.stdout.flush()
+
+
+SCALE = Work(
+    "scale",
+    _bench,
+    (
+        "Scale: a simulated cluster, whose answers are computed, in a process of its own; each run is a new process. "
+        f"{_NEWS} partitions have news of {_RECORDS} records. MB are what the process has grown by; a worker has the "
+        "driver's here, too. Wanted: a first plan in 10 s, a plan with news in 1 s and 200 MB, offsets as JSON and "
+        "back in 0.1 s, 2 connections a broker in a worker. docs/explanation/scale.md has the reasons.",
+    ),
+)
 
 
 def _row(line: dict[str, Any]) -> str:
@@ -267,16 +341,21 @@ def _plot(lines: list[dict[str, Any]], path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "scale"
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
-    for step in dict.fromkeys(line["step"] for line in lines):
-        points = [line for line in lines if line["step"] == step and line["at"][2] == SIZES[0][2]]
-        places = [line["at"][0] * line["at"][1] for line in points]
-        for axis, figure_name in zip(axes, ("cpu_s", "memory_mb"), strict=True):
-            axis.plot(places, [line[figure_name] for line in points], marker="o", label=step)
-    for axis, label in zip(axes, ("processor seconds", "memory above the start, MB"), strict=True):
-        axis.set(xlabel="partitions", ylabel=label)
+    kinds = list(dict.fromkeys(line["kind"] for line in lines))
+    figure, axes = plt.subplots(-(-len(kinds) // 3), 3, figsize=(12, 3 * -(-len(kinds) // 3)), squeeze=False)
+    for axis, kind in zip(axes.flat, kinds, strict=False):
+        of_kind = [line for line in lines if line["kind"] == kind and line["at"][2] == SIZES[0][2]]
+        places = sorted({line["at"][0] * line["at"][1] for line in of_kind})
+        memory = axis.twinx()
+        for step in dict.fromkeys(line["step"] for line in of_kind):
+            points = {line["at"][0] * line["at"][1]: line for line in of_kind if line["step"] == step}
+            axis.plot(places, [points[place]["cpu_s"] for place in places], marker="o", label=step.partition(": ")[2])
+        most = [max(line["memory_mb"] for line in of_kind if line["at"][0] * line["at"][1] == at) for at in places]
+        memory.plot(places, most, color="grey", linestyle="dashed")
+        axis.set(title=kind, xlabel="partitions", ylabel="processor seconds", ylim=(0, None))
+        memory.set(ylabel="MB (dashed)", ylim=(0, None))
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=7)
+        axis.legend(fontsize=6)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 

@@ -16,7 +16,7 @@ from spark_klog.client import Admin
 from spark_klog.client.admin.groups import GroupDescription, GroupListing
 from spark_klog.client.admin.topics import ConfigResource, TopicDescription
 from spark_klog.client.offsets import first_and_end, list_offsets
-from spark_klog.errors import KlogError, ProtocolError
+from spark_klog.errors import ErrorCode, KlogError, ProtocolError
 from spark_klog.groups.checkpoint import checkpoint_state
 from spark_klog.groups.lag import group_json, lags_json
 from spark_klog.groups.stores import existing, open_store
@@ -26,31 +26,33 @@ from spark_klog.protocol.tables.records import LATEST
 _MAX_TOPICS = 10_000
 #: Groups whose members and offsets are looked up: a request a group.
 _MAX_GROUPS = 1000
+#: Codes of topics in a Metadata response that are shown.
+_LISTED = (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def overview(admin: Admin) -> dict[str, Any]:
     """Brokers, and for each topic its partitions, records (offsets between the first and the last) and bytes."""
     described = admin.describe_cluster()
-    listed = admin.list_topics(include_internal=True)
-    names = [topic.name for topic in listed[:_MAX_TOPICS]]
-    descriptions = admin.describe_topics(names) if names else {}
-    topics = {name: topic for name, topic in descriptions.items() if isinstance(topic, TopicDescription)}
-    led = [
-        (name, part.partition) for name, topic in topics.items() for part in topic.partitions if part.leader is not None
-    ]
-    with admin.exclusive() as cluster:
-        first, end = first_and_end(cluster, led)
+    with admin.exclusive() as cluster:  # one look at the metadata, of which each partition is 30 bytes
+        there = [topic for _, topic in sorted(cluster.metadata(None).items()) if topic["error_code"] in _LISTED]
+        shown = there[:_MAX_TOPICS]
+        leaders = {
+            (topic["name"], part["partition_index"]): part["leader_id"]
+            for topic in shown
+            for part in topic["partitions"]
+        }
+        first, end = first_and_end(cluster, [key for key, leader in leaders.items() if leader >= 0])
     sizes, logs = _sizes(admin)
-    leads = Counter(part.leader for topic in topics.values() for part in topic.partitions)
+    leads = Counter(leaders.values())
     rows = []
-    for name, topic in topics.items():
-        keys = [(name, part.partition) for part in topic.partitions]
+    for topic in shown:
+        keys = [(topic["name"], part["partition_index"]) for part in topic["partitions"]]
         rows.append(
             {
-                "name": name,
-                "internal": topic.is_internal,
+                "name": topic["name"],
+                "internal": topic["is_internal"],
                 "partitions": len(keys),
-                "offline": sum(part.leader is None for part in topic.partitions),
+                "offline": sum(leaders[key] < 0 for key in keys),
                 "records": sum(end[key] - first[key] for key in keys if key in end),
                 "latest": sum(end[key] for key in keys if key in end),
                 "bytes": None if sizes is None else sum(sizes.get(key, 0) for key in keys),
@@ -71,14 +73,21 @@ def overview(admin: Admin) -> dict[str, Any]:
             for broker in described.brokers
         ],
         "topics": rows,
-        "topicCount": len(listed),
+        "topicCount": len(there),
     }
 
 
-def _sizes(admin: Admin) -> tuple[dict[TopicPartition, int] | None, dict[int, int]]:
-    """Bytes of each partition (the largest copy; None if no broker tells) and of each broker. Best effort."""
+def _sizes(
+    admin: Admin, topic: TopicDescription | None = None
+) -> tuple[dict[TopicPartition, int] | None, dict[int, int]]:
+    """Bytes of each partition (the largest copy; None if no broker tells) and of each broker. Best effort.
+
+    With a topic only its partitions count, and only brokers that have some are asked.
+    """
+    brokers_of = None if topic is None else {node for part in topic.partitions for node in part.replicas}
+    keys = None if topic is None else [(topic.name, part.partition) for part in topic.partitions]
     try:
-        answered = admin.describe_log_dirs()
+        answered = admin.describe_log_dirs(brokers_of, keys)
     except KlogError:  # before Kafka 1.0, or not allowed
         return None, {}
     sizes: dict[TopicPartition, int] = {}
@@ -100,7 +109,7 @@ def topic(admin: Admin, name: str) -> dict[str, Any]:
     led = [(name, part.partition) for part in described.partitions if part.leader is not None]
     with admin.exclusive() as cluster:
         first, end = first_and_end(cluster, led)
-    sizes = _sizes(admin)[0] or {}
+    sizes = _sizes(admin, described)[0] or {}
     settings, error = _settings(admin, name)
     return {
         "name": name,

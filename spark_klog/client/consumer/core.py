@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 #: Seconds that requests for metadata and offsets may take even if a call's timeout is shorter, and a second more for so
-#: many partitions without a leader: an answer about 50,000 takes longer, and would be asked for again and again.
+#: many partitions that are looked up: an answer about 50,000 takes longer, and would be asked for again and again.
 LEAST_SECONDS, _IN_A_SECOND = 1.0, 5000
 #: Seconds between two looks at the fetches while a chunk has records.
 _STEP = 0.001
@@ -400,7 +400,7 @@ class ConsumerCore(Calls):
         """Take part in the group, and find the positions that are not known; False if that is not done in time."""
         if self._group is not None:
             with self._joining:
-                yield from self._group.step(*self._patience(deadline))
+                yield from self._group.step(*self._patience(deadline, self._group.lacking))
         if self._positions.look_at() <= time.monotonic():
             yield from self._find_positions(deadline)
         return True
@@ -461,7 +461,10 @@ class ConsumerCore(Calls):
             yield from self._positions.step(self._group, lambda: self._patience(deadline))
 
     def _patience(self, deadline: float, lacking: int = 0) -> tuple[float, str]:
-        """Milliseconds that a step may wait for brokers, and what limits them; `lacking` have perhaps no leader."""
+        """Milliseconds that a step may wait for brokers, and what limits them.
+
+        An answer about `lacking` partitions takes its time: a short call would drop it, and so would the next.
+        """
         left = 1000 * max(LEAST_SECONDS + lacking / _IN_A_SECOND, deadline - time.monotonic())
         longest = max(1000 * LEAST_SECONDS, self._config.default_api_timeout_ms)
         return (left, CALL_TIMEOUT) if left < longest else (longest, "default.api.timeout.ms")

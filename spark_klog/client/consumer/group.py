@@ -52,6 +52,8 @@ PATIENCE = 1.0
 _STOP_SECONDS = 5.0
 #: Seconds until the next lookup if subscribed topics do not exist, or if no broker answered.
 _MISSING_SECONDS = 1.0
+#: Partitions that a topic has, and so many more with each attempt if it is not known how many topics match.
+_OF_A_TOPIC, _MORE = 10, 5000
 
 
 class RebalanceListener:
@@ -193,6 +195,12 @@ class SubscribedTopics:
     def names(self) -> frozenset[str]:
         """The names that the member subscribes to at the coordinator."""
         return self._topics if self._pattern is None else frozenset(self._counts)
+
+    def lacking(self, attempts: int) -> int:
+        """How many partitions the next `look` is about, as far as that is known, after so many that have failed."""
+        if time.monotonic() < self.look_at and not attempts:
+            return 0
+        return sum(self._counts.values()) or _OF_A_TOPIC * len(self._topics) or _MORE * attempts
 
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | str | None) -> None:
         """Replace the subscription; the next `look` looks the topics up."""
@@ -352,6 +360,11 @@ class ConsumerGroup(ABC):
     @property
     def is_subscribed(self) -> bool:
         return bool(self._topics)
+
+    @property
+    def lacking(self) -> int:
+        """How many partitions the next step looks up, about."""
+        return self._topics.lacking(self._attempts)
 
     def step(self, timeout_ms: float, limit: str) -> Steps[None]:
         """Take part in rebalances, and commit if it is time; raises what the listener has raised.

@@ -5,6 +5,7 @@ The numbers do not depend on the machine. The cluster is simulated; docs/explana
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -262,6 +263,31 @@ def test_a_silent_broker_delays_no_other_of_a_consumer(cluster: SimulatedCluster
     read += poll_until(consumer, lambda records: len(read) + len(records) >= 3 * TOPICS * PARTITIONS)
     seen = [(record.topic, record.partition, record.offset) for record in read]
     assert len(set(seen)) == len(seen) == 3 * TOPICS * PARTITIONS
+
+
+def test_a_broker_that_throttles_delays_no_other_of_a_consumer(cluster: SimulatedCluster, consumer: Consumer) -> None:
+    """It is asked for nothing until its time is over; what others lead is read meanwhile."""
+    throttled = TOPICS * PARTITIONS // BROKERS
+    cluster.tell("slow", node=5, throttle_ms=600_000)
+    cluster.tell("append", every=1, records=3)
+    poll_until(consumer, lambda records: len(records) >= 3 * (TOPICS * PARTITIONS - throttled))
+    try:
+        cluster.tell("forget")
+        poll_until(consumer, lambda _: cluster.figures()["requests"].get("Fetch", 0) >= 10 * (BROKERS - 1))
+        assert cluster.figures()["by_node"].get("5", 0) <= 1  # that which was under way
+    finally:
+        cluster.tell("slow", node=5)
+
+
+@pytest.mark.parametrize("subscription", [[f"t{topic:05}" for topic in range(1000)], re.compile("t0.*")])
+def test_metadata_of_many_topics_takes_longer_than_a_poll(subscription: list[str] | re.Pattern[str]) -> None:
+    """What a short poll drops the next one would ask for, and drop, again."""
+    with SimulatedCluster(1000, 1, 4) as large:
+        large.tell("slow", node=-1, seconds=0.5, apis=["Metadata"])
+        settings = {"group.id": "all", "group.protocol": "consumer", "auto.offset.reset": "latest"}
+        with Consumer({"bootstrap.servers": large.bootstrap_servers, **settings}) as consumer:
+            consumer.subscribe(subscription)
+            poll_until(consumer, lambda _: len(consumer.assignment()) == 1000)
 
 
 def test_a_group_of_the_consumer_protocol(cluster: SimulatedCluster) -> None:

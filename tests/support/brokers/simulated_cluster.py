@@ -9,8 +9,9 @@
 
 Topics are `t00000`, `t00001` and so on; each partition has `records` records of 100 bytes at first, and its leader is
 the sum of the topic's and its own number, modulo the brokers. A node answers as a broker that leads what the cluster
-says it leads; groups, coordinators and committed offsets are those of one table. It speaks our codec: it is for how
-much is asked, not for whether it is encoded right.
+says it leads; groups, coordinators and committed offsets are those of one table. What is produced is only counted;
+topics that a client creates, of one partition each, keep it. It speaks our codec: it is for how much is asked, not for
+whether it is encoded right.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,7 +37,7 @@ from spark_klog.protocol.schema import Api
 from spark_klog.wire.primitives import Reader
 from tests.support.brokers.batches import make_batch
 
-HOST, CLUSTER_ID = "127.0.0.1", "simulated"
+HOST = "127.0.0.1"
 _UNKNOWN_TOPIC, _NOT_LEADER, _OUT_OF_RANGE, _NO_SESSION = 3, 6, 1, 70
 _VALUE, _NOW, _IN_BATCH = b"v" * 100, 1_700_000_000_000, 100
 _MOST_BYTES = 64 << 20
@@ -66,6 +67,16 @@ def records_from(offset: int, end: int, most: int, *, is_first: bool) -> bytes:
         batches += struct.pack(">qii", first, len(batch) - 12, 0) + batch[16:]
         first += _IN_BATCH
     return bytes(batches)
+
+
+def _batches(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The batches of a Produce request, each with the number of its offsets."""
+    at = 0
+    while at < len(data):
+        (length,) = struct.unpack_from(">i", data, at + 8)
+        (last,) = struct.unpack_from(">i", data, at + 23)
+        yield last + 1, data[at : at + 12 + length]
+        at += 12 + length
 
 
 @dataclass
@@ -108,6 +119,8 @@ class _Node:
     port: int = 0
     seconds: float = 0.0
     throttle_ms: int = 0
+    #: The APIs whose answers are late; all if there is none.
+    late: tuple[str, ...] = ()
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
     sessions: dict[int, _Session] = field(default_factory=dict)
 
@@ -125,6 +138,9 @@ class Simulation:
         self._committed: dict[str, dict[tuple[str, int], int]] = {}
         self._groups: dict[str, _Group] = {}
         self._sessions = itertools.count(1)
+        self._producers = itertools.count(1)
+        #: The batches of each topic that was created, with their first offsets and those after them.
+        self._created: dict[str, list[tuple[int, int, bytes]]] = {}
         #: Set when something has changed that a waiting fetch may have to tell; then there is another one.
         self._news = asyncio.Event()
         self._all_topics: dict[int, bytes] = {}
@@ -162,7 +178,7 @@ class Simulation:
         _, message = decode_request(api, version, reader)
         self.requests[api.name] += 1
         self.by_node[node.number] += 1
-        if node.seconds:
+        if node.seconds and (not node.late or api.name in node.late):
             await asyncio.sleep(node.seconds)
         if api.name == "Metadata" and message["topics"] is None:
             data = struct.pack(">i", correlation_id) + self._all(api, version)
@@ -196,7 +212,8 @@ class Simulation:
     def _all(self, api: Api, version: int) -> bytes:
         """Metadata of all topics, without the correlation id: encoded again only when something has changed."""
         if version not in self._all_topics:
-            message = {"throttle_time_ms": 0, **self._metadata(list(range(self.topics)), None)}
+            everything = list(range(self.topics + len(self._created)))
+            message = {"throttle_time_ms": 0, **self._metadata(everything, None)}
             self._all_topics[version] = encode_response(api, version, 0, message).to_bytes()[4:]
         return self._all_topics[version]
 
@@ -209,14 +226,14 @@ class Simulation:
                 name = asked[place]["name"] if asked else None
                 topics.append({"error_code": _UNKNOWN_TOPIC, "name": name, "topic_id": UUID(int=0), "partitions": []})
                 continue
-            entries = [self._partition(number, partition) for partition in range(self.partitions)]
+            entries = [self._partition(number, partition) for partition in self._numbers(number)]
             topic_id = UUID(int=number + 1)
-            topics.append({"error_code": 0, "name": topic_name(number), "topic_id": topic_id, "partitions": entries})
+            topics.append({"error_code": 0, "name": self._name(number), "topic_id": topic_id, "partitions": entries})
         controller = live[0].number if live else -1
         return {
             "brokers": brokers,
             "controller_id": controller,
-            "cluster_id": CLUSTER_ID,
+            "cluster_id": f"simulated-{self.nodes[0].port}",
             "topics": topics,
             "error_code": 0,
         }
@@ -244,13 +261,21 @@ class Simulation:
         else:
             name = topic.get("name") or topic.get("topic") or ""
             number = int(name[1:]) if name.startswith("t") and name[1:].isdigit() else -1
-        return number if 0 <= number < self.topics else None
+            if name in self._created:
+                number = self.topics + list(self._created).index(name)
+        return number if 0 <= number < self.topics + len(self._created) else None
+
+    def _name(self, number: int) -> str:
+        return topic_name(number) if number < self.topics else list(self._created)[number - self.topics]
+
+    def _numbers(self, topic: int) -> range:
+        return range(self.partitions if topic < self.topics else 1)
 
     def _end(self, key: tuple[int, int]) -> int:
-        return self.base + self._more.get(key, 0)
+        return (self.base if key[0] < self.topics else 0) + self._more.get(key, 0)
 
     def _code(self, node: _Node, topic: int | None, partition: int) -> int:
-        if topic is None or not 0 <= partition < self.partitions:
+        if topic is None or partition not in self._numbers(topic):
             return _UNKNOWN_TOPIC
         return 0 if self._leader(topic, partition) == node.number else _NOT_LEADER
 
@@ -307,7 +332,10 @@ class Simulation:
                     end = self._end((number, partition))
                     code = 0 if 0 <= offset <= end else _OUT_OF_RANGE
                 if not code and left > 0 and offset < end:
-                    data = records_from(offset, end, min(left, most), is_first=not total)
+                    if number < self.topics:
+                        data = records_from(offset, end, min(left, most), is_first=not total)
+                    else:
+                        data = b"".join(part for _, after, part in self._created[self._name(number)] if after > offset)
                 if is_incremental and not code and not data and (name, topic_id, partition) not in session.added:
                     continue
                 total, left = total + len(data) + bool(code), left - len(data)
@@ -316,6 +344,39 @@ class Simulation:
             if entries:
                 topics.append({"topic": name, "topic_id": topic_id, "partitions": entries})
         return topics, total
+
+    async def _on_InitProducerId(self, node: _Node, version: int, asked: Message) -> Message:
+        return {"error_code": 0, "producer_id": next(self._producers), "producer_epoch": 0}
+
+    async def _on_CreateTopics(self, node: _Node, version: int, asked: Message) -> Message:
+        for topic in asked["topics"]:
+            self._created.setdefault(topic["name"], [])
+        self._all_topics.clear()
+        return {"topics": [{"name": topic["name"], "error_code": 0} for topic in asked["topics"]]}
+
+    async def _on_Produce(self, node: _Node, version: int, asked: Message) -> Message:
+        topics = []
+        for topic in asked["topic_data"]:
+            number, entries = self._number(topic), []
+            for wanted in topic["partition_data"]:
+                self.asked_partitions["Produce"] += 1
+                partition = wanted["index"]
+                code, base = self._code(node, number, partition), -1
+                if not code:
+                    assert number is not None
+                    key = number, partition
+                    base = self._end(key)
+                    for count, batch in _batches(bytes(wanted["records"])):
+                        if number >= self.topics:
+                            first = self._end(key)
+                            entry = first, first + count, struct.pack(">q", first) + batch[8:]
+                            self._created[self._name(number)].append(entry)
+                        self._more[key] = self._more.get(key, 0) + count
+                entries.append({"index": partition, "error_code": code, "base_offset": base})
+            names = {"name": topic.get("name"), "topic_id": topic.get("topic_id")}
+            topics.append({**names, "partition_responses": entries})
+        self._tell_news()
+        return {"responses": topics}
 
     async def _on_OffsetForLeaderEpoch(self, node: _Node, version: int, asked: Message) -> Message:
         topics = []
@@ -364,8 +425,12 @@ class Simulation:
 
     async def _on_DescribeLogDirs(self, node: _Node, version: int, asked: Message) -> Message:
         topics = []
-        for number in range(self.topics):
-            led = [each for each in range(self.partitions) if self._leader(number, each) == node.number]
+        wanted = {number: range(self.partitions) for number in range(self.topics)}
+        if asked["topics"] is not None:
+            wanted = {self._number({"name": topic["topic"]}): topic["partitions"] for topic in asked["topics"]}
+        for number, partitions in wanted.items():
+            self.asked_partitions["DescribeLogDirs"] += len(partitions)
+            led = [each for each in partitions if self._leader(number, each) == node.number]
             replica = {"partition_size": 1000, "offset_lag": 0, "is_future_key": False}
             if led:
                 entries = [{"partition_index": each, **replica} for each in led]
@@ -477,10 +542,10 @@ class Simulation:
         await self._listen(self.nodes[node])
         self._all_topics.clear()
 
-    async def tell_slow(self, node: int, seconds: float = 0.0, throttle_ms: int = 0) -> None:
-        """From now on the node answers so late, and says so much throttling; -1 for all nodes."""
+    async def tell_slow(self, node: int, seconds: float = 0.0, throttle_ms: int = 0, apis: Sequence[str] = ()) -> None:
+        """From now on the node answers so late (these APIs, or all), and says so much throttling; -1 for all nodes."""
         for there in self.nodes if node < 0 else [self.nodes[node]]:
-            there.seconds, there.throttle_ms = seconds, throttle_ms
+            there.seconds, there.throttle_ms, there.late = seconds, throttle_ms, tuple(apis)
 
     async def tell_forget(self) -> None:
         """Begin counting anew; connections that are open stay counted as open only."""
@@ -509,7 +574,7 @@ class SimulatedCluster:
     """The simulation in a process of its own, so that what is measured in this one is the client's."""
 
     def __init__(self, topics: int, partitions: int, brokers: int, records: int = 0) -> None:
-        self.topics = topics
+        self.topics, self.partitions, self.brokers = topics, partitions, brokers
         arguments = [str(number) for number in (topics, partitions, brokers, records)]
         command = [sys.executable, "-m", __name__, *arguments]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
