@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,13 +16,11 @@ from pyarrow.fs import FileSelector, FileType
 
 from spark_klog.base.addresses import is_single_writer
 from spark_klog.errors import KlogError
-from spark_klog.files.conditional_put import ConditionalPut, conditional_put, no_conditional_put
 from spark_klog.files.folder import TEMPORARY, Entry, reason
 from spark_klog.files.keys import KeyedUri
+from spark_klog.files.store_requests import StoreRequests, no_conditional_put, store_requests
 
 _READ_BYTES, _WRITE_BYTES = 1024 * 1024, 8 * 1024 * 1024
-#: pyarrow leases a file of Azure for 15 s to remove it: a process that is killed then leaves the lease.
-_LEASED, _LEASED_SECONDS, _PAUSE_SECONDS = "LeaseAlreadyPresent", 20.0, 0.5
 
 
 class ArrowFile:
@@ -46,7 +43,7 @@ class ArrowFolder:
 
     Object stores show only whole objects. HDFS shows what is being written: there files are renamed into place.
     `uri` is the address as it was given, with its options and secrets: of a `KeyedUri` the keys are renewed, else only
-    `create` needs it.
+    `create` and `remove` need it.
     """
 
     shows_whole_files_only = True
@@ -57,7 +54,7 @@ class ArrowFolder:
         self._opened, self._base = filesystem, base.rstrip("/")
         self._failure, self._uri = failure, uri
         #: And the file system that it has the keys of.
-        self._conditional: tuple[ConditionalPut | None, Any] = None, None
+        self._requests: tuple[StoreRequests | None, Any] = None, None
         self.address = address
         #: Is called before each change; what it raises, the change raises.
         self.guard: Callable[[], None] = _nothing
@@ -164,16 +161,21 @@ class ArrowFolder:
             self.write(path, content)
             return True
         with self._changing(path, "written"):
-            bucket, _, key = self._at(path).partition("/")
-            put, opened = self._conditional
-            if opened is not (filesystem := self._fs):
-                put = conditional_put(filesystem, bucket, self._uri, self.address)
-                self._conditional = put, filesystem
-            if put is not None:
-                return put.create(key, content)
-            if filesystem.type_name == "hdfs":
+            requests, key = self._store_requests(path)
+            if requests is not None:
+                return requests.create(key, content)
+            if self._fs.type_name == "hdfs":
                 return self._create_by_rename(path, content)
-            raise no_conditional_put(f"pyarrow's file system {filesystem.type_name}")
+            raise no_conditional_put(f"pyarrow's file system {self._fs.type_name}")
+
+    def _store_requests(self, path: str) -> tuple[StoreRequests | None, str]:
+        """And the key of a path in the bucket."""
+        bucket, _, key = self._at(path).partition("/")
+        requests, opened = self._requests
+        if opened is not (filesystem := self._fs):
+            requests = store_requests(filesystem, bucket, self._uri, self.address)
+            self._requests = requests, filesystem
+        return requests, key
 
     def _create_by_rename(self, path: str, content: bytes) -> bool:
         """Move a file of the same name into the folder, which HDFS does unless the folder has one.
@@ -251,24 +253,17 @@ class ArrowFolder:
                 self._fs.move(self._at(source), self._at(target))
 
     def remove(self, path: str) -> None:
-        end = time.monotonic() + _LEASED_SECONDS
-        while not self._is_removed(path, is_last=time.monotonic() > end):
-            time.sleep(_PAUSE_SECONDS)
-
-    def _is_removed(self, path: str, *, is_last: bool) -> bool:
-        """Remove a file or folder; False if another remover has leased the file, unless it is the last try."""
+        """Remove a file or folder, if there is one. In Azure it needs obstore (`MissingPackage`)."""
         with self._changing(path, "removed"), suppress(FileNotFoundError):
             kind = self.kind(path)
-            try:
-                if kind == "file":
+            if kind == "folder":
+                self._fs.delete_dir(self._at(path))
+            elif kind == "file":
+                requests, key = self._store_requests(path) if self._fs.type_name == "abfs" else (None, "")
+                if requests is None:
                     self._fs.delete_file(self._at(path))
-                elif kind == "folder":
-                    self._fs.delete_dir(self._at(path))
-            except (OSError, ArrowException) as error:
-                if is_last or _LEASED not in str(error):
-                    raise
-                return False
-        return True
+                else:
+                    requests.remove(key)
 
     @contextmanager
     def scratch(self, path: str) -> Iterator[Path]:

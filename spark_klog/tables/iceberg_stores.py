@@ -20,6 +20,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from spark_klog.files.keys import KeyedUri, Keys
+from spark_klog.files.store_requests import StoreRequests, store_requests
 
 Properties = Mapping[str, Any]
 _S3, _GCS, _AZURE = ("s3", "s3a", "s3n"), ("gs", "gcs"), ("abfs", "abfss", "wasb", "wasbs")
@@ -87,16 +88,30 @@ def table_place(catalog: Catalog, identifier: tuple[str, ...]) -> tuple[str, Pro
     return table.metadata.location, table.io.properties
 
 
-def renewing(table: Table, uri: str) -> None:
-    """Let a table read and write its files with keys that have not ended."""
-    if isinstance(uri, KeyedUri):
-        table.io = _RenewingIO(table.io.properties, uri)
+def bind_store(table: Table, uri: str) -> None:
+    """Let a table read and write its files with keys that have not ended, and remove those in Azure by one request."""
+    if isinstance(uri, KeyedUri) or urlsplit(table.metadata.location).scheme in _AZURE:
+        table.io = _StoreIO(table.io.properties, uri)
 
 
-class _RenewingIO(PyArrowFileIO):
-    def __init__(self, properties: Properties, uri: KeyedUri) -> None:
+class _StoreIO(PyArrowFileIO):
+    def __init__(self, properties: Properties, uri: str) -> None:
         super().__init__(dict(properties))
-        self.fs_by_scheme = _Opener(uri)
+        self._requests: tuple[StoreRequests | None, Any] = None, None
+        if isinstance(uri, KeyedUri):
+            self.fs_by_scheme = _Opener(uri)
+
+    def delete(self, location: Any) -> None:
+        scheme, bucket, path = self.parse_location(str(location), self.properties)
+        if scheme in _AZURE:
+            requests, opened = self._requests
+            if opened is not (filesystem := self.fs_by_scheme(scheme, bucket)):
+                requests = store_requests(filesystem, bucket.partition("@")[0], "", location)
+                self._requests = requests, filesystem
+            if requests is not None:
+                requests.remove(path.partition("/")[2])
+                return
+        super().delete(location)
 
 
 @dataclass(frozen=True)

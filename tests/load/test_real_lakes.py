@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -177,20 +176,24 @@ def test_a_catalog_that_does_not_answer(
         assert check_each_once(lake, topic, 20 * (number + 1)) == 20 * (number + 1)
 
 
-def test_a_process_killed_while_it_removes_a_file(
-    tmp_path: Path, real_lakes: RealLakes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("good", range(3))
+def test_a_file_of_azure_whose_removal_is_refused(
+    good: int, tmp_path: Path, real_lakes: RealLakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In Azure pyarrow leases the file first: whoever removes it then waits for the lease's end."""
+    """pyarrow leases the file first, and ends the process if a request about the lease fails."""
     lake, proxy = real_lakes.make("delta", "azurite", tmp_path, monkeypatch)
     assert isinstance(proxy, HttpProxy)
     place = open_table(lake.address).location
     folder = open_folder(place, LoadError)
     folder.write("file", b"content")
-    proxy.set_fates("held")
-    program = "import sys; from spark_klog.files import open_folder; open_folder(sys.argv[1]).remove('file')"
-    with subprocess.Popen([sys.executable, "-c", program, place]) as process:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(4)  # killed earlier, it has no lease
-        process.kill()
+    proxy.set_fates(*["good"] * good, *["refused"] * 8)
+    program = (
+        "import sys; from spark_klog.errors import LoadError; from spark_klog.files import open_folder\n"
+        "try: open_folder(sys.argv[1], LoadError).remove('file')\n"
+        "except LoadError as error: sys.exit(str(error))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, place], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 if good else (done.returncode == 1 and "can't be removed: " in done.stderr)
+    proxy.set_fates()
     folder.remove("file")
     assert folder.size("file") is None

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from spark_klog.base import extras
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError, MissingPackage
-from spark_klog.files import conditional_put, open_folder
+from spark_klog.files import open_folder, store_requests
 from spark_klog.load.audit import status
 from spark_klog.load.journal import lease
 from spark_klog.load.journal.store import locked, open_store
@@ -71,8 +71,8 @@ def test_one_of_all_writers_creates_a_file(served: Served, fates: list[Fate], wr
         return None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conditional_put, "_RETRIES", {"max_retries": 1, "backoff": _BACKOFF})
-        patch.setattr(conditional_put, "_SECONDS", 1.0)
+        patch.setattr(store_requests, "_RETRIES", {"max_retries": 1, "backoff": _BACKOFF})
+        patch.setattr(store_requests, "_SECONDS", 1.0)
         s3.fates.extend(fates)
         with ThreadPoolExecutor(writers if at_once else 1) as pool:
             answers = list(pool.map(create, range(writers)))
@@ -127,9 +127,9 @@ def test_a_request_that_is_refused_for_good(served: Served) -> None:
     with pytest.raises(LoadError, match=r"nobody-has-this/out.*/file can't be written"):
         open_store(uri).create("file", b"")
     for code in (400, 403):
-        assert conditional_put._is_final(OSError(f"PUT http://s3/x - Server returned non-2xx status code: {code} Bad"))
+        assert store_requests._is_final(OSError(f"PUT http://s3/x - Server returned non-2xx status code: {code} Bad"))
     for code in (408, 409, 429, 503):
-        assert not conditional_put._is_final(OSError(f"Server returned non-2xx status code: {code} Try again"))
+        assert not store_requests._is_final(OSError(f"Server returned non-2xx status code: {code} Try again"))
     assert time.monotonic() - began < _SECONDS
 
 

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from spark_klog.base.durable import check_version
 from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
-from spark_klog.files.conditional_put import no_conditional_put
+from spark_klog.files.store_requests import no_conditional_put
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.model import VERSION
 

@@ -1,7 +1,9 @@
-"""Create an object in a store only if there is none of its name: of several writers exactly one succeeds.
+"""Requests to an object store that pyarrow's file systems can't send; obstore does, with their keys and endpoint.
 
-S3 and Azure have the header `If-None-Match: *` for it, GCS has `x-goog-if-generation-match: 0`. pyarrow's file systems
-can't send them (apache/arrow, issue 44281), so obstore does, with the credentials and the endpoint that pyarrow has.
+* Create an object only if there is none of its name, so that of several writers exactly one succeeds: S3 and Azure have
+  the header `If-None-Match: *` for it, GCS has `x-goog-if-generation-match: 0` (apache/arrow, issue 44281).
+* Remove a blob of Azure by one request: pyarrow leases it before, ends the whole process if a request about the lease
+  fails (`LeaseGuard::BreakBeforeDeletion` of azurefs.cc), and leaves the lease for 15 s if it is killed.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ _REFUSED = re.compile(r"non-2xx status code: 4(?!08|09|12|29)\d\d")
 _QUERY = re.compile(r"\?[^\s'\")]+")
 
 
-class ConditionalPut:
-    """Creates objects in a bucket or container, of which `store` is obstore's.
+class StoreRequests:
+    """Creates and removes objects in a bucket or container, of which `store` is obstore's.
 
-    An answer may be lost after the store has carried out the request: repeated, by obstore or here, the request is
-    refused then. So each object has the id of the call that has created it in its metadata, and a call that is refused
-    looks whose the object is.
+    An answer may be lost after the store has carried out a conditional put: repeated, by obstore or here, the request
+    is refused then. So each object has the id of the call that has created it in its metadata, and a call that is
+    refused looks whose the object is.
     """
 
     def __init__(self, store: Any, seconds: float = _SECONDS) -> None:
@@ -79,6 +81,18 @@ class ConditionalPut:
                 raise OSError(f"whether it was created is not known ({_reason(failure)})") from None
             time.sleep(pause)
 
+    def remove(self, key: str) -> None:
+        """Remove an object; OSError, FileNotFoundError if there is none. After another error it may be gone."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            obstore.delete(self._store, key)
+        except FileNotFoundError:
+            raise
+        except (BaseError, OSError) as error:
+            raise OSError(_reason(error)) from None
+
     def _writer_of(self, key: str) -> str | None:
         """The id of the call that has created an object: "" of an object of another kind, None without an object."""
         import obstore
@@ -110,8 +124,8 @@ def _reason(error: Exception) -> str:
     return _QUERY.sub("?...", str(error).partition("\n")[0])
 
 
-def conditional_put(filesystem: Any, bucket: str, uri: str, address: str) -> ConditionalPut | None:
-    """What creates objects in a bucket of pyarrow's file system that `uri` names; None for one that is no object store.
+def store_requests(filesystem: Any, bucket: str, uri: str, address: str) -> StoreRequests | None:
+    """The requests to a bucket of pyarrow's file system that `uri` names; None for one that is no object store.
 
     `MissingPackage` without obstore; `address` names the folder in it.
     """
@@ -119,10 +133,10 @@ def conditional_put(filesystem: Any, bucket: str, uri: str, address: str) -> Con
     make = makers.get(filesystem.type_name)
     if make is None:
         return None
-    require(f"{address}: a store in which two runs at once must not mix", "obstore")
+    require(f"{address}: two runs at once in a store, and removals in Azure", "obstore")
     # what pyarrow pickles are the settings that it has found in the URI, the environment and the bucket
     settings: Mapping[str, Any] = filesystem.__reduce__()[1][0]
-    return ConditionalPut(make(settings, bucket, uri))
+    return StoreRequests(make(settings, bucket, uri))
 
 
 def _s3(settings: Mapping[str, Any], bucket: str, uri: str) -> Any:
