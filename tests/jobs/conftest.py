@@ -15,7 +15,7 @@ from tests.jobs.truth import Truth
 @pytest.fixture(scope="module")
 def zookeeper_cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
     """One of our brokers, with ZooKeeper."""
-    with EmbeddedCluster(zookeeper=True, data_dir=module_server_dir / "cluster") as running:
+    with EmbeddedCluster(zookeeper=True, data_dir=module_server_dir / "zookeeper-cluster") as running:
         yield running
 
 

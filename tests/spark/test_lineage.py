@@ -401,7 +401,8 @@ def test_a_platform_that_denies_plans(
     assert [event["eventType"] for event in events] == ["START", "RUNNING", "COMPLETE"]
     assert ranges_of(events[-1]) == {(two_partitions, 0): (0, 150), (two_partitions, 1): (0, 150)}
     assert names_of(events[-1]["inputs"]) == [(kafka_namespace(servers), two_partitions)]
-    assert sum("lineage of a query is incomplete" in record.getMessage() for record in caplog.records) == 1
+    # other listeners of this process may still hear of their queries
+    assert "lineage of a query is incomplete" in caplog.text
 
 
 @pytest.mark.test_all("long")

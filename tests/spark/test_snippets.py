@@ -46,6 +46,7 @@ _ELSEWHERE = {
     "klog load": "tests/jobs/test_batch_load.py",
     "klog mirror": "tests/mirror/test_mirror_command.py",
     "klog schema-registry": "tests/schemas/registry/test_running.py",
+    "klog topics create orders --config confluent.value.schema": "tests/broker/handlers/test_schema_validation.py",
     "klog topics list --bootstrap-server broker.example.com": "tests/cli/test_command_config.py",
     "make": "tests/jobs/test_demo.py",
     "pip": "tests/jobs/test_packaging.py",
