@@ -166,6 +166,7 @@ def parts() -> dict[str, Part]:
         ),
         _pytest("streams", suites, f"{clients}/test_kafka_streams.py"),
         _pytest("franz-go", suites, f"{clients}/test_franz_go_suite.py", SPARK_KLOG_SOAK="1"),
+        _pytest("aiokafka", suites, f"{clients}/test_aiokafka_suite.py", SPARK_KLOG_SOAK="1"),
         _pytest(
             "mirror-maker",
             suites,
