@@ -293,6 +293,8 @@ class AIOKafkaConsumer:
     # Reading
 
     async def getone(self, *partitions: TopicPartition) -> ConsumerRecord:
+        if self._closed:
+            raise theirs.ConsumerStoppedError
         async with self._of(partitions):
             with _named():
                 record = await self._consumer.__anext__()
