@@ -66,8 +66,8 @@ class Cluster:
     and one for everything else, so that metadata, offsets and coordinators never wait behind records.
 
     Use `attempt` for requests to leaders: it refreshes metadata and retries while the error is retriable, and raises
-    the last error when `request.timeout.ms` is over. No call lasts longer than that, however many brokers it asks;
-    `within` bounds several calls together.
+    the last error when `request.timeout.ms` is over. No call lasts longer than that, however many brokers it asks, but
+    for `LEAST_ANSWER`; `within` bounds several calls together.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -417,6 +417,8 @@ class Cluster:
                 # each turn gets a share of the time, so that silent brokers leave time for the others; none is given a
                 # hundredth, in which no broker may be able to answer
                 now = time.monotonic()
+                if number and now >= bounds.deadline:  # the next call asks the others first
+                    break
                 share = now + max(0, bounds.deadline - now) / min(_SHARES, len(turns) - number)
                 answers = yield from each(
                     {address: self._asking_at(address, api, message, share) for address in addresses}, is_race=True

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from spark_klog.base.interrupts import closing_if_interrupted
 from spark_klog.client.net.connection import Connection, Handle
-from spark_klog.client.net.waiting import Waited, wait_until_ready
+from spark_klog.client.net.waiting import LEAST_ANSWER, Waited, wait_until_ready
 from spark_klog.client.retry import Retry
 from spark_klog.errors import ConnectionFailed, KlogError, RequestTimedOut
 from spark_klog.protocol.codec import Message
@@ -68,8 +68,9 @@ def opened(connection: Connection, deadline: float) -> Steps[None]:
     """Open a connection, and wait while it is throttled unless that lasts beyond the deadline."""
     begin = time.monotonic()
     while not connection.open_step():
-        connection.check_time(begin, deadline)
-        yield Wait(connection, min(deadline, connection.look_at))
+        until = connection.opening_until(deadline)
+        connection.check_time(begin, until)
+        yield Wait(connection, min(until, connection.look_at))
     while time.monotonic() < connection.throttled_until <= deadline:  # another answer may have prolonged it
         yield Wait(None, connection.throttled_until)
 
@@ -79,12 +80,12 @@ def answered(
 ) -> Steps[Message]:
     """Send a request on an open connection, and wait for its answer; raises what `Connection` raises.
 
-    `last`: see `Connection.version_of`.
+    One that is sent late has some time nevertheless, see `LEAST_ANSWER`. `last`: see `Connection.version_of`.
     """
     begin = time.monotonic()
     version = None if last is None else connection.version_of(api, last)
     handle = connection.send(api, message, version=version, deadline=deadline)
-    return (yield from received(connection, handle, begin, deadline))
+    return (yield from received(connection, handle, begin, max(deadline, begin + LEAST_ANSWER)))
 
 
 def received(connection: Connection, handle: Handle, begin: float, deadline: float) -> Steps[Message]:

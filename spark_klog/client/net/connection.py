@@ -21,7 +21,7 @@ from spark_klog.base.interrupts import between_steps
 from spark_klog.base.names import VERSION
 from spark_klog.client.answers import check_code
 from spark_klog.client.net.dial import Dial
-from spark_klog.client.net.waiting import Work, wait_until_ready
+from spark_klog.client.net.waiting import LEAST_ANSWER, Work, wait_until_ready
 from spark_klog.client.retry import shown_seconds
 from spark_klog.client.settings import ClientConfig
 from spark_klog.errors import (
@@ -254,7 +254,7 @@ class Connection:
         self._arrived: dict[int, bytes | memoryview] = {}
         self._read_last: int | None = None
         self._copied_bytes, self._most_copied = 0, config.response_max_bytes
-        self._opened_at = time.monotonic()
+        self._opened_at = self._further_at = time.monotonic()
         self._open_until = self._default_deadline() if deadline is None else deadline
         connect_until = self._opened_at + config.connect_timeout_ms / 1000
         dial = Dial(host, port, min(self._open_until, connect_until), config.security.tls, source)
@@ -290,12 +290,13 @@ class Connection:
                 if connected is None:
                     return False
                 self._transport = self._stream = FrameStream(connected, self._config.response_max_bytes)
+                self._further_at = time.monotonic()
                 # before SASL a broker answers without the check
                 self._negotiation = self._ask_versions(identifies=self._sasl is None)
             while not self._is_open and self._step_of_negotiation():
-                pass
+                self._further_at = time.monotonic()
             if not self._is_open:
-                self.check_time(self._opened_at, self._open_until)
+                self.check_time(self._opened_at, self.opening_until(self._open_until))
             return self._is_open
         except BaseException as error:
             self.close()
@@ -312,7 +313,7 @@ class Connection:
         assert self._negotiation is not None
         is_answered = self.poll(self._negotiation)
         if is_answered:
-            self._next_of_negotiation(self._negotiation, self._open_until)
+            self._next_of_negotiation(self._negotiation, self.opening_until(self._open_until))
         return is_answered
 
     def _ask_versions(self, *, identifies: bool) -> Handle:
@@ -412,7 +413,8 @@ class Connection:
             return
         assert self._sasl is not None
         _log.debug("authenticating again at broker %s: the session ends", self.address)
-        self._is_open, self._opened_at, self._open_until = False, time.monotonic(), deadline
+        self._is_open, self._open_until = False, deadline
+        self._opened_at = self._further_at = time.monotonic()
         try:
             sasl = self._sasl
             self._do_sasl(lambda: sasl.begin(deadline))
@@ -490,7 +492,7 @@ class Connection:
 
     def _await_quota(self, deadline: float) -> None:
         pause = self.throttled_until - time.monotonic()
-        if self.throttled_until > deadline:
+        if pause > 0 and self.throttled_until > deadline:
             raise RequestTimedOut(f"broker {self.address} throttles this client (quota) for {pause:.1f} s more")
         if pause > 0:
             _log.info("broker %s throttles this client for %.3f s", self.address, pause)
@@ -641,7 +643,14 @@ class Connection:
     @property
     def look_at(self) -> float:
         """When to call `open_step` if no event comes, a reading of `time.monotonic`."""
-        return self._transport.until if isinstance(self._transport, Dial) else self._open_until
+        transport = self._transport
+        return transport.until if isinstance(transport, Dial) else self.opening_until(self._open_until)
+
+    def opening_until(self, deadline: float) -> float:
+        """The deadline of a call for which the connection opens: later if the last step has just got further."""
+        transport = self._transport
+        further_at = transport.further_at if isinstance(transport, Dial) else self._further_at
+        return max(deadline, further_at + LEAST_ANSWER)
 
     def close(self) -> None:
         self.closed = True

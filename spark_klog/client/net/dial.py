@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from spark_klog.base.in_a_thread import NO_ANSWER, LookUp, look_up
-from spark_klog.client.net.waiting import Waker, wait_until_ready
+from spark_klog.client.net.waiting import LEAST_ANSWER, Waker, wait_until_ready
 from spark_klog.errors import ConnectionFailed
 from spark_klog.security.config import TlsConfig
 
@@ -40,11 +40,13 @@ class Dial:
         self._handshake: Handshake | None = None
         self._address = f"{host}:{port}"
         self._place = f"{self._address} ({source})" if source else self._address
-        self._deadline = deadline
+        #: When it last got further, a reading of `time.monotonic`; what follows has `LEAST_ANSWER` seconds.
+        self.further_at = time.monotonic()
+        self._deadline = max(deadline, self.further_at + LEAST_ANSWER)
         self._failure: OSError = OSError("the name has no address")
         self._socket: socket.socket
         #: When the next address is tried.
-        self.until = deadline
+        self.until = self._deadline
         self._left: deque[Any] = deque()
         #: The look-up that is not done, and what it wakes then.
         self._look_up: LookUp | None = None
@@ -73,7 +75,12 @@ class Dial:
             raise ConnectionFailed(f"no broker answers at {self._place}: {error}") from None
         if self._look_up is None:
             self._close_waker()
+            self._get_further()
             self._try_next()
+
+    def _get_further(self) -> None:
+        self.further_at = time.monotonic()
+        self._deadline = max(self._deadline, self.further_at + LEAST_ANSWER)
 
     def _close_waker(self) -> None:
         if self._waker is not None:
@@ -116,6 +123,7 @@ class Dial:
             if connected is None or self._begin_handshake is None:
                 return connected
             self._handshake = self._begin_handshake(connected, self._host, self._address)
+            self._get_further()
             self._socket, self.until = self._handshake.socket, self._deadline
         if self._handshake.step():
             return self._socket

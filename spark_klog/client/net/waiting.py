@@ -13,6 +13,9 @@ from spark_klog.base.interrupts import between_steps
 
 #: Seconds; `poll` takes no infinity.
 _LONGEST_WAIT = 3600.0
+#: Seconds that a broker has for an answer at least, if a request is sent late in a call, or after its deadline: the
+#: steps of a busy event loop come late, and each attempt would time out at the same step.
+LEAST_ANSWER = 0.1
 _T = TypeVar("_T")
 
 

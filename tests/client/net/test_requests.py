@@ -6,11 +6,15 @@ import time
 
 import pytest
 
+from spark_klog.client import requests
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.net import connection as connections, dial
 from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.requests import PendingRequest, Steps, Wait, each, paused, run
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ConnectionFailed
 from spark_klog.protocol.codec import Message
+from tests.support.brokers.faults import late, silent
 from tests.support.brokers.scripted_broker import ScriptedCluster
 
 
@@ -92,6 +96,27 @@ def test_steps_begin_again_after_an_error() -> None:
         with pytest.raises(ConnectionFailed, match="no"):
             result()
     assert result() == "done"
+
+
+def test_steps_that_come_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a busy event loop: each request has time for its answer, as it would time out again and again."""
+    for module in (connections, dial, requests):
+        monkeypatch.setattr(module, "LEAST_ANSWER", 60.0)
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.always("ApiVersions", late(0.05))
+        brokers.always("Metadata", late(0.05))
+        with Cluster(client_config({"bootstrap.servers": brokers.bootstrap_servers})) as cluster, cluster.within(-1000):
+            assert list(cluster.metadata(["t"])) == ["t"]
+
+
+def test_a_broker_that_gives_no_answer_after_the_deadline() -> None:
+    with (
+        ScriptedCluster({"t": 1}) as brokers,
+        Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers}) as cluster,
+    ):
+        brokers.always("Metadata", silent())
+        with cluster.within(-1000), pytest.raises(ConnectionFailed, match="did not answer"):
+            cluster.metadata(["t"])
 
 
 def test_another_thread_may_have_taken_the_event_of_a_connection_that_opens() -> None:
