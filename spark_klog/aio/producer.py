@@ -216,6 +216,7 @@ class Producer(ProducerCore):
         if self._serializers is not None:
             rows = yield from in_thread(self._serializers.table, rows, topic)
         checked = yield from in_thread(partial(RecordRows, rows, topic, self._size_limit, is_any_time=is_any_time))
+        yield from choice.renewing()
         for name in checked.topics:
             yield from choice.looking_up(name)
         counts = {name: choice.count(name) for name in checked.topics}
@@ -496,7 +497,7 @@ class Producer(ProducerCore):
             wait = Wait(None, math.inf)
             if not self._sender.has_failed:
                 try:
-                    self._choice.renew(wait=False)
+                    self._choice.renew_soon()
                     pause, connections = self._sender.step()
                     now = time.monotonic()
                     until = min(now + pause, self._choice.look_at)
@@ -540,7 +541,13 @@ class Producer(ProducerCore):
 
     async def partitions(self, topic: str) -> int:
         """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
-        await self._run("partitions", self._choice.looking_up(name_of("partitions: the topic", topic)))
+        name_of("partitions: the topic", topic)
+
+        def steps() -> Steps[None]:
+            yield from self._choice.renewing()
+            yield from self._choice.looking_up(topic)
+
+        await self._run("partitions", steps())
         return self._choice.count(topic)
 
     async def flush(self, timeout: float | None = None) -> None:

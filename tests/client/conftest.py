@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.support.clients.admins import admin, server, theirs
+from tests.support.clients.on_loop import LoopRequests
 
 __all__ = ["admin", "server", "theirs"]
 
@@ -22,6 +25,18 @@ _AT_KFAKE = {
     "test_settings_of_topics": "kfake's cleanup.policy is not delete,compact after compact was appended; Kafka's is",
     "test_settings_of_brokers": "kfake lists settings without a value as null; Kafka as empty",
 }
+
+
+@pytest.fixture(params=["thread", pytest.param("loop", marks=pytest.mark.test_all("client"))])
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of the driver that makes requests: a thread that waits, and asyncio's loop."""
+    if request.param == "thread":
+        yield "thread"
+        return
+    on_loop = LoopRequests()
+    on_loop.patch(monkeypatch)
+    yield "loop"
+    on_loop.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

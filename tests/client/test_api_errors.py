@@ -54,6 +54,8 @@ from tests.support.brokers.faults import (
 from tests.support.brokers.kafka_python_wire import Message, read_records
 from tests.support.brokers.scripted_broker import ScriptedCluster
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 T0, T1 = ("t", 0), ("t", 1)
 VALUES = [b"a", b"b", b"c"]
 GROUP = "g"

@@ -23,6 +23,8 @@ from tests.support.brokers import faults
 from tests.support.brokers.kafka_python_wire import read_records
 from tests.support.brokers.scripted_broker import ScriptedCluster
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 _APIS = (
     "ApiVersions",
     "Metadata",

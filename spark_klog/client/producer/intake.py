@@ -32,7 +32,6 @@ from spark_klog.errors import (
     RequestTimedOut,
     is_retriable,
 )
-from spark_klog.protocol.codec import Message
 from spark_klog.records.contract import NO_TIMESTAMP, Headers
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.records.partitioning import MOST_LENGTHS, OVERHEAD, largest_size
@@ -170,7 +169,7 @@ class PartitionChoice:
         self._refreshed: dict[str, int] = {}
         #: A reading of `time.monotonic`.
         self._old_at = math.inf
-        self._renewal: PendingRequest[dict[str, Message]] = PendingRequest()
+        self._renewal: PendingRequest[bool] = PendingRequest()
         #: The partition whose turn it is, and the bytes that it has got; without them it is the next one's turn.
         self._current: dict[str, int] = {}
         self._filled: dict[str, int] = {}
@@ -206,29 +205,33 @@ class PartitionChoice:
         self._known[topic] = count
         self._old_at = min(self._old_at, time.monotonic() + self._max_age)
 
-    def renew(self, *, wait: bool = True) -> None:
+    def renewing(self) -> Steps[None]:
         """See new partitions after metadata.max.age.ms; a call does it first, as it relies on the same ones.
 
-        Without `wait` the first call only asks, and a later one sees the answer. No errors: the known ones stay.
+        No errors: the known ones stay.
         """
-        if not self._renewal.under_way and time.monotonic() < self._old_at:
-            return
-        self._refreshed.clear()
-        if wait:
+        if self.is_due:
             self._renewal.close()  # its answer may be older than one that is asked for now
-        topics = list(self._known)
+            yield from self._renewed()
+
+    def renew_soon(self) -> None:
+        """As `renewing`, without waiting: the first call only asks, and a later one sees the answer."""
+        if self.is_due:
+            self._renewal.step(self._renewed)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether metadata.max.age.ms is over, or new metadata are under way."""
+        return self._renewal.under_way is not None or time.monotonic() >= self._old_at
+
+    def _renewed(self) -> Steps[bool]:
+        self._refreshed.clear()
         try:
-            with self._cluster.within(_RENEWAL_MS):
-                if wait:
-                    metadata: dict[str, Message] | None = self._cluster.metadata(topics)
-                else:
-                    metadata = self._renewal.step(lambda: self._cluster.asking_metadata(topics))
+            metadata = yield from self._cluster.asking_metadata(list(self._known), self._cluster.bounds(_RENEWAL_MS))
         except KlogError as error:
             self._old_at = time.monotonic() + min(self._max_age, _PAUSE)
             _log.warning("a producer's topics may have new partitions that it does not know: %s", error)
-            return
-        if metadata is None:
-            return
+            return False
         before = dict(self._known)
         self._old_at = time.monotonic() + self._max_age
         for name, topic in metadata.items():
@@ -236,10 +239,11 @@ class PartitionChoice:
                 self._known[name] = len(topic["partitions"])
         if self._known != before:
             self._filled.clear()
+        return True
 
     @property
     def look_at(self) -> float:
-        """When to call `renew` without `wait` if no event of `connections` comes, a reading of `time.monotonic`."""
+        """When to call `renew_soon` if no event of `connections` comes, a reading of `time.monotonic`."""
         return self._renewal.look_at if self._renewal.under_way else self._old_at
 
     @property

@@ -131,14 +131,14 @@ class Producer(ProducerCore):
         """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
         with self._turns, self._turns.section:
             self._check_open("partitions")
-            self._choice.renew()
+            run(self._choice.renewing())
             return self._choice.count(topic)
 
     def unknown(self, topics: Collection[str]) -> list[str]:
         """The topics whose partitions are not known from metadata that is at most metadata.max.age.ms old."""
         with self._turns, self._turns.section:
             self._check_open("unknown")
-            self._choice.renew()
+            run(self._choice.renewing())
             return [topic for topic in topics if not self._choice.knows(topic)]
 
     def send(
@@ -183,7 +183,10 @@ class Producer(ProducerCore):
             self._check("send")
             check_size(topic, key, value, headers, *self._size_limit)
             timestamp = time.time_ns() // 1_000_000 if timestamp is None else check_timestamp(timestamp)
-            self._choice.renew(wait=not self._has_thread)
+            if self._choice.is_due and self._has_thread:
+                self._choice.renew_soon()
+            elif self._choice.is_due:
+                run(self._choice.renewing())
             partition, is_free = self._choice.of(topic, key, partition)
             if self._gathering.bytes + self._sender.size >= self._room:
                 self._await_room(topic, partition)
@@ -326,7 +329,7 @@ class Producer(ProducerCore):
         with self._turns, self._turns.section:
             self._check("send_arrow")
             choice = self._choice
-            choice.renew()
+            run(choice.renewing())
             counts = {name: choice.count(name) for name in rows.topics}
             rows.check_partitions(counts)
             for _, batch in rows:

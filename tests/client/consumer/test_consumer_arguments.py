@@ -10,6 +10,8 @@ import pytest
 from spark_klog.client import Committed, Consumer
 from spark_klog.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 _CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda it: it.assign(["in"]), r"assign: 'in' must be \(topic, partition\) or"),
     (lambda it: it.assign("in"), "assign takes a list of .*, not str"),

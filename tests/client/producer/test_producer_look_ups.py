@@ -30,6 +30,8 @@ from tests.support.brokers.kafka_python_wire import Message
 from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 SECONDS = 60
 #: Seconds: far longer than a test takes, so that a wait for the response would show.
 LATE = 100

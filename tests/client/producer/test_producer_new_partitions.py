@@ -26,6 +26,7 @@ def _sends_to(producer: Producer, partition: int) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("driver")
 def test_records_reach_a_new_partition() -> None:
     """By explicit partition, without a key, and from Arrow."""
     with ModelCluster(2, {"t": 1}) as brokers:
@@ -54,18 +55,19 @@ def test_they_are_not_looked_for_earlier() -> None:
             assert _sends_to(producer, 1)
 
 
+@pytest.mark.usefixtures("driver")
 def test_metadata_that_can_not_be_had_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with ModelCluster(1, {"t": 1}) as brokers:
         with Producer({"bootstrap.servers": brokers.servers, **ALWAYS}) as producer:
             producer.send("t", b"0")
             asked = []
 
-            def fail(*topics: object) -> NoReturn:
+            def fail(*topics: object, **_: object) -> NoReturn:
                 asked.append(topics)
                 raise ConnectionFailed("no broker")
 
             with monkeypatch.context() as broken:
-                broken.setattr(producer._cluster, "metadata", fail)
+                broken.setattr(producer._cluster, "asking_metadata", fail)
                 wait_until(lambda: producer.partitions("t") == 1 and len(asked) > 1, seconds=60)
                 producer.send("t", b"1")
                 producer.flush()
@@ -78,6 +80,7 @@ def test_metadata_that_can_not_be_had_are_no_error(monkeypatch: pytest.MonkeyPat
         assert brokers.log["t", 0] == [b"0", b"1", b"2"]
 
 
+@pytest.mark.usefixtures("driver")
 def test_fewer_partitions_of_a_topic_made_anew() -> None:
     with ModelCluster(1, {"t": 3}) as brokers:
         settings = {"bootstrap.servers": brokers.servers, "linger.ms": "0", **ALWAYS}
@@ -89,6 +92,7 @@ def test_fewer_partitions_of_a_topic_made_anew() -> None:
             assert [producer.send("t", b"after").partition for _ in range(3)] == [0, 0, 0]
 
 
+@pytest.mark.usefixtures("driver")
 def test_an_answer_that_comes_after_a_newer_one() -> None:
     """`send` asks for metadata without waiting; calls that wait for metadata get newer ones than that late response."""
     asked, may_answer = threading.Event(), threading.Event()
@@ -114,6 +118,7 @@ def test_an_answer_that_comes_after_a_newer_one() -> None:
         assert brokers.log["t", 3] == [b"new"]
 
 
+@pytest.mark.usefixtures("driver")
 def test_at_our_broker() -> None:
     with EmbeddedCluster() as cluster:
         servers = {"bootstrap.servers": cluster.bootstrap_servers}

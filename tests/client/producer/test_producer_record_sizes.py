@@ -24,6 +24,7 @@ def test_sizes_are_those_of_kafka_python(headers: list[tuple[str, bytes | None]]
         assert largest_size(key, value, tuple(headers)) == wanted
 
 
+@pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     ("key", "headers"), [(None, ()), (b"k" * 300, ()), (None, [("h", b"v" * 300)]), (None, [("h" * 300, None)])]
 )
@@ -84,6 +85,7 @@ def test_the_topic_of_a_row_that_is_too_large_is_named() -> None:
                 producer.send_arrow(rows)
 
 
+@pytest.mark.usefixtures("driver")
 def test_a_record_beyond_buffer_memory_is_refused_at_once() -> None:
     with ModelCluster(1, {"t": 1}) as brokers:
         with Producer({"bootstrap.servers": brokers.servers, "buffer.memory": 1000}) as producer:

@@ -10,6 +10,8 @@ from spark_klog.errors import UnsupportedVersionError
 from tests.support.brokers.kafka_python_wire import Message
 from tests.support.brokers.scripted_broker import ScriptedCluster
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 
 class _Transactional(ScriptedCluster):
     """Accepts each offset and each end of a transaction."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future, TimeoutError as Late
@@ -15,8 +16,9 @@ import pytest
 from spark_klog.aio import Admin, Consumer, Producer
 from spark_klog.aio.driver import LoopDriver
 from spark_klog.base.names import TopicPartition
-from spark_klog.client import RebalanceListener, RecordMetadata
-from spark_klog.errors import BufferExhausted, DeliveryPending
+from spark_klog.client import RebalanceListener, RecordMetadata, requests
+from spark_klog.client.requests import Steps
+from spark_klog.errors import BufferExhausted, DeliveryPending, KlogError
 
 _T = TypeVar("_T")
 #: Seconds of a call that should have ended long ago by a timeout of its own.
@@ -46,6 +48,11 @@ class Loop:
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the code runs in the loop's thread."""
+        return threading.current_thread() is self._thread
+
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         if self.loop.is_closed():  # by `close`: the call says so
             return asyncio.run(coroutine)
@@ -63,6 +70,30 @@ class Loop:
     async def _left(self) -> list[object]:
         watched = [key for key in self.loop._selector.get_map().values() if key.fileobj != self.loop._ssock.fileno()]  # type: ignore[attr-defined]
         return [*(asyncio.all_tasks() - {asyncio.current_task()}), *watched[1:]]
+
+
+class LoopRequests:
+    """The requests of calls that wait for them, made by a `LoopDriver` in the thread of a loop."""
+
+    def __init__(self) -> None:
+        self._loop, self._driver = Loop(), LoopDriver("client", KlogError)
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have all modules of the package that are imported make their requests here."""
+        for name, module in list(sys.modules.items()):
+            if name.startswith("spark_klog.") and getattr(module, "run", None) is requests.run:
+                monkeypatch.setattr(module, "run", self.run)
+
+    def run(self, steps: Steps[_T]) -> _T:
+        # a call within the steps of another one waits by itself
+        return requests.run(steps) if self._loop.is_here else self._loop.run(self._driver.run(steps))
+
+    def close(self) -> None:
+        self._loop.run(self._end())
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._driver.close(KlogError("the test is over"))
 
 
 class Rounds:
@@ -191,6 +222,8 @@ class LoopDelivery:
         try:
             return self._outcome.result(timeout)
         except Late:
+            if self._outcome.done():  # it is the record's error
+                raise
             raise DeliveryPending(self.topic, -1, timeout or 0.0) from None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
