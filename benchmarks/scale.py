@@ -45,7 +45,7 @@ from spark_klog.ui import views
 from tests.support.brokers.simulated_cluster import SimulatedCluster, topic_name
 
 #: (topics, partitions of each, brokers): by partitions, then by brokers.
-SIZES = ((100, 10, 100), (1000, 10, 100), (2500, 10, 100), (5000, 10, 100))
+SIZES = ((100, 10, 100), (1000, 10, 100), (5000, 10, 100))
 BROKERS = ((1000, 10, 10), (1000, 10, 30), (1000, 10, 100))
 _EACH, _RECORDS, _NEWS, _TASKS = 10, 100, 100, 1000
 Step = tuple[str, Callable[[], object]]
@@ -308,29 +308,38 @@ SCALE = Work(
 )
 
 
-def _row(line: dict[str, Any]) -> str:
-    topics, each, brokers = line["at"]
-    requests = ", ".join(f"{count} {name}" for name, count in sorted(line["requests"].items()) if name != "ApiVersions")
+def _requests(line: dict[str, Any]) -> dict[str, int]:
+    return {name: count for name, count in sorted(line["requests"].items()) if name != "ApiVersions"}
+
+
+def _row(step: str, by_size: dict[tuple[int, ...], dict[str, Any]]) -> str:
+    largest = by_size[SIZES[-1]]
+    grown = [by_size[size] for size in SIZES]
     cells = (
-        f"{topics * each:,}",
-        str(brokers),
-        requests or "none",
-        f"{line['received'] / 1e6:.2f}, {line['sent'] / 1e6:.2f}",
-        f"{line['opened']}, {line['open']}",
-        f"{line['cpu_s']:.2f}",
-        f"{line['memory_mb']:.0f}",
+        step,
+        ", ".join(f"{count} {name}" for name, count in _requests(largest).items()) or "none",
+        ", ".join(str(sum(_requests(by_size[size]).values())) for size in BROKERS),
+        f"{largest['received'] / 1e6:.2f}, {largest['sent'] / 1e6:.2f}",
+        f"{largest['opened']}, {largest['open']}",
+        ", ".join(f"{line['cpu_s']:.2f}" for line in grown),
+        ", ".join(f"{line['memory_mb']:.0f}" for line in grown),
     )
     return f"| {' | '.join(cells)} |"
 
 
-_HEAD = "| partitions | brokers | requests | MB sent, received | connections opened, open | processor s | memory MB |"
-
-
 def _tables(lines: list[dict[str, Any]]) -> str:
+    """A table for each kind: a line for each step, at the largest size and, where it grows, at all."""
+    places = ", ".join(f"{topics * each:,}" for topics, each, _ in SIZES)
+    brokers = ", ".join(str(size[2]) for size in BROKERS)
+    head = f"| step | requests | by {brokers} brokers | MB sent, received | connections opened, open | "
+    head += f"processor s at {places} partitions | memory MB |\n{'| --- ' * 7}|"
     parts = []
-    for step in dict.fromkeys(line["step"] for line in lines):
-        rows = [_row(line) for line in lines if line["step"] == step]
-        parts.append("\n".join([f"### {step[0].upper()}{step[1:]}\n", _HEAD, "| --- " * 7 + "|", *rows]))
+    for kind in dict.fromkeys(line["kind"] for line in lines):
+        steps: dict[str, dict[tuple[int, ...], dict[str, Any]]] = {}
+        for line in lines:
+            if line["kind"] == kind:
+                steps.setdefault(line["step"], {})[tuple(line["at"])] = line
+        parts.append("\n".join([f"### {kind}\n", head, *(_row(step, by_size) for step, by_size in steps.items())]))
     return "\n\n".join(parts) + "\n"
 
 
