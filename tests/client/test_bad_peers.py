@@ -16,6 +16,8 @@ from spark_klog.errors import ConfigError, ConnectionFailed, DecodeError, KlogEr
 from spark_klog.wire.http import HttpThread, Request, Response, refusal
 from tests.support.servers.kafka import HOST, free_port
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 #: Maps the bytes of a request's frame to those of the response; None closes the connection.
 Answer = Callable[[bytes], "bytes | None"]
 

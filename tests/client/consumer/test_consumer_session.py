@@ -117,6 +117,7 @@ def _fetched_from(brokers: ScriptedCluster) -> list[int]:
     return [asked.node for asked in list(brokers.asked) if asked.name == "Fetch"]
 
 
+@pytest.mark.usefixtures("driver")
 def test_the_nearest_replica_is_read_until_it_refuses() -> None:
     with _WithReplicas({"t": 1}, nodes=2) as brokers:
         brokers.leaders["t", 0] = 1

@@ -17,6 +17,8 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DecodeError
 from tests.support.brokers.scripted_broker import ScriptedCluster
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 
 @pytest.mark.parametrize(
     ("settings", "message"),

@@ -10,6 +10,8 @@ from spark_klog.client import Admin, Consumer, Producer
 from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.clients.consumers import SECONDS
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 
 class _OneAddress(ScriptedCluster):
     """Two nodes that advertise one port, where each request reaches its leader."""
