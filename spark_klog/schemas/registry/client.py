@@ -40,7 +40,6 @@ from spark_klog.schemas.registry.schemas import NO_REFERENCES, References, Schem
 from spark_klog.schemas.registry.settings import RegistryConfig, registry_config
 from spark_klog.security.config import Settings, without_secrets
 from spark_klog.security.key_stores import client_context
-from spark_klog.security.tokens import token_of
 from spark_klog.wire.primitives import SIZE
 
 __all__ = ["RegistryClient"]
@@ -527,6 +526,8 @@ class RegistryClient:
         return config.password, basic, config.token, "" if oauth is None else oauth.client_secret
 
     def _token(self, url: str, deadline: float) -> str:
+        from spark_klog.security.tokens import token_of  # as in `security.sasl`
+
         assert self.config.oauth is not None
         host = urlsplit(url).hostname or ""
         return token_of(

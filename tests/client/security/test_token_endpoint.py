@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -115,3 +117,16 @@ def test_a_refusal_that_is_not_as_it_should_be(answer: bytes) -> None:
     assert exchange.step(answer) == b"\1"
     with pytest.raises(SaslError, match="the broker refuses the token"):
         exchange.step(b"\1")
+
+
+def test_who_fetches_no_token_does_not_import_urllib() -> None:
+    """That would be a tenth of a broker's start."""
+    modules = (
+        "spark_klog.broker.net.server",
+        "spark_klog.client.producer.producer",
+        "spark_klog.schemas.registry.client",
+    )
+    program = f"import sys; before = {{*sys.modules}}; import {', '.join(modules)}; print(*{{*sys.modules}} - before)"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert {*modules} < {*done.stdout.split()}
+    assert "urllib.request" not in done.stdout.split()
