@@ -279,6 +279,28 @@ def test_a_broker_that_throttles_delays_no_other_of_a_consumer(cluster: Simulate
         cluster.tell("slow", node=5)
 
 
+def test_a_broker_that_is_gone_delays_no_other(
+    cluster: SimulatedCluster, reader: StreamReader, consumer: Consumer
+) -> None:
+    """What others lead is read meanwhile; metadata is asked for the topics of the broker alone."""
+    gone = TOPICS * PARTITIONS // BROKERS
+    first = reader.latestOffset({}, ReadAllAvailable())
+    cluster.tell("stop", node=5)
+    try:
+        cluster.tell("append", every=1, records=3)
+        cluster.tell("forget")
+        read = poll_until(consumer, lambda records: len(records) >= 3 * (TOPICS * PARTITIONS - gone))
+        requests, partitions = _asked(cluster)
+        assert partitions.get("Metadata", 0) <= requests.get("Metadata", 0) * gone * PARTITIONS
+        second = reader.latestOffset(first, ReadAllAvailable())
+        assert _planned(reader, first, second) == 3 * (TOPICS * PARTITIONS - gone)
+    finally:
+        cluster.tell("start", node=5)
+    assert len(read) == 3 * (TOPICS * PARTITIONS - gone)
+    assert len(poll_until(consumer, lambda records: len(records) >= 3 * gone)) == 3 * gone
+    assert _planned(reader, second, reader.latestOffset(second, ReadAllAvailable())) == 3 * gone
+
+
 @pytest.mark.parametrize("subscription", [[f"t{topic:05}" for topic in range(1000)], re.compile("t0.*")])
 def test_metadata_of_many_topics_takes_longer_than_a_poll(subscription: list[str] | re.Pattern[str]) -> None:
     """What a short poll drops the next one would ask for, and drop, again."""
