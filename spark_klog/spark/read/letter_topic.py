@@ -110,7 +110,9 @@ class LetterTopic:
                     self._write(key, letters, ranges)
                     break
                 except (ProducerFenced, ProtocolError) as error:
-                    is_lost = isinstance(error, ProducerFenced) or error.retriable or error.code in _FENCED
+                    is_lost = isinstance(error, ProducerFenced) or error.code in _FENCED
+                    if isinstance(error, ProtocolError) and error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                        is_lost |= error.retriable  # for a topic that is missing the producer has waited
                     if attempt + 1 == _ATTEMPTS or not is_lost:
                         raise
                     _log.info("letters of %s-%d, beginning again: %s", *key, error)

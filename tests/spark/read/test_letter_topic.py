@@ -19,7 +19,7 @@ from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, KlogE
 from spark_klog.records.contract import Headers
 from spark_klog.records.reading.reader import BadBatch, RecordFields
 from spark_klog.spark.options import source_options
-from spark_klog.spark.read.letter_topic import LetterTopic, _note, _ranges
+from spark_klog.spark.read.letter_topic import _ATTEMPTS, LetterTopic, _note, _ranges
 from spark_klog.spark.read.ranges import OffsetRange
 from spark_klog.spark.read.tasks import Plan, read_ranges
 from tests.support.runs.soak import in_soak
@@ -153,11 +153,17 @@ def test_letters_in_memory_are_bounded(cluster: EmbeddedCluster, topic: str) -> 
         assert letters.is_full
 
 
-def test_a_topic_that_is_missing_fails_the_task(cluster: EmbeddedCluster, topic: str) -> None:
+def test_a_topic_that_is_missing_fails_the_task(
+    cluster: EmbeddedCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The producer has waited for it as long as it is to wait: the task does not do so again and again."""
+    write, attempts = LetterTopic._write, []
+    monkeypatch.setattr(LetterTopic, "_write", lambda *arguments: attempts.append(1) or write(*arguments))
     named = _options(cluster, topic) | {"deadLetterTopic": f"{topic}-x", "kafka.request.timeout.ms": "2000"}
     options = source_options(named, streaming=False)
     with pytest.raises(ProtocolError, match=f"{topic}-x"):
         list(read_ranges(options, [OffsetRange(topic, 0, 0, 3)], WITHOUT_HEADERS, plan=Plan({})))
+    assert len(attempts) < _ATTEMPTS
 
 
 def test_what_options_refuse(tmp_path: Path) -> None:
