@@ -110,9 +110,7 @@ class LetterTopic:
                     self._write(key, letters, ranges)
                     break
                 except (ProducerFenced, ProtocolError) as error:
-                    is_lost = isinstance(error, ProducerFenced) or error.code in _FENCED
-                    if isinstance(error, ProtocolError) and error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                        is_lost |= error.retriable  # for a topic that is missing the producer has waited
+                    is_lost = isinstance(error, ProducerFenced) or _is_passing(error)
                     if attempt + 1 == _ATTEMPTS or not is_lost:
                         raise
                     _log.info("letters of %s-%d, beginning again: %s", *key, error)
@@ -162,3 +160,8 @@ def _ranges(text: str, where: str) -> list[tuple[int, int]]:
         raise KlogError(f"{where} has an offset that no query has committed: delete it") from None
     check_version(version, _NOTE_VERSION, where, "delete the group: letters may be written twice then", KlogError)
     return [(int(start), int(end)) for start, end in done]
+
+
+def _is_passing(error: ProtocolError) -> bool:
+    """Whether another attempt may do; for a topic that is missing the producer has waited."""
+    return error.code in _FENCED or (error.retriable and error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
