@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -32,15 +32,21 @@ from spark_klog.protocol.tables.records import FINAL_EPOCH, INITIAL_EPOCH
 
 #: Memory of a partition beside its topic's name: an upper estimate.
 _PARTITION_BYTES = 600
+#: Fetches that are answered in one round of the loop: some 5 ms.
+_WOKEN_AT_ONCE = 32
 
 
 class Purgatory:
     """Waiters by topic-partition. For one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[TopicPartition, set[asyncio.Future[None]]] = defaultdict(set)
+        #: The futures of waiters: whether they were woken before their time was over.
+        self._waiting: dict[TopicPartition, set[asyncio.Future[bool]]] = defaultdict(set)
         #: Number of waiters.
         self.waiting = 0
+        #: Futures to be woken in the next rounds of the loop.
+        self._woken: deque[asyncio.Future[bool]] = deque()
+        self._is_waking = False
         #: Set when the broker stops: nobody may wait any more.
         self.is_closed = False
 
@@ -52,22 +58,36 @@ class Purgatory:
 
     def wake(self, key: TopicPartition) -> None:
         """Wake the waiters of a partition, after an append or because it is gone."""
-        for waiter in self._waiting.pop(key, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+        waiters = self._waiting.pop(key, None)
+        if not waiters:
+            return
+        self._woken += waiters
+        if not self._is_waking:
+            self._is_waking = True
+            asyncio.get_running_loop().call_soon(self._wake_some)
+
+    def _wake_some(self) -> None:
+        """Wake the next ones in each round of the loop, which answers other requests between."""
+        for _ in range(min(_WOKEN_AT_ONCE, len(self._woken))):
+            _finish(self._woken.popleft(), True)
+        self._is_waking = bool(self._woken)
+        if self._is_waking:
+            asyncio.get_running_loop().call_soon(self._wake_some)
 
     async def wait(self, keys: Collection[TopicPartition], timeout: float) -> bool:
         """Wait until one of the partitions is woken; False after `timeout` seconds, or if the purgatory is closed."""
         if self.is_closed:
             return False
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(timeout, _finish, waiter, False)  # asyncio.wait would cost more than the rest
         for key in keys:
             self._waiting[key].add(waiter)
         self.waiting += 1
         try:
-            woken, _ = await asyncio.wait({waiter}, timeout=timeout)
-            return bool(woken)
+            return await waiter
         finally:
+            timer.cancel()
             self.waiting -= 1
             for key in keys:
                 waiters = self._waiting.get(key)
@@ -93,6 +113,11 @@ class _Cached:
     def __init__(self, entry: dict[str, Any]) -> None:
         self.entry = entry
         self.sent: tuple[int, int] | None = None
+
+
+def _finish(waiter: asyncio.Future[bool], is_woken: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(is_woken)
 
 
 class FetchSession:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from typing import Any
 import pytest
 
 from spark_klog.base.clock import system_ms
-from spark_klog.broker import event_loop, handlers
+from spark_klog.broker import event_loop, fetches, handlers
 from spark_klog.broker.broker import Broker
+from spark_klog.broker.fetches import Purgatory
 from spark_klog.broker.groups import coordinator
 from spark_klog.broker.groups.group import Join
 from spark_klog.broker.handlers import list_offsets
@@ -814,3 +816,33 @@ def test_a_task_that_has_rested_begins_a_turn_at_once() -> None:
             taking.send(None)
 
     asyncio.run(run())
+
+
+def test_waiting_fetches_are_woken_some_at_a_time() -> None:
+    """Other requests are answered between, also if all wait for one partition, or each for another one."""
+
+    async def run(keys: list[list[tuple[str, int]]]) -> None:
+        purgatory, count = Purgatory(), len(keys)
+        waits = [asyncio.ensure_future(purgatory.wait(some, 3600)) for some in keys]
+        late = asyncio.ensure_future(purgatory.wait([("t", count)], 0.001))
+        await asyncio.sleep(0)
+        assert purgatory.waiting == count + 1
+        waits[0].cancel()
+        for number in range(count):
+            purgatory.wake(("t", number))
+        left = [count]
+        while not all(wait.done() for wait in waits):
+            await asyncio.sleep(0)
+            left.append(sum(not wait.done() for wait in waits))
+        assert max(before - after for before, after in pairwise(left)) <= fetches._WOKEN_AT_ONCE + 1
+        assert all([await wait for wait in waits[1:]])
+        assert not await late
+        rest = asyncio.ensure_future(purgatory.wait([("t", 0)], 3600))
+        await asyncio.sleep(0)
+        purgatory.close()
+        assert await rest
+        assert not await purgatory.wait([("t", 0)], 3600)
+        assert purgatory.waiting == 0
+
+    asyncio.run(run([[("t", 0)]] * 100))
+    asyncio.run(run([[("t", number), ("t", 0)] for number in range(100)]))
