@@ -156,9 +156,11 @@ class Followed:
         return [*given, "--upsert-key", ",".join(KEY), "--value-format", "json", "--schema", schema]
 
     def load(self) -> int:
-        """Run the job; return its exit code, which says that it has loaded something, or that nothing was new."""
+        """Run the job; return its exit code: it has loaded something, nothing was new, or there is no topic yet, as the
+        marks' may be the first one."""
         done = run_job(self.arguments)
-        assert done.exit_code in (_DONE, _NOTHING_NEW), done.output
+        is_early = f"topic {self.topic} does not exist" in done.output
+        assert done.exit_code in (_DONE, _NOTHING_NEW) or is_early, done.output
         return done.exit_code
 
     def settle(self) -> None:

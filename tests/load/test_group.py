@@ -82,8 +82,8 @@ def test_a_call_whose_lease_is_lost_leaves_the_group(
     options = LoadOptions({"bootstrap.servers": servers}, [topic], bucket(s3, "group"))
     real = run_module._Run.all
 
-    def stand_still(of_first: Any, is_new: bool) -> Loaded:
-        loaded = real(of_first, is_new)
+    def stand_still(*arguments: Any) -> Loaded:
+        loaded = real(*arguments)
         monkeypatch.setattr(run_module._Run, "all", real)
         produce(servers, topic, [Sent(b"v")] * 5)
         load(options, InProcess(), publish=published.append)
