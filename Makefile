@@ -35,7 +35,8 @@ test: $(VENV)/test.installed $(VENV)/spark-home.made
 test-all: $(VENV)/test.installed $(VENV)/spark-home.made
 	$(PYTEST) --numprocesses=6 $(ARGS)
 
-# The long runs of which CI has a short slice: tens of kills, a storm of rebalances, ten minutes of fuzzing for each target.
+# The long runs of which `make test-all` and the report card have a short slice: tens of kills, a storm of rebalances, ten minutes of
+# fuzzing for each target, an hour of the log's model, 90 minutes of all programs beside each other. CI has the slice alone.
 soak: export SPARK_KLOG_SOAK := 1
 soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k '(kill or acknowledged) and not table_kills' tests/broker tests/zookeeper tests/jobs tests/load tests/log tests/restore tests/spark $(ARGS)

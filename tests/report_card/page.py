@@ -20,6 +20,7 @@ What tests show that compare this package with what others wrote, kill processes
 [How this is checked](../explanation/correctness.md) says what the tests do, and what they do not.
 """
 _NOT_RUN = "not run"
+_SLICES = "Of these parts a slice was run, with fewer kills, seconds or examples than the whole [at the end](#parts):"
 #: Counts of the tests of a suite.
 _SUITE = "suite: "
 
@@ -43,17 +44,19 @@ class _Row:
 
 
 def render(parts: Mapping[str, Part], results: Mapping[str, Result]) -> str:
-    """The text of the page; its date, commit and machine are those of the newest result."""
+    """The text of the page; its date and machine are those of the newest result, commits stand at the parts."""
     kept = {name: results[name] for name in parts if name in results}
     if not kept:
         return "\n".join([_HEAD, "No part was run yet: `make report-card`.", "", *_parts(parts, kept, None), ""])
     newest = max(kept.values(), key=lambda result: result.date)
     machine = "; ".join(f"{name}: {value}" for name, value in newest.machine.items())
-    lines = [_HEAD, f"{newest.date} UTC, commit {_commit(newest)}. {machine}.", ""]
+    lines = [_HEAD, f"{_dates(kept)}; the commit of each part stands in its line [at the end](#parts). {machine}.", ""]
     for section in Section:
         of_section = {name: part for name, part in parts.items() if part.section is section}
         lines += [f"## {_TITLES[section][0]}", "", _TITLES[section][1], ""]
         lines += [*_table(section, [*_rows(of_section, kept)]), *_failures(of_section, kept)]
+        if slices := [name for name in of_section if name in kept and kept[name].is_slice]:
+            lines += [f"{_SLICES} {', '.join(f'{name} ({kept[name].seconds:,.0f} s)' for name in slices)}.", ""]
         left = [name for name in of_section if name not in kept]
         if left:
             lines += [f"Not run on this machine: {', '.join(left)}. The commands stand at the end.", ""]
@@ -99,6 +102,12 @@ reads it.""",
 }
 
 
+def _dates(kept: Mapping[str, Result]) -> str:
+    """From the oldest result to the newest."""
+    dates = sorted(result.date for result in kept.values())
+    return f"Run {' to '.join(dict.fromkeys([dates[0], dates[-1]]))} UTC"
+
+
 def _rows(parts: Mapping[str, Part], kept: Mapping[str, Result]) -> Iterator[_Row]:
     for name in parts:
         if (result := kept.get(name)) is not None and result.figures is not None:
@@ -112,7 +121,7 @@ def _table(section: Section, rows: list[_Row]) -> list[str]:
     if section in (Section.CLIENTS, Section.SUITES, Section.OUR_CLIENT):
         return _beside_each_other(section, rows)
     if section is Section.KILLS:
-        rows = [row for row in rows if any(name.startswith("kills: ") for name in _counted(row))]
+        rows = _once_each([row for row in rows if any(name.startswith("kills: ") for name in _counted(row))])
         cells = [[_linked(row.label), _about(row.label), _kills(row), _outcomes(row.outcomes)] for row in rows]
         total = sum((_killed(row) for row in rows), Counter[str]())
         summary = ", ".join(f"{number:,} {kind}" for kind, number in total.most_common())
@@ -149,8 +158,18 @@ def _table(section: Section, rows: list[_Row]) -> list[str]:
     cells = [
         [row.label, _number(tried[row.label]), _number(row.sum("seconds")), _outcomes(row.outcomes)] for row in rows
     ]
-    hours = sum(row.sum("seconds") for row in rows) / 3600
-    return [*_lines(["target", "inputs", "seconds", "tests"], cells), f"Together {hours:.2f} hours.", ""]
+    seconds = sum(row.sum("seconds") for row in rows)
+    together = f"Together {seconds:,} seconds ({seconds / 3600:.2f} hours)."
+    return [*_lines(["target", "inputs", "seconds", "tests"], cells), together, ""]
+
+
+def _once_each(rows: list[_Row]) -> list[_Row]:
+    """Without a file's rows of parts that ran fewer of its tests than another part: kills are not counted twice."""
+    most: dict[str, _Row] = {}
+    for row in rows:
+        if (other := most.get(row.label)) is None or other.outcomes.passed < row.outcomes.passed:
+            most[row.label] = row
+    return [*most.values()]
 
 
 def _beside_each_other(section: Section, rows: list[_Row]) -> list[str]:
@@ -189,16 +208,14 @@ def _failures(parts: Mapping[str, Part], kept: Mapping[str, Result]) -> list[str
 
 
 def _parts(parts: Mapping[str, Part], kept: Mapping[str, Result], newest: Result | None) -> list[str]:
-    """How each part came about. A commit or machine is named if it is another than the page's."""
+    """How each part came about, with its commit. The machine is named if it is another than the page's."""
     cells = []
     for name, part in parts.items():
         if (result := kept.get(name)) is None:
             cells.append([name, f"**{_NOT_RUN} on this machine**", "", f"`{part.command(is_slice=False)}`"])
             continue
         assert newest is not None
-        when = f"{result.date}, {result.seconds:,.0f} s"
-        if result.commit != newest.commit or result.has_changes:
-            when += f", **at {_commit(result)}**"
+        when = f"{result.date}, {result.seconds:,.0f} s, at {_commit(result)}"
         if result.machine != newest.machine:
             when += ", on another machine: " + "; ".join(result.machine.values())
         extent = "slice" if result.is_slice else "whole"
@@ -208,10 +225,10 @@ def _parts(parts: Mapping[str, Part], kept: Mapping[str, Result], newest: Result
         if result.is_slice:
             command += f"; whole: `{part.command(is_slice=False)}`"
         cells.append([name, extent, when, command])
-    text = """A slice is what `make test-all` runs of a part. `make report-card ARGS=NAME` runs a part again, with
-`--whole` all of it. Without a name it runs what was not run at this state of the code, the shortest first: it goes on
-where it stopped. The results are in `tests/report_card/results`; a part's commit and machine are named if they are not
-the page's."""
+    text = """A slice is what `make test-all` runs of a part; the whole is what `make soak` runs of it, with the
+variables that stand before its command. `make report-card ARGS=NAME` runs a part again, with `--whole` all of it.
+Without a name it runs what was not run at this state of the code, the shortest first: it goes on where it stopped. The
+results are in `tests/report_card/results`; a part's machine is named if it is not the page's."""
     return ["## Parts", "", text, "", *_lines(["part", "run", "when", "command"], cells)]
 
 

@@ -250,7 +250,9 @@ def test_slices(card: Card, tmp_path: Path) -> None:
     row = next(line for line in card.text.splitlines() if line.startswith("| long |"))
     assert "| slice |" in row
     assert "; whole: `LONG=2 python -m pytest" in row
+    assert f": long ({card.kept['long'].seconds:.0f} s).\n" in card.text
     assert card.run("--whole") == 0
+    assert "Of these parts a slice" not in card.text
     whole = card.kept["long"]
     assert not whole.is_slice
     assert "| whole |" in card.text
@@ -285,13 +287,26 @@ def test_the_page_says_what_is_not_of_its_commit(card: Card) -> None:
     good = card.kept["good"]
     save(replace(good, commit="older", date="2000-01-01 00:00", machine={"CPU": "another"}), card.folder)
     card.run("--page")
-    assert ", commit abc. " in card.text
+    assert f"Run 2000-01-01 00:00 to {card.kept['bad'].date} UTC; " in card.text
     row = next(line for line in card.text.splitlines() if line.startswith("| good |"))
     assert "2000-01-01 00:00" in row
-    assert "**at older**, on another machine: another" in row
-    assert "at abc" not in card.text
+    assert ", at older, on another machine: another" in row
+    assert card.text.count(", at abc |") == 1
     assert "Not run on this machine: missing." in card.text
     assert f"`{card.parts['missing'].command(is_slice=False)}`" in card.text
+
+
+def test_kills_of_a_file_that_two_parts_ran_are_counted_once() -> None:
+    both = {name: Part(name, Section.KILLS, ("pytest",)) for name in ("all", "some")}
+    rows = {"all": Cell(3, 0, 0, {"kills: load": 5}), "some": Cell(1, 0, 0, {"kills: load": 2})}
+    kept = {
+        name: Result(name, False, "", "abc", False, "", {}, 1, 0, Figures({"tests/test_a.py": {OURS: cell}}))
+        for name, cell in rows.items()
+    }
+    for parts_in_order in (both, dict(reversed(both.items()))):
+        text = render(parts_in_order, kept)
+        assert text.count("tests/test_a.py)") == 1
+        assert "Together: 5 load." in text
 
 
 def test_unknown_parts_are_refused(card: Card, capsys: pytest.CaptureFixture[str]) -> None:
