@@ -22,12 +22,16 @@ _USER = re.compile(
 )
 
 
+#: Secrets in the query of Azure's URIs.
+_SIGNATURE = re.compile(r"([?&](?:sig|client_secret)=)[^&\s'\")]+", re.IGNORECASE)
+
+
 def without_user(text: str) -> str:
-    """The text with user and password of its URIs masked, for messages: s3://KEY:SECRET@BUCKET.
+    """The text with user, password and signature of its URIs masked, for messages: s3://KEY:SECRET@BUCKET.
 
     A secret may contain a slash that is not encoded, and the slashes after the scheme may be missing.
     """
-    return _USER.sub(r"\1***@", text)
+    return _SIGNATURE.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
 def local_path(address: str) -> str | None:

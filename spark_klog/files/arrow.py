@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,9 +19,11 @@ from spark_klog.base.addresses import is_single_writer
 from spark_klog.errors import KlogError
 from spark_klog.files.folder import TEMPORARY, Entry, reason
 from spark_klog.files.keys import KeyedUri
-from spark_klog.files.store_requests import StoreRequests, no_conditional_put, store_requests
+from spark_klog.files.store_requests import StoreRequests, azure_remover, no_conditional_put, store_requests
 
 _READ_BYTES, _WRITE_BYTES = 1024 * 1024, 8 * 1024 * 1024
+#: pyarrow leases a file of Azure for 15 s to remove it: a process that is killed then leaves the lease.
+_LEASED, _LEASED_SECONDS, _PAUSE_SECONDS = "LeaseAlreadyPresent", 20.0, 0.5
 
 
 class ArrowFile:
@@ -53,8 +56,9 @@ class ArrowFolder:
     ) -> None:
         self._opened, self._base = filesystem, base.rstrip("/")
         self._failure, self._uri = failure, uri
-        #: And the file system that it has the keys of.
+        #: For conditional puts and for removals, with the file system whose keys they have.
         self._requests: tuple[StoreRequests | None, Any] = None, None
+        self._removing: tuple[StoreRequests | None, Any] = None, None
         self.address = address
         #: Is called before each change; what it raises, the change raises.
         self.guard: Callable[[], None] = _nothing
@@ -161,21 +165,16 @@ class ArrowFolder:
             self.write(path, content)
             return True
         with self._changing(path, "written"):
-            requests, key = self._store_requests(path)
+            bucket, _, key = self._at(path).partition("/")
+            requests, opened = self._requests
+            if opened is not (filesystem := self._fs):
+                requests = store_requests(filesystem, bucket, self._uri, self.address)
+                self._requests = requests, filesystem
             if requests is not None:
                 return requests.create(key, content)
-            if self._fs.type_name == "hdfs":
+            if filesystem.type_name == "hdfs":
                 return self._create_by_rename(path, content)
-            raise no_conditional_put(f"pyarrow's file system {self._fs.type_name}")
-
-    def _store_requests(self, path: str) -> tuple[StoreRequests | None, str]:
-        """And the key of a path in the bucket."""
-        bucket, _, key = self._at(path).partition("/")
-        requests, opened = self._requests
-        if opened is not (filesystem := self._fs):
-            requests = store_requests(filesystem, bucket, self._uri, self.address)
-            self._requests = requests, filesystem
-        return requests, key
+            raise no_conditional_put(f"pyarrow's file system {filesystem.type_name}")
 
     def _create_by_rename(self, path: str, content: bytes) -> bool:
         """Move a file of the same name into the folder, which HDFS does unless the folder has one.
@@ -253,17 +252,33 @@ class ArrowFolder:
                 self._fs.move(self._at(source), self._at(target))
 
     def remove(self, path: str) -> None:
-        """Remove a file or folder, if there is one. In Azure it needs obstore (`MissingPackage`)."""
+        end = time.monotonic() + _LEASED_SECONDS
+        while not self._is_removed(path, is_last=time.monotonic() > end):
+            time.sleep(_PAUSE_SECONDS)
+
+    def _is_removed(self, path: str, *, is_last: bool) -> bool:
+        """Remove a file or folder; False if another remover has leased the file, unless it is the last try."""
         with self._changing(path, "removed"), suppress(FileNotFoundError):
             kind = self.kind(path)
-            if kind == "folder":
-                self._fs.delete_dir(self._at(path))
-            elif kind == "file":
-                requests, key = self._store_requests(path) if self._fs.type_name == "abfs" else (None, "")
-                if requests is None:
-                    self._fs.delete_file(self._at(path))
-                else:
-                    requests.remove(key)
+            try:
+                if kind == "file":
+                    self._remove_file(self._at(path))
+                elif kind == "folder":
+                    self._fs.delete_dir(self._at(path))
+            except (OSError, ArrowException) as error:
+                if is_last or _LEASED not in str(error):
+                    raise
+                return False
+        return True
+
+    def _remove_file(self, place: str) -> None:
+        container, _, key = place.partition("/")
+        if (filesystem := self._fs) is not self._removing[1]:
+            self._removing = azure_remover(filesystem, container, self._uri), filesystem
+        if (requests := self._removing[0]) is not None:
+            requests.remove(key)
+        else:
+            filesystem.delete_file(place)
 
     @contextmanager
     def scratch(self, path: str) -> Iterator[Path]:

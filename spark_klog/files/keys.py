@@ -33,6 +33,11 @@ class Keys:
         return cls(filesystem, now + left - min(_MARGIN, left / 3))
 
 
+def as_query(signature: str) -> str:
+    """A shared access signature of Azure as pyarrow takes it, which adds the text to the URL."""
+    return signature if signature.startswith("?") else f"?{signature}"
+
+
 class KeyedUri(str):
     """The URI of a folder in an object store, without keys in its text, beside `keys` and what gives out new ones.
 

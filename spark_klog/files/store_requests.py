@@ -2,8 +2,9 @@
 
 * Create an object only if there is none of its name, so that of several writers exactly one succeeds: S3 and Azure have
   the header `If-None-Match: *` for it, GCS has `x-goog-if-generation-match: 0` (apache/arrow, issue 44281).
-* Remove a blob of Azure by one request: pyarrow leases it before, ends the whole process if a request about the lease
-  fails (`LeaseGuard::BreakBeforeDeletion` of azurefs.cc), and leaves the lease for 15 s if it is killed.
+* Remove a blob of Azure: pyarrow leases it before, ends the whole process if a request about the lease fails
+  (`LeaseGuard::BreakBeforeDeletion` of azurefs.cc), and leaves the lease for 15 s if it is killed. obstore's request is
+  a batch of the container's, which not all shared access signatures allow: with these pyarrow goes on doing it.
 """
 
 from __future__ import annotations
@@ -90,7 +91,11 @@ class StoreRequests:
             obstore.delete(self._store, key)
         except FileNotFoundError:
             raise
-        except (BaseError, OSError) as error:
+        except (
+            BaseError,
+            OSError,
+            TypeError,
+        ) as error:  # the latter of a key that others have given a control character
             raise OSError(_reason(error)) from None
 
     def _writer_of(self, key: str) -> str | None:
@@ -133,10 +138,19 @@ def store_requests(filesystem: Any, bucket: str, uri: str, address: str) -> Stor
     make = makers.get(filesystem.type_name)
     if make is None:
         return None
-    require(f"{address}: two runs at once in a store, and removals in Azure", "obstore")
+    require(f"{address}: a store in which two runs at once must not mix", "obstore")
     # what pyarrow pickles are the settings that it has found in the URI, the environment and the bucket
     settings: Mapping[str, Any] = filesystem.__reduce__()[1][0]
     return StoreRequests(make(settings, bucket, uri))
+
+
+def azure_remover(filesystem: Any, container: str, uri: str) -> StoreRequests | None:
+    """The requests by which to remove blobs of Azure; None if pyarrow is to do it, as in other stores."""
+    if filesystem.type_name != "abfs" or not is_installed("obstore"):
+        return None
+    settings: Mapping[str, Any] = filesystem.__reduce__()[1][0]
+    is_signed = settings["sas_token"] or "sig" in parse_qs(urlsplit(uri).query)
+    return None if is_signed else StoreRequests(_azure(settings, container, uri))
 
 
 def _s3(settings: Mapping[str, Any], bucket: str, uri: str) -> Any:

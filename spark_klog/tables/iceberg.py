@@ -51,7 +51,7 @@ from spark_klog.tables.iceberg_partitions import Pruning, by_partition, check_sp
 from spark_klog.tables.iceberg_rows import REWRITE, NotProjected, Rows
 from spark_klog.tables.iceberg_runs import last_run, run_properties, run_texts
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
-from spark_klog.tables.iceberg_stores import bind_store, opened, store_uri, table_place
+from spark_klog.tables.iceberg_stores import opened, renewing, store_uri, table_place
 from spark_klog.tables.iceberg_transaction import OneAttempt
 from spark_klog.tables.iceberg_upsert import Upsert
 from spark_klog.tables.partitions import Term, partition_row, terms_of
@@ -573,7 +573,7 @@ class IcebergTable:
             except NoSuchTableError:
                 return None
             self._seen = table.metadata_location
-            bind_store(table, self._uri)
+            renewing(table, self._uri)
             return table
 
         return self._calling(load, "read")

@@ -8,6 +8,7 @@ these files are among those that no snapshot has, which go later.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -78,7 +79,8 @@ class Expiry:
             with suppress(FileNotFoundError):  # another call has removed it
                 sizes.update(each for each in _files(now, [snapshot], manifests) if each[0] not in known)
         before = min(self._before, time.time() - ORPHAN_SECONDS)
-        named = {path: entry for path, entry in files.items() if path.endswith(_ENDINGS)}
+        # pyiceberg would take "#" and "?" for the end of the path
+        named = {path: each for path, each in files.items() if path.endswith(_ENDINGS) and not re.search("[#?]", path)}
         lost = orphans(named, {*known, *sizes}, before, is_needed)
         base = metadata.location.rstrip("/")
         return Expired(len(old), sizes | {f"{base}/{path}": size for path, size in lost.items()})

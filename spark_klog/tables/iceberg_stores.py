@@ -14,13 +14,14 @@ from urllib.parse import quote, urlsplit
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.io import ARROW_FILE_IO, PY_IO_IMPL
+from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.typedef import EMPTY_DICT
 
-from spark_klog.files.keys import KeyedUri, Keys
-from spark_klog.files.store_requests import StoreRequests, store_requests
+from spark_klog.files.keys import KeyedUri, Keys, as_query
+from spark_klog.files.store_requests import StoreRequests, azure_remover
 
 Properties = Mapping[str, Any]
 _S3, _GCS, _AZURE = ("s3", "s3a", "s3n"), ("gs", "gcs"), ("abfs", "abfss", "wasb", "wasbs")
@@ -39,7 +40,7 @@ _PORTABLE = (str, int, float, bool, dict, list, type(None))
 def opened(name: str, options: Properties) -> Catalog:
     """A catalog of pyiceberg's configuration, and of these properties; errors of any package."""
     catalog = load_catalog(name, **options)
-    catalog.properties.setdefault(PY_IO_IMPL, ARROW_FILE_IO)  # for Azure pyiceberg prefers another package
+    catalog.properties.setdefault(PY_IO_IMPL, f"{__name__}.{StoreIO.__name__}")
     if (session := getattr(catalog, "_session", None)) is not None:  # of REST, which waits for ever
         session.request = partial(session.request, timeout=_ANSWER_SECONDS)
     return catalog
@@ -54,7 +55,7 @@ def store_uri(location: str, properties: Properties, catalog: Catalog, identifie
     if scheme in _ENDING and _value(properties, _ENDING[scheme][0]) is not None:
         known = {name: value for name, value in catalog.properties.items() if isinstance(value, _PORTABLE)}
         give = _Given(catalog.name, known, tuple(identifier), location)
-        return KeyedUri(location, give, _keys(location, properties))
+        return KeyedUri(_quoted(location), give, _keys(location, properties))
     return _uri(location, properties)
 
 
@@ -88,30 +89,48 @@ def table_place(catalog: Catalog, identifier: tuple[str, ...]) -> tuple[str, Pro
     return table.metadata.location, table.io.properties
 
 
-def bind_store(table: Table, uri: str) -> None:
-    """Let a table read and write its files with keys that have not ended, and remove those in Azure by one request."""
-    if isinstance(uri, KeyedUri) or urlsplit(table.metadata.location).scheme in _AZURE:
-        table.io = _StoreIO(table.io.properties, uri)
+class StoreIO(PyArrowFileIO):
+    """pyiceberg's files of pyarrow, with what they lack in Azure.
 
+    A location may be abfss://CONTAINER@ACCOUNT/..., a shared access signature may be without its "?", and a file is
+    removed as `azure_remover` says.
+    """
 
-class _StoreIO(PyArrowFileIO):
-    def __init__(self, properties: Properties, uri: str) -> None:
-        super().__init__(dict(properties))
-        self._requests: tuple[StoreRequests | None, Any] = None, None
-        if isinstance(uri, KeyedUri):
-            self.fs_by_scheme = _Opener(uri)
+    def __init__(self, properties: Properties = EMPTY_DICT) -> None:
+        signed = {name: as_query(value) for name, value in properties.items() if name.startswith("adls.sas-token")}
+        super().__init__({**properties, **signed})
+        self._removers: dict[str, StoreRequests | None] = {}
+
+    @staticmethod
+    def parse_location(location: str, properties: Properties = EMPTY_DICT) -> tuple[str, str, str]:
+        scheme, place, path = PyArrowFileIO.parse_location(location, dict(properties))
+        container, _, account = place.partition("@")
+        if scheme not in _AZURE or not account:
+            return scheme, place, path
+        return scheme, place, container + path.removeprefix(place)
 
     def delete(self, location: Any) -> None:
         scheme, bucket, path = self.parse_location(str(location), self.properties)
-        if scheme in _AZURE:
-            requests, opened = self._requests
-            if opened is not (filesystem := self.fs_by_scheme(scheme, bucket)):
-                requests = store_requests(filesystem, bucket.partition("@")[0], "", location)
-                self._requests = requests, filesystem
-            if requests is not None:
-                requests.remove(path.partition("/")[2])
-                return
-        super().delete(location)
+        container, _, key = path.partition("/")
+        if scheme in _AZURE and container not in self._removers:
+            self._removers[container] = azure_remover(self.fs_by_scheme(scheme, bucket), container, "")
+        requests = self._removers.get(container) if scheme in _AZURE else None
+        if requests is None:
+            super().delete(location)
+        else:
+            requests.remove(key)
+
+
+def renewing(table: Table, uri: str) -> None:
+    """Let a table read and write its files with keys that have not ended."""
+    if isinstance(uri, KeyedUri):
+        table.io = _RenewingIO(table.io.properties, uri)
+
+
+class _RenewingIO(StoreIO):
+    def __init__(self, properties: Properties, uri: KeyedUri) -> None:
+        super().__init__(properties)
+        self.fs_by_scheme = _Opener(uri)
 
 
 @dataclass(frozen=True)
@@ -135,7 +154,7 @@ def _keys(location: str, properties: Properties) -> Keys:
     if scheme in _AZURE and "adls.account-name" not in known:  # abfss://CONTAINER@ACCOUNT.dfs.core.windows.net
         known["adls.account-name"] = bucket.rpartition("@")[2].partition(".")[0]
     end_ms = _value(properties, end)
-    return Keys.until(PyArrowFileIO(known).fs_by_scheme(scheme, bucket), None if end_ms is None else int(end_ms))
+    return Keys.until(StoreIO(known).fs_by_scheme(scheme, bucket), None if end_ms is None else int(end_ms))
 
 
 def _uri(location: str, properties: Properties) -> str:
@@ -155,6 +174,13 @@ def _uri(location: str, properties: Properties) -> str:
             options = {"enable_tls": "false" if properties.get("adls.blob-storage-scheme") == "http" else None}
             place = f"abfs://{quote(account, '')}:{quote(key, '')}@{authority}/{container}{quote(parts.path)}"
     else:
-        return location
+        return _quoted(location) if parts.scheme in (*_GCS, *_AZURE) else location
     query = "&".join(f"{name}={quote(value, '')}" for name, value in options.items() if value)
     return f"{place}?{query}" if query else place
+
+
+def _quoted(location: str) -> str:
+    """A location, which is no URL: what stands in it is the name of files."""
+    scheme, _, rest = location.partition("://")
+    bucket, slash, path = rest.partition("/")
+    return f"{scheme}://{bucket}{slash}{quote(path)}"

@@ -117,7 +117,8 @@ class OneAttempt(Transaction):
                 manifests = snapshot.manifests(io)
                 ours = [each.manifest_path for each in manifests if each.added_snapshot_id == snapshot.snapshot_id]
                 for path in {snapshot.manifest_list, *ours, *data_files} - named:
-                    io.delete(path)
+                    with suppress(FileNotFoundError):
+                        io.delete(path)
 
 
 def named_files(table: Table, before: TableMetadata) -> set[str]:

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from spark_klog.base.addresses import local_path
 from spark_klog.errors import ConfigError, LoadError
-from spark_klog.files.keys import KeyedUri, Keys
+from spark_klog.files.keys import KeyedUri, Keys, as_query
 
 SCHEME = "uc://"
 _HOSTS = ("UNITY_WORKSPACE_URL", "DATABRICKS_HOST", "DATABRICKS_WORKSPACE_URL")
@@ -132,7 +132,7 @@ class _Given:
             )
         elif scheme in ("abfs", "abfss") and (keys := given.get("azure_user_delegation_sas")):
             account = place.rpartition("@")[2].partition(".")[0]
-            filesystem = fs.AzureFileSystem(account_name=account, sas_token=keys.get("sas_token"))
+            filesystem = fs.AzureFileSystem(account_name=account, sas_token=as_query(keys.get("sas_token", "")))
         else:
             raise LoadError(
                 f"{self.catalog.address}: the catalog gives no keys for {self.location} that a load can use: it takes "

@@ -32,6 +32,7 @@ from spark_klog.ui import views
         ("/a/path@home", "/a/path@home"),
         ("abfss://container@account/a or wasb://c@d", "abfss://container@account/a or wasb://c@d"),
         ("abfss://KEY:SECRET@account/a", "abfss://***@account/a"),
+        ("abfs://a@h/c/x?enable_tls=false&sv=1&sig=S%2B/=&se=2", "abfs://a@h/c/x?enable_tls=false&sv=1&sig=***&se=2"),
         ("zookeeper://h:2181/x", "zookeeper://h:2181/x"),
         ("zookeeper:user:SECRET@h:2181/x", "zookeeper:***@h:2181/x"),
         ("no file system of 's3://KEY:SEC/RET@bucket/a'", "no file system of 's3://***@bucket/a'"),

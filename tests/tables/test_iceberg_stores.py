@@ -14,7 +14,7 @@ from spark_klog.errors import LoadError
 from spark_klog.files.keys import KeyedUri
 from spark_klog.tables import iceberg_stores
 from spark_klog.tables.iceberg import IcebergTable
-from spark_klog.tables.iceberg_stores import store_uri
+from spark_klog.tables.iceberg_stores import StoreIO, store_uri
 
 _ACCOUNT = "abfss://c@acc.dfs.core.windows.net/w/t"
 
@@ -35,6 +35,7 @@ def catalog(tmp_path: Path) -> SqlCatalog:
         ),
         ("s3://b/w/t", {}, "s3://b/w/t"),
         ("gs://b/w/t", {}, "gs://b/w/t"),
+        ("gs://b/a%20b/t#?", {}, "gs://b/a%2520b/t%23%3F"),
         (_ACCOUNT, {}, _ACCOUNT),
         (_ACCOUNT, {"adls.account-key": "k/="}, _ACCOUNT.replace("c@", "c:k%2F%3D@")),
         (
@@ -72,7 +73,7 @@ def test_static_keys(catalog: SqlCatalog, location: str, properties: dict[str, A
             _ACCOUNT,
             {"adls.sas-token.acc.dfs.core.windows.net": "sv=1&sig=2"},
             "c/w/t",
-            {"account_name": "acc", "sas_token": "sv=1&sig=2"},
+            {"account_name": "acc", "sas_token": "?sv=1&sig=2"},
         ),
         (
             "gs://b/w/t",
@@ -92,6 +93,16 @@ def test_keys_that_end(
     assert filesystem is uri.filesystem()
     assert known.items() <= filesystem.__reduce__()[1][0].items()
     assert uri.filesystem(anew=True) is filesystem, "the catalog has no such namespace"
+
+
+@pytest.mark.parametrize("location", ["s3://b/my%20w/t", "abfss://c@acc.dfs.core.windows.net/my%20w/t"])
+def test_a_location_is_no_url(catalog: SqlCatalog, location: str) -> None:
+    """A load's files are where those who read the table look for them."""
+    properties = {f"s3.{name}": "x" for name in ("session-token", "access-key-id", "secret-access-key", "region")}
+    properties["adls.sas-token"] = "x"
+    uri = store_uri(location, properties, catalog, ("ns", "t"))
+    assert isinstance(uri, KeyedUri)
+    assert uri.path == StoreIO.parse_location(location)[2]
 
 
 def test_when_keys_are_renewed(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,4 +128,4 @@ def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(LoadError, match="No module named 'adlfs'"):
         table._trying(table._table, "read")
     assert time.monotonic() - began < 5
-    assert iceberg_stores.opened("c", options).properties["py-io-impl"].endswith("PyArrowFileIO")
+    assert iceberg_stores.opened("c", options).properties["py-io-impl"].endswith(".StoreIO")
