@@ -9,6 +9,7 @@ declares no numpy.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -34,8 +35,22 @@ EXTRAS = {
     "obstore": "objectstore",
 }
 
+#: Extras that an extra brings along.
+INCLUDED = dict.fromkeys(("pyspark", "delta", "iceberg", "objectstore", "ui"), ("spark",)) | {
+    "demo": ("pyspark", "spark"),
+}
+
+#: What a table needs beside pyarrow, by what its address begins with.
+_OF_TABLES = {"delta:": "deltalake", "iceberg:": "pyiceberg"}
+
 #: The newest versions that the tests have run with. Newer ones are used with a warning.
 NEWEST_TESTED = {"pyspark": "4.3", "pandas": "3"}
+
+#: What builds the native kernels for an install without them.
+BUILD_KERNELS = (
+    "get a C compiler (apt-get install gcc python3-dev), then repeat the pip install with --force-reinstall --no-deps "
+    "--no-cache-dir"
+)
 
 #: They are made for some versions of numpy.
 _SPOILT_BY_OTHERS = ("pyarrow", "pandas")
@@ -76,7 +91,7 @@ def fault_of(package: str) -> Fault | None:
     can spoil.
     """
     if not is_installed(package):
-        return Fault("is not installed", f"pip install 'spark-klog[{EXTRAS[package]}]'")
+        return Fault("is not installed", _installing([package]))
     if package not in _SPOILT_BY_OTHERS:
         return None
     try:
@@ -95,9 +110,27 @@ def is_usable(package: str) -> bool:
     return fault_of(package) is None
 
 
+def packages_at(address: str) -> tuple[str, ...]:
+    """The packages that files or a table at an address need: delta:..., iceberg:..., a path or a URI."""
+    table = _OF_TABLES.get("".join(address.partition(":")[:2]))
+    return ("pyarrow",) if table is None else ("pyarrow", table)
+
+
 def require(what: str, *packages: str) -> None:
-    """`MissingPackage` if one of the packages can't be used; `what` needs them."""
-    for package in packages:
-        fault = fault_of(package)
-        if fault is not None:
-            raise MissingPackage(f"{what} needs {package}, {fault}")
+    """`MissingPackage` if packages can't be used that `what` needs: it names all of them, and one command."""
+    faults = [(package, fault) for package in packages if (fault := fault_of(package)) is not None]
+    if not faults:
+        return
+    missing = [package for package, _ in faults if not is_installed(package)]
+    texts = [f"{package}, {fault}" for package, fault in faults if package not in missing]
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        named = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+        texts.append(f"{named}, which {are} not installed: {_installing(missing)}")
+    raise MissingPackage(f"{what} needs {'; it needs '.join(texts)}")
+
+
+def _installing(packages: Sequence[str]) -> str:
+    extras = dict.fromkeys(EXTRAS[package] for package in packages)
+    brought = {other for extra in extras for other in INCLUDED.get(extra, ())}
+    return f"pip install 'spark-klog[{','.join(extra for extra in extras if extra not in brought)}]'"

@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 import spark_klog
-from spark_klog.base.extras import NEWEST_TESTED, fault_of, is_installed, is_untested
+from spark_klog.base.extras import BUILD_KERNELS, NEWEST_TESTED, fault_of, is_installed, is_untested
 from spark_klog.base.in_a_thread import addresses_of
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.output import StatusLine, say
@@ -272,7 +272,7 @@ def kernel() -> str:
     if name != "native":
         raise NotWell(
             f"{name}: records are decoded and encoded in Python, some hundred times slower",
-            "install a wheel, or a C compiler (apt-get install gcc python3-dev) and then the package again",
+            f"install a wheel, or {BUILD_KERNELS}",
         )
     return name
 

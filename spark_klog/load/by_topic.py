@@ -35,7 +35,7 @@ from spark_klog.load.tasks.task import SparkRunner
 from spark_klog.load.tasks.time_limit import TimeLimit
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
-from spark_klog.tables.opening import catalog_tables, kind_and_folder, open_table, takes_plain_names
+from spark_klog.tables.opening import LOADING, catalog_tables, kind_and_folder, open_table, takes_plain_names
 from spark_klog.tables.table import LETTERS, STREAMS
 
 _T = TypeVar("_T")
@@ -410,7 +410,7 @@ def of_each(output: str, work: Callable[[str], _T], at_once: int = 1) -> Iterato
         yield output, work(output)
         return
     if not (places := existing(output)):
-        raise LoadError(f"{without_user(output)} has no loads: name the --output or --table of jobs/batch_load.py")
+        raise LoadError(f"{without_user(output)} has no loads: name the --output or --table of `{LOADING}`")
     if at_once == 1:  # in the caller's thread, which an interrupt ends at once
         yield from zip(places, map(outcome, places), strict=True)
         return

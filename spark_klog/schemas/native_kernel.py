@@ -6,6 +6,7 @@ import importlib
 from functools import cache
 from typing import Any
 
+from spark_klog.base.extras import BUILD_KERNELS
 from spark_klog.errors import ConfigError
 
 
@@ -19,7 +20,6 @@ def native_kernel(module: str, version: int, form: str) -> Any:
     if kernel is None or getattr(kernel, "VERSION", 0) != version:
         what = "is missing" if kernel is None else "was built from other sources"
         raise ConfigError(
-            f"{form}'s native kernel, which rows need, {what}: install a wheel of spark-klog, or install it again with "
-            "a C compiler (in a checkout: pip install -e .)"
+            f"{form}'s native kernel, which rows need, {what}: install a wheel of spark-klog, or {BUILD_KERNELS}"
         )
     return kernel

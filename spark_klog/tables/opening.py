@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from spark_klog.base.addresses import without_user
-from spark_klog.base.extras import require
+from spark_klog.base.extras import packages_at, require
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.tables.table import Table
 
+#: The command that loads, for messages.
+LOADING = "python -m spark_klog.cli.jobs.batch_load"
 _DELTA, _ICEBERG = "delta", "iceberg"
 _UNITY = f"{_DELTA}:uc://"
 _FORMS = f"{_DELTA}:URI, {_UNITY}CATALOG.SCHEMA.TABLE or {_ICEBERG}:CATALOG.NAMESPACE.TABLE"
@@ -26,12 +28,12 @@ def open_table(address: str) -> Table:
     """The table at an address, which may not exist yet; `ConfigError`, `MissingPackage`, `LoadError`."""
     kind, _, place = address.partition(":")
     if kind == _DELTA:
-        require("A Delta table", "pyarrow", "deltalake")
+        require("A Delta table", *packages_at(address))
         from spark_klog.tables.delta import DeltaLakeTable
 
         return DeltaLakeTable(place)
     if kind == _ICEBERG:
-        require("An Iceberg table", "pyarrow", "pyiceberg")
+        require("An Iceberg table", *packages_at(address))
         from spark_klog.tables.iceberg import IcebergTable
 
         return IcebergTable(place)
@@ -41,7 +43,7 @@ def open_table(address: str) -> Table:
 def check_address(address: str) -> None:
     """Raise `ConfigError` for what can't be the address of a table; `MissingPackage`. No catalog is asked."""
     if address.startswith(_UNITY):
-        require("A Delta table", "pyarrow", "deltalake")
+        require("A Delta table", *packages_at(address))
         from spark_klog.tables.unity import check_unity
 
         check_unity(address)
@@ -58,11 +60,11 @@ def kind_and_folder(address: str) -> tuple[str, str]:
 def catalog_tables(beginning: str) -> list[str]:
     """The addresses of the tables in a catalog's namespaces that the beginning of an address names; `LoadError`."""
     if beginning.startswith(_UNITY):
-        require("A Delta table", "pyarrow", "deltalake")
+        require("A Delta table", *packages_at(beginning))
         from spark_klog.tables.unity import tables_of_unity
 
         return tables_of_unity(beginning)
-    require("An Iceberg table", "pyarrow", "pyiceberg")
+    require("An Iceberg table", *packages_at(beginning))
     from spark_klog.tables.iceberg import tables_below
 
     return [f"{_ICEBERG}:{name}" for name in tables_below(beginning.partition(":")[2])]
@@ -77,5 +79,5 @@ def existing_table(address: str) -> Table:
     """The table at an address; errors as of `open_table`, and `LoadError` if it does not exist."""
     table = open_table(address)
     if table.schema() is None:
-        raise LoadError(f"{table.address} does not exist: name the --table of jobs/batch_load.py")
+        raise LoadError(f"{table.address}: no table yet, nothing is loaded; `{LOADING}` makes it")
     return table

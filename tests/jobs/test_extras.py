@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.base.extras import EXTRAS, NEWEST_TESTED, is_untested
+from spark_klog.base.extras import EXTRAS, INCLUDED, NEWEST_TESTED, is_untested
 from tests.jobs.support import ROOT
 from tests.support.packages import conda
 from tests.support.packages.registries import download
@@ -34,6 +34,9 @@ _OF_EXTRAS = (
     "pandas",
     "numpy",
     "zstandard",
+    "deltalake",
+    "pyiceberg",
+    "obstore",
     "starlette",
     "uvicorn",
     "matplotlib",
@@ -111,6 +114,8 @@ def test_topic(klog_cluster, klog_topic):
 _NEED_EXTRAS = (
     (("bench", "-b", "127.0.0.1:1"), "spark"),
     (("load", "status", "."), "spark"),
+    (("load", "status", "iceberg:lake.shop.clicks"), "iceberg"),
+    (("load", "compact", "delta:/data/clicks"), "delta"),
     (("demo",), "demo"),
     (("ui",), "ui"),
     (("load", "files", "s3://bucket/folder"), "spark"),
@@ -192,7 +197,47 @@ def test_commands_name_the_extra_that_they_need(tmp_path: Path) -> None:
         code, told = line
         assert (code, told.count("\n")) == (1, 1), (words, line)
         assert told.startswith("klog: "), words
-        assert told.endswith(f", which is not installed: pip install 'spark-klog[{extra}]'\n"), (words, told)
+        assert re.search(rf", which (is|are) not installed: pip install 'spark-klog\[{extra}]'\n$", told), (words, told)
+
+
+_LOAD = ("-b", "127.0.0.1:1", "--topics", "clicks")
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "told"),
+    [
+        ("pyarrow pyspark", "--output /o", "pyarrow and pyspark, which are not installed: pip install [pyspark]"),
+        ("pyspark", "--output /o", "pyspark, which is not installed: pip install [pyspark]"),
+        (
+            "pyarrow pyspark deltalake obstore",
+            "--table delta:s3://b/t",
+            "pyarrow, pyspark, deltalake and obstore, which are not installed: pip install [pyspark,delta,objectstore]",
+        ),
+        (
+            "pyspark deltalake obstore httpx",
+            "--table=delta:s3://b/t --value-format avro --schema-registry http://127.0.0.1:1",
+            "pyspark, deltalake, obstore and httpx, which are not installed: pip install "
+            "[pyspark,delta,objectstore,registry]",
+        ),
+        (
+            "pyarrow obstore",
+            "--output s3://b/t?single_writer=true",
+            "pyarrow, which is not installed: pip install [spark]",
+        ),
+        (
+            "pyarrow deltalake obstore",
+            "--output /o --dead-letters delta:s3://b/letters",
+            "pyarrow and deltalake, which are not installed: pip install [delta]",
+        ),
+    ],
+)
+def test_a_load_names_all_extras_of_its_arguments(tmp_path: Path, missing: str, words: str, told: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({missing.split()!r})\n")
+    command = [sys.executable, "-m", "spark_klog.cli.jobs.batch_load", *_LOAD, *words.split()]
+    variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **variables})
+    needed = told.replace("[", "'spark-klog[").replace("]", "]'")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", f"batch_load: A load needs {needed}\n")
 
 
 def test_schemas_of_a_registry_need_httpx_alone(tmp_path: Path) -> None:
@@ -236,6 +281,13 @@ def test_extras_are_those_of_the_project() -> None:
         distribution = "grpcio-tools" if package == "grpc_tools" else package.replace("_", "-")
         (line,) = (line for line in text.splitlines() if line.startswith(f"{extra} = "))
         assert f'"{distribution}' in line, (package, extra)
+    brings = {
+        extra: {*re.findall(r'"spark-klog\[(\w+)\]"', line)}
+        for extra, _, line in (line.partition(" = ") for line in text.splitlines())
+        if extra in EXTRAS.values()
+    }
+    for extra, others in brings.items():
+        assert {*INCLUDED.get(extra, ())} == others.union(*(brings[other] for other in others)), extra
 
 
 #: Packages that the page calls by other names.

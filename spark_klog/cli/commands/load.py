@@ -1,4 +1,4 @@
-"""`klog load`: what the loads of jobs/batch_load.py have done, and how their files are kept in order."""
+"""`klog load`: what loads have done, and how their files are kept in order."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from spark_klog.base.addresses import without_user
+from spark_klog.base.extras import packages_at, require
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.output import Bar, duration, escaped, print_table, reading_arguments, say, table_lines
 from spark_klog.client.cluster import Cluster
@@ -75,6 +76,7 @@ def _checked(context: click.Context, _: click.Parameter, output: str, *, of_tabl
     """The output that is given; `WrongArguments` if it can't be one, or is no table of a command `of_table`."""
     if context.resilient_parsing:
         return output
+    require("klog load", *packages_at(output))
     from spark_klog.load.by_topic import example_of, is_by_topic
     from spark_klog.load.journal.store import open_store
     from spark_klog.tables.opening import check_address, is_table
@@ -93,8 +95,8 @@ def _checked(context: click.Context, _: click.Parameter, output: str, *, of_tabl
 def load() -> None:
     """Look at loads of topics into files, and compact them.
 
-    An OUTPUT with {topic} in it, as jobs/batch_load.py takes it, is that of several loads: a command goes over all of
-    them, and its exit code is the worst one.
+    An OUTPUT with {topic} in it, as --output or --table of the load, is that of several loads: a command goes over all
+    of them, and its exit code is the worst one.
     """
 
 
@@ -122,7 +124,7 @@ def status_command(
 ) -> None:
     """Show the runs of the load in OUTPUT, its partitions, and what is missing.
 
-    With {topic} in it, as jobs/batch_load.py takes it, the loads that are there are shown as a list. With a cluster
+    With {topic} in it, as in --output of the load, the loads that are there are shown as a list. With a cluster
     (-b, --cluster or --command-config) the last hours are compared with the log, as it is now. The exit code is 1 if
     something is missing in what a load has.
     """
@@ -417,7 +419,7 @@ Examples:
 @click.argument("output", callback=_checked)
 @click.option("--run", "run", metavar="RUN", help="Where this run has begun. Default: where the next one begins.")
 def offsets_command(output: str, run: str | None) -> None:
-    """Print offsets of the load in OUTPUT as JSON, which batch_load.py takes by --from-offsets and --until."""
+    """Print offsets of the load in OUTPUT as JSON, which a load takes by --from-offsets and --until."""
     from spark_klog.load.by_topic import is_by_topic, of_each
     from spark_klog.load.driving import STEPS_AT_ONCE
     from spark_klog.load.journal.history import open_load

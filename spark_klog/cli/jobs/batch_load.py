@@ -36,6 +36,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from spark_klog.base.addresses import without_user
+from spark_klog.base.extras import require
 from spark_klog.base.names import ROW_FORMATS, TopicPartition, topic_pattern
 from spark_klog.base.settings import any_of
 from spark_klog.cli.clusters import ChosenCluster
@@ -53,6 +54,7 @@ from spark_klog.cli.jobs.running import (
     needed_packages,
     option,
     options_of,
+    packages_of,
     progress_bar,
     spark_session,
 )
@@ -758,8 +760,14 @@ def main(cluster: ChosenCluster, as_json: bool, registry: ChosenRegistry, **valu
     options = JobOptions(cluster, as_json, RowFormatOptions(registry, **of_rows), _given(), **values)
     options.check()
     log_to_stderr(_JOB)
-    work = _load_table if options.is_of_spark else _load_files
-    sys.exit(exit_code(_JOB, lambda: work(options, _reading(cluster.settings()))))
+    sys.exit(exit_code(_JOB, lambda: _load(options, _reading(cluster.settings()))))
+
+
+def _load(options: JobOptions, client: dict[str, str]) -> int:
+    registry = ["--schema-registry"] if options.row_formats.registry.is_given else []
+    words = [options.destination, f"--dead-letters={options.dead_letters or ''}", *options.given, *registry]
+    require("A load", *packages_of(words))
+    return (_load_table if options.is_of_spark else _load_files)(options, client)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import field, fields
 from functools import wraps
@@ -16,7 +17,8 @@ from typing import Any
 
 import click
 
-from spark_klog.base.extras import require
+from spark_klog.base.addresses import is_single_writer
+from spark_klog.base.extras import packages_at, require
 from spark_klog.cli.clusters import ChosenCluster, client_options
 from spark_klog.cli.output import INTERRUPTED, Bar, WrongArguments, escaped, secho
 from spark_klog.errors import KlogError, MissingPackage
@@ -26,16 +28,44 @@ DONE, FAILED, NOTHING_NEW, DONE_WITH_BAD = 0, 1, 3, 4
 #: Of a job's command.
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _LOOK_SECONDS = 0.5
+#: An object store, of whose two writers conditional puts keep one out.
+_IN_STORE = re.compile(r"(?:delta:)?(?:s3|gs|gcs|abfss?)://", re.IGNORECASE)
+_OF_OPTIONS = {"--schema-registry": "httpx", "--lineage": "openlineage"}
 
 
 @contextmanager
 def needed_packages(job: str) -> Iterator[None]:
-    """Around a program's imports: one that needs an extra ends the program, with a line on stderr."""
+    """Around a program's imports: one that needs an extra ends the program, with a line on stderr.
+
+    The line names all packages that the program's arguments need.
+    """
     try:
         yield
     except MissingPackage as error:
-        complain(job, str(error))
+        what, text = str(error).partition(" needs ")[0], str(error)
+        try:
+            require(what, *packages_of(sys.argv[1:], writes=job == "batch_load"))
+        except MissingPackage as of_all:
+            text = str(of_all)
+        complain(job, text)
         sys.exit(FAILED)
+
+
+def packages_of(words: Iterable[str], *, writes: bool = True) -> list[str]:
+    """The packages that a job needs with these arguments (`--name value`, `--name=value`); a load `writes` files."""
+    packages, of_options, option, stores = ["pyarrow", "pyspark"], [], "", []
+    for word in words:
+        value = word
+        if word.startswith("-"):
+            option, _, value = word.partition("=")
+            if option in _OF_OPTIONS:
+                of_options.append(_OF_OPTIONS[option])
+        packages += packages_at(value)
+        # a table of dead letters has no journal
+        if writes and option != "--dead-letters" and _IN_STORE.match(value) and not is_single_writer(value):
+            stores.append("obstore")
+        writes &= option != "--checkpoint"  # then Spark writes
+    return [*dict.fromkeys([*packages, *(stores if writes else ()), *of_options])]
 
 
 def spark_session(name: str) -> Any:

@@ -23,7 +23,7 @@ from spark_klog.load.journal.model import (
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.schemas.json_schema.ddl import INFER
-from spark_klog.tables.opening import existing_table, is_table, named_table, open_table
+from spark_klog.tables.opening import LOADING, existing_table, is_table, named_table, open_table
 from spark_klog.tables.table import Table
 
 _T = TypeVar("_T")
@@ -171,7 +171,7 @@ def open_load(output: str) -> tuple[Store, Identity]:
     store = open_store(location)
     identity = read_identity(store)
     if identity is None:
-        raise LoadError(f"{(table or store).address} has no load: name the --output or --table of jobs/batch_load.py")
+        raise LoadError(f"{(table or store).address} has no load: name the --output or --table of `{LOADING}`")
     return (open_store(location, of_table=True) if identity.table else store), identity
 
 

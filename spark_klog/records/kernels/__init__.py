@@ -18,13 +18,14 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from spark_klog.base.extras import BUILD_KERNELS
 from spark_klog.errors import ConfigError
 from spark_klog.records.contract import Kernel
 
 _log = logging.getLogger(__name__)
 #: Of what the kernels offer, also in `_kernel.pyx`: raise both whenever a function of the contract changes.
 VERSION = 6
-_MISSING = "is missing: install spark_klog again with a C compiler, in a checkout with 'pip install -e .'"
+_MISSING = f"is missing: {BUILD_KERNELS}"
 _OLDER = "was built from other sources than these: build it again with 'pip install -e .'"
 _MODULES = {"native": "spark_klog.records.kernels._kernel", "reference": "spark_klog.records.kernels.reference"}
 #: By choice, and the native kernel that is imported: looking for it takes as long as a fetch of few records.
