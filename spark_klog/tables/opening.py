@@ -79,5 +79,7 @@ def existing_table(address: str) -> Table:
     """The table at an address; errors as of `open_table`, and `LoadError` if it does not exist."""
     table = open_table(address)
     if table.schema() is None:
-        raise LoadError(f"{table.address}: no table yet, nothing is loaded; `{LOADING}` makes it")
+        raise LoadError(
+            f"{table.address}: no table yet, nothing is loaded; the first `{LOADING}` with records makes it"
+        )
     return table
