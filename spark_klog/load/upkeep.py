@@ -55,16 +55,22 @@ def expire(
     return expired
 
 
-def expired_json(expired: Expired) -> dict[str, int]:
-    """The numbers of states, files and bytes."""
+def _numbers(expired: Expired) -> dict[str, int]:
     return {"states": expired.states, "files": len(expired.files), "bytes": sum(expired.files.values())}
+
+
+def expired_json(expired: Expired) -> dict[str, Any]:
+    """The numbers of states, files and bytes, and the table's properties that were set."""
+    changes = [{"name": name, "from": each[0], "to": each[1]} for name, each in expired.properties.items()]
+    return {**_numbers(expired), "properties": changes}
 
 
 def expired_text(expired: Expired, *, is_dry: bool = False) -> str:
     """The same for people."""
-    numbers = [f"{number:,} {name}" for name, number in expired_json(expired).items()]
-    verb = "would be" if is_dry else "are"
-    return f"{', '.join(numbers)} {verb} removed" if expired.files or expired.states else "there is nothing to remove"
+    numbers = ", ".join(f"{number:,} {name}" for name, number in _numbers(expired).items())
+    text = f"{numbers} {'would be' if is_dry else 'are'} removed"
+    changes = [f"property {name}: {before} -> {after}" for name, (before, after) in expired.properties.items()]
+    return "; ".join([text if expired.files or expired.states else "there is nothing to remove", *changes])
 
 
 @dataclass(frozen=True)

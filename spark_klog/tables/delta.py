@@ -428,9 +428,9 @@ class DeltaLakeTable:
             files = files_below(self._folder)  # first: what is committed since is in the table
             table = self._existing()
             made = expired(table, self._folder, self.address, kept, files, is_needed)
-            if kept.seconds is not None and not is_dry:
-                shorten(table, self.address, kept.seconds)
-            return made
+            if kept.seconds is None:
+                return made
+            return replace(made, properties=shorten(table, self.address, kept.seconds, is_dry=is_dry))
 
         return self._again("expired", attempt)
 

@@ -83,12 +83,20 @@ def expired(
     return Expired(old, unneeded | entries)
 
 
-def shorten(table: DeltaTable, address: str, seconds: float) -> None:
+def shorten(table: DeltaTable, address: str, seconds: float, *, is_dry: bool) -> dict[str, tuple[str, str]]:
     """Let the log forget removed files sooner, if readers need them for so many seconds only: each of its checkpoints
-    has those that it knows. It knows them for some hours more, so that a later call finds them."""
+    has those that it knows. It knows them for some hours more, so that a later call finds them.
+
+    Returns the property that this sets, or would set if it `is_dry`, as of `Expired`; {} if the log forgets them sooner
+    already.
+    """
     named = int(seconds + max(seconds, _NAMED_SECONDS))
-    if named < _seconds(address, table.metadata().configuration.get(_RETENTION, _DEFAULT_RETENTION)):
-        table.alter.set_table_properties({_RETENTION: f"interval {named} seconds"})
+    before, after = table.metadata().configuration.get(_RETENTION, _DEFAULT_RETENTION), f"interval {named} seconds"
+    if named >= _seconds(address, before):
+        return {}
+    if not is_dry:
+        table.alter.set_table_properties({_RETENTION: after})
+    return {_RETENTION: (before, after)}
 
 
 def _seconds(address: str, text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from spark_klog.files.arrow import ArrowFolder
@@ -32,10 +32,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Expired:
-    """What a table no longer needs: states, and files with their bytes, by paths as `Table.remove` takes them."""
+    """What a table no longer needs: states, and files with their bytes, by paths as `Table.remove` takes them.
+
+    `properties` are those that the call sets for that, each with its value before and after.
+    """
 
     states: int
     files: Mapping[str, int]
+    properties: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def files_below(store: LocalFolder | ArrowFolder) -> dict[str, Entry]:

@@ -35,13 +35,14 @@ from spark_klog.load.journal.summary import Finding
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import task
-from spark_klog.load.upkeep import Kempt, Upkept
+from spark_klog.load.upkeep import Kempt, Upkept, expired_json
 from spark_klog.load.verify import Verified
 from spark_klog.mirror.mirror import Totals
 from spark_klog.registry import differences
 from spark_klog.restore import Restored
 from spark_klog.spark.read.ranges import Lost
 from spark_klog.spark.write.decisions.log_states import Holder
+from spark_klog.tables.upkeep import Expired
 from tests.load.support import run
 from tests.public.surface import commands
 from tests.support.brokers.log_07 import message, write_log
@@ -171,7 +172,7 @@ def _values(shapes: _Shapes, settings: dict[str, str], r: tuple[str, ...], b: tu
 
 
 def _loads(shapes: _Shapes, servers: str, folder: Path) -> None:
-    output = str(folder / "load")
+    output = str(folder / "clicks")
     asked: dict[str, Any] = {"settings": WriteSettings(schema="id bigint"), "max_bad": MaxBad(50, is_percent=True)}
     loaded = run(servers, output, "clicks", **asked)
     shapes.note("batch_load.py", loaded_json(loaded, output), {"records": 20, "output": output})
@@ -199,11 +200,12 @@ def _loads(shapes: _Shapes, servers: str, folder: Path) -> None:
     shapes.of_command("klog load verify", output, "-b", servers)
     shapes.of_command("klog load files", output)
     shapes.of_command("klog load compact", output)
-    upkept = Upkept(0.0, 1.0, [Kempt(output, "clicks", error=ValueError("x"))])
+    set_property = Expired(0, {}, {"delta.deletedFileRetentionDuration": ("interval 1 week", "interval 1 second")})
+    upkept = Upkept(0.0, 1.0, [Kempt(output, "clicks", expired=set_property, error=ValueError("x"))])
     shapes.note("batch_load.py", following._upkeep_line(upkept))
     run(servers, table := f"delta:{folder / 'lake' / 'table'}", "clicks", **asked)
     shapes.of_command("klog load expire", table)
-    shapes.note("klog load expire", {"paths": ["clicks/0.parquet"]})
+    shapes.note("klog load expire", {"paths": ["clicks/0.parquet"], **expired_json(set_property)})
     shapes.of_command("klog load replay", output, "--topic", "others", "-b", servers)
     by_topic = str(folder / "{topic}")
     shapes.of_command("klog load replay", by_topic, "--topic", "others", "-b", servers)
