@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -37,13 +38,14 @@ def without_user(text: str) -> str:
 def local_path(address: str) -> str | None:
     """The folder of a path or file:PATH, None for a URI of another kind; ConfigError for an invalid one.
 
-    Nothing is decoded: file:///a%20b is the folder /a%20b, as it is for Spark.
+    Nothing is decoded: file:///a%20b is the folder /a%20b, as it is for Spark. ~/ is the user's home, which shells do
+    not put in place of it in quotes and after delta:.
     """
     scheme = _SCHEME.match(address)
     if scheme is None:
         if not address:
             raise ConfigError("the URI of the directories is empty: give a path or zookeeper://HOST:PORT")
-        return address
+        return os.path.expanduser(address) if address.startswith("~/") else address
     if scheme[1].lower() != "file":
         return None
     match = _FILE.fullmatch(address)

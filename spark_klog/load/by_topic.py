@@ -26,7 +26,8 @@ from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.errors import ConfigError, KlogError, LoadError, ProtocolError
 from spark_klog.load.driving import Follow, Steps, drive
 from spark_klog.load.journal import paths
-from spark_klog.load.journal.store import open_store
+from spark_klog.load.journal.model import Idle, Plan, from_json
+from spark_klog.load.journal.store import Store, open_store, read_json
 from spark_klog.load.letter_topic import SCHEME
 from spark_klog.load.places import AtOffsets, Place
 from spark_klog.load.planning import Look
@@ -41,7 +42,8 @@ from spark_klog.tables.table import LETTERS, STREAMS
 _T = TypeVar("_T")
 #: The longest pause after failures in seconds, if the interval between rounds is not longer.
 LONGEST_PAUSE = 300.0
-_MARK = "{topic"
+#: Anything that looks like a field, so that a mistyped one is refused.
+_MARK = re.compile(r"\{[^{}]*\}|\{\s*topic", re.IGNORECASE)
 _FIELD = re.compile(r"\{topic(?:\[(-?[0-9]{1,3})\])?\}")
 _NOT_PLAIN = re.compile(r"[^0-9A-Za-z_]")
 #: How long leaders may take before a round loads the topics of the others first.
@@ -49,8 +51,8 @@ _ANSWER_MS = 5000.0
 
 
 def is_by_topic(output: str) -> bool:
-    """Whether an output names the topic, so that each topic has one of its own."""
-    return _MARK in output.lower()  # {Topic} too, which `example_of` refuses
+    """Whether an output has a field, so that each topic has its own. `example_of` refuses those that there are not."""
+    return _MARK.search(output) is not None
 
 
 def example_of(output: str) -> str:
@@ -194,7 +196,10 @@ class Loads:
                 self._topics[name] = None
         if not self._topics:
             servers = self._asked.client["bootstrap.servers"]
-            raise ConfigError(f"--topics-pattern {pattern.pattern} matches no topic at {servers}")
+            names = (name for name in sorted(metadata) if not metadata[name]["is_internal"] and pattern.search(name))
+            part = next(names, "")
+            advice = f": whole names have to match, and of {part} only a part does" if part else ""
+            raise ConfigError(f"--topics-pattern {pattern.pattern} matches no topic at {servers}{advice}")
 
     def _by_topic(
         self, cluster: Cluster, metadata: Mapping[str, Message], now: float
@@ -348,16 +353,17 @@ def _check_offsets(places: Sequence[Place | None], topics: Iterable[str]) -> Non
 
 
 def existing(output: str) -> dict[str, str]:
-    """The outputs by topic that are there and have loads, sorted, each with "".
+    """The outputs by topic that are there and have loads of their topic, sorted, each with "".
 
-    One that can't be read has the error: whose it is is not known, so that nothing may be done with it. Errors as of
-    `example_of`, `open_store` and `catalog_tables`.
+    One with a load of another topic, or of several, is left out: it was made by another address. One that can't be read
+    has the error: whose it is is not known, so that nothing may be done with it. Errors as of `example_of`,
+    `open_store` and `catalog_tables`.
     """
     example_of(output)
     pattern = _matching(output)
     if takes_plain_names(output):
         listed = [address for address in catalog_tables(output[: output.index("{")]) if pattern.fullmatch(address)]
-        return _of_loads(sorted(listed), _is_of_load)
+        return _of_loads(output, sorted(listed), str, _catalog_load)
     kind, place = kind_and_folder(output)
     place, query, options = place.partition("?")
     first = place[: place.index("{")].rpartition("/")[0]
@@ -371,27 +377,57 @@ def existing(output: str) -> dict[str, str]:
             for name in (store.names(above) if is_by_topic(part) else [part])
             if names.fullmatch(name)
         ]
-    loads = _of_loads(sorted(there), lambda path: store.size(f"{path}/{paths.LOAD}") is not None)
     beginning = f"{kind}{first}{'/' if first or place[0] == '/' else ''}"
-    return {f"{beginning}{path}{query}{options}": error for path, error in loads.items()}
+
+    def address(path: str) -> str:
+        return f"{beginning}{path}{query}{options}"
+
+    return _of_loads(output, sorted(there), address, lambda path: _topics_of(store, f"{path}/"))
 
 
-def _is_of_load(address: str) -> bool:
-    """Whether a catalog's table is a load's."""
-    owner = open_table(address).load_id() or STREAMS
-    return owner != STREAMS and not owner.endswith(LETTERS)
+def _catalog_load(address: str) -> set[str] | None:
+    """As `_topics_of`, of a catalog's table."""
+    table = open_table(address)
+    owner = table.load_id() or STREAMS
+    if owner == STREAMS or owner.endswith(LETTERS):
+        return None
+    return _topics_of(open_store(table.location, of_table=True), "") or set()
 
 
-def _of_loads(places: Iterable[str], is_of_load: Callable[[str], bool]) -> dict[str, str]:
-    """Those of the places that are a load's, and those of which that can't be told, with the error."""
+def _topics_of(store: Store, folder: str) -> set[str] | None:
+    """The topics of the load in a folder, none before it knows one; None if there is no load."""
+    if (value := read_json(store, path := f"{folder}{paths.plan(1)}")) is not None:
+        return set(from_json(Plan, value, f"{store.address}/{path}").topics)
+    if (value := read_json(store, path := f"{folder}{paths.IDLE}")) is not None:
+        return {part.topic for part in from_json(Idle, value, f"{store.address}/{path}").partitions}
+    return None if store.size(f"{folder}{paths.LOAD}") is None else set()
+
+
+def _of_loads(
+    output: str, paths_there: Iterable[str], address: Callable[[str], str], topics_of: Callable[[str], set[str] | None]
+) -> dict[str, str]:
+    """The addresses of those paths that have a load of their topic, and of which that can't be told, with the error."""
     made = {}
-    for place in places:
+    for path in paths_there:
         try:
-            if is_of_load(place):
-                made[place] = ""
+            topics = topics_of(path)
+            if topics is not None and (not topics or _is_output_of(output, topics, address(path))):
+                made[address(path)] = ""
         except (KlogError, OSError) as error:
-            made[place] = str(error)
+            made[address(path)] = str(error)
     return made
+
+
+def _is_output_of(output: str, topics: set[str], place: str) -> bool:
+    """Whether the output of a load's topic is this place, whose case a catalog may have changed."""
+    with suppress(ConfigError):  # the topic has too few parts
+        return [_plain(output_of(output, topic)) for topic in topics] == [_plain(place)]
+    return False
+
+
+def _plain(place: str) -> str:
+    """A place without slashes that do nothing, in lower case."""
+    return re.sub(r"/+(?=[/?]|$)", "", place).lower()
 
 
 def of_each(output: str, work: Callable[[str], _T], at_once: int = 1) -> Iterator[tuple[str, _T | str]]:

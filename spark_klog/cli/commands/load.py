@@ -283,7 +283,7 @@ def _verified_text(outcome: Verified, *, in_a_line: bool) -> str:
         place = f"{finding.topic}-{finding.partition} " if finding.partition >= 0 else ""
         lines.append(f"wrong: {place}{finding.what}")
     if not outcome.findings:
-        lines.append("all records are there once")
+        lines.append("all records are there once" if outcome.partitions else "nothing loaded yet")
     if in_a_line:
         records = sum(part.in_files for part in outcome.partitions)
         return "\n  ".join([f"{records:,} records of {len(outcome.partitions):,} partitions", *lines])
