@@ -193,6 +193,7 @@ def main(ctx: click.Context, log_level: str) -> None:
     if ctx.get_parameter_source("log_level") is ParameterSource.DEFAULT:
         # retries that succeed interest nobody
         logging.getLogger("spark_klog.client").setLevel(logging.WARNING)
+        logging.getLogger("pyiceberg.io").setLevel(logging.WARNING)  # which package reads files, for each table
         # files for --command-config are often shared with producers and consumers
         logging.getLogger("spark_klog.client.admin.calls").setLevel(logging.ERROR)
 

@@ -29,13 +29,20 @@ class ChosenRegistry(NamedTuple):
     def is_given(self) -> bool:
         return self.url is not None or bool(self.texts)
 
-    @reading_arguments()
-    def settings(self, cluster: ChosenCluster, client: Mapping[str, str]) -> RegistrySettings | None:
-        """The registry's settings, also those of the cluster, checked; None without any. `ConfigError`."""
+    def own(self) -> dict[str, str]:
+        """The settings of -X; `ConfigError` for those of others."""
         own = parse_settings(self.texts)
         for name in own:
             if not name.startswith(OF_REGISTRY):
-                raise ConfigError(f"-X {name}: only settings of the schema registry, which begin with {OF_REGISTRY}")
+                raise ConfigError(
+                    f"-X {name}: -X takes {OF_REGISTRY}* settings here; settings of the client go in --command-config"
+                )
+        return own
+
+    @reading_arguments()
+    def settings(self, cluster: ChosenCluster, client: Mapping[str, str]) -> RegistrySettings | None:
+        """The registry's settings, also those of the cluster, checked; None without any. `ConfigError`."""
+        own = self.own()
         chosen = cluster.registry_settings(self.url, own)
         if not chosen:
             return None

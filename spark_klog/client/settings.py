@@ -130,16 +130,17 @@ LIBRDKAFKAS_OWN = {
     "statistics.interval.ms": "remove it: the client has no statistics",
     "stats_cb": f"{_CALLS} and no statistics",
 }
-#: Settings of Kafka Connect's sinks for dead letters, and what a consumer has for them.
+#: Settings of Kafka Connect's sinks, and what a consumer and a load have for them.
 CONNECTS = {
+    "consumer.override.auto.offset.reset": "set auto.offset.reset; of a load --from-time",
     "errors.deadletterqueue.context.headers.enable": "remove it: a letter always has its headers",
-    "errors.deadletterqueue.topic.name": "set dead.letter.topic",
+    "errors.deadletterqueue.topic.name": "set dead.letter.topic; of a load --dead-letters topic:NAME",
     "errors.deadletterqueue.topic.replication.factor": "remove it, and create the topic",
     "errors.log.enable": "remove it: a letter has its error",
     "errors.log.include.messages": "remove it: a letter has its error",
     "errors.retry.delay.max.ms": "set retry.topics and retry.delays.ms",
     "errors.retry.timeout": "set retry.topics and retry.delays.ms",
-    "errors.tolerance": "set dead.letter.topic, and dead.letter.deserialization.errors=true",
+    "errors.tolerance": "set dead.letter.topic, and dead.letter.deserialization.errors=true; of a load --max-bad",
 }
 #: kafka-python's settings whose names are not Kafka's with underscores.
 KAFKA_PYTHONS = {

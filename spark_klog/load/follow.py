@@ -18,8 +18,9 @@
 | klog_load_series_left_out | gauge | | partitions beyond 10,000: their lag is not shown |
 
 Counters start at 0 with the process. Until the first run that loads everything the freshness counts from the start.
-If each topic is a load of its own, runs, upkeeps, failures, freshness and committed runs have the label topic, too; a
-load that is not opened because its topic has nothing new counts no run.
+If each topic is a load of its own, runs, upkeeps, failures, freshness and committed runs have the label topic, too. A
+round in which a load is not opened, as its topic has nothing new, counts as its run; one that waits after a failure
+counts none.
 """
 
 from __future__ import annotations
@@ -173,6 +174,7 @@ class LoadMetrics:
         if not outcome.has_failed and outcome.lag == 0:
             self._fresh_at[labels] = began
         if self._outcomes.get(labels) is outcome:  # it was not opened in this round
+            self._runs[labels, "nothing_new"] += not outcome.has_failed
             return
         self._outcomes[labels] = outcome
         result: Result = "failed" if outcome.has_failed else "committed" if outcome.has_news else "nothing_new"

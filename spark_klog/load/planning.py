@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -36,6 +37,8 @@ from spark_klog.spark.read.ranges import (
 
 #: A range is split to use more cores only into parts of so many records, as each part has a file of its own.
 _LEAST_RECORDS = 100_000
+#: What no name of a topic has.
+_NO_NAME = re.compile(r"[^a-zA-Z0-9._-]")
 #: Ranges of so many records share tasks, which together are so many for each core.
 _SMALL, _TASKS_OF_CORE = 10_000, 2
 #: Bytes of a file's name on a disk.
@@ -85,7 +88,10 @@ def partitions_of(cluster: Cluster, topics: list[str]) -> dict[TopicPartition, s
     except ProtocolError as error:
         if error.code in UNKNOWN_TOPIC:
             servers = ",".join(f"{host}:{port}" for host, port in cluster.config.bootstrap_servers)
-            raise ConfigError(f"{error.what} does not exist at {servers}: create it, or leave it out") from None
+            advice = "create it, or leave it out"
+            if any(_NO_NAME.search(topic) for topic in topics):
+                advice = "names are taken as they are; --topics-pattern takes a pattern"
+            raise ConfigError(f"{error.what} does not exist at {servers}: {advice}") from None
         raise
     ids = {topic: str(cluster.topic_ids[topic]) if topic in cluster.topic_ids else "" for topic in counts}
     return {(topic, number): ids[topic] for topic in sorted(counts) for number in counts[topic]}

@@ -46,7 +46,15 @@ from spark_klog.tables.delta_features import check_features
 from spark_klog.tables.delta_merge import merge, quoted, within
 from spark_klog.tables.delta_statistics import statistics_json
 from spark_klog.tables.delta_stores import keyed_options, storage_options
-from spark_klog.tables.partitions import BY_TIME, column_at, distinct, parse_terms, partition_row, partition_text
+from spark_klog.tables.partitions import (
+    BY_TIME,
+    column_at,
+    distinct,
+    no_column,
+    parse_terms,
+    partition_row,
+    partition_text,
+)
 from spark_klog.tables.table import (
     COMMIT_ENTRY,
     LOAD_PROPERTY,
@@ -486,7 +494,7 @@ class DeltaLakeTable:
                     "column of the rows that has these values, or load into an Iceberg table"
                 )
             if term.column not in columns.names:
-                raise LoadError(f"{self.address} has no column {term.column} to be partitioned by")
+                raise LoadError(f"{self.address} {no_column(term.column, columns.names)}")
             kind = columns.field(term.column).type
             if term.column in names_of_record(columns.names):
                 raise LoadError(

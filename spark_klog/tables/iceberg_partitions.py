@@ -22,7 +22,7 @@ from pyiceberg.types import BinaryType, IcebergType, ListType, MapType, StringTy
 from spark_klog.columns.schema import is_bytes, is_text
 from spark_klog.errors import LoadError
 from spark_klog.tables.iceberg_schema import to_iceberg
-from spark_klog.tables.partitions import Term, as_numbers, column_at, distinct, grouped
+from spark_klog.tables.partitions import Term, as_numbers, column_at, distinct, grouped, no_column
 
 #: Of so many distinct keys the partitions are looked at: more are in most of them.
 _MOST_KEYS = 100_000
@@ -60,7 +60,7 @@ def source_of(schema: Schema, term: Term) -> tuple[int, Transform[Any, Any]]:
     try:
         field = schema.find_field(term.column)
     except ValueError:
-        raise LoadError(f"has no column {term.column} to be partitioned by") from None
+        raise LoadError(no_column(term.column, [each.name for each in schema.fields])) from None
     transform: Transform[Any, Any] = parse_transform(
         f"{term.transform}[{term.width}]" if term.width else term.transform
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,8 @@ def parse_terms(text: str) -> tuple[Term, ...]:
             raise ConfigError(f"partition-by {text!r}: there is no transform {function}, but {known}")
         if (0 < int(width or 0) < 1 << 31) != (transform in _WITH_WIDTH):
             form = f"{transform}(16, {inner})" if transform in _WITH_WIDTH else f"{transform}({inner})"
+            if str(inner).isdecimal():  # the column is missing, not the width
+                form = f"{transform}({inner}, COLUMN)" if transform in _WITH_WIDTH else f"{transform}(COLUMN)"
             raise ConfigError(f"partition-by {text!r}: write {form}")
         terms.append(Term((inner or name).strip("`"), transform, int(width or 0)))
         at = match.end()
@@ -92,6 +94,12 @@ def terms_of(layout: str, time_column: str) -> tuple[Term, ...]:
     if layout in BY_TIME:
         return () if layout == "none" else (Term(time_column, layout),)
     return parse_terms(layout)
+
+
+def no_column(name: str, names: Collection[str]) -> str:
+    """What a table with columns of these names, which lacks one to be partitioned by, says of that."""
+    advice = ": fields of the values are columns with --table-columns values" if "value" in names else ""
+    return f"has no column {name} to be partitioned by{advice}"
 
 
 def layout_text(terms: Sequence[Term]) -> str:

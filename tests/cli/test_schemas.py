@@ -226,7 +226,10 @@ def test_where_the_registry_is(url: str, tmp_path: Path, monkeypatch: pytest.Mon
     for arguments, error in (
         (("-X", "schema.registry.uri=h"), "unknown setting schema.registry.uri: it is not known to this version"),
         (("--cluster", "prod", "-r", "http://other:8081"), "--schema-registry, --set schema.registry.url and"),
-        (("-X", "acks=1"), "-X acks: only settings of the schema registry, which begin with schema.registry."),
+        (
+            ("-X", "acks=1"),
+            "-X acks: -X takes schema.registry.* settings here; settings of the client go in",
+        ),
         (("-X", "schema.registry.basic.auth.user.info=alice"), "must be USER:PASSWORD"),
     ):
         done = klog_bytes("schemas", "list", "-r", url, *arguments)

@@ -43,7 +43,11 @@ def _said(name: str, prefix: str = "") -> str:
             "compression.level",
             "it is librdkafka's: set that of the codec, compression.gzip.level, compression.lz4.level",
         ),
-        ("errors.deadletterqueue.topic.name", "it is Kafka Connect's: set dead.letter.topic"),
+        (
+            "errors.deadletterqueue.topic.name",
+            "it is Kafka Connect's: set dead.letter.topic; of a load --dead-letters",
+        ),
+        ("consumer.override.auto.offset.reset", "it is Kafka Connect's: set auto.offset.reset; of a load --from-time"),
         ("errors.tolerance", "it is Kafka Connect's: set dead.letter.topic, and dead.letter.deserialization"),
         ("queue.buffering.max.kbytes", "it is librdkafka's: set buffer.memory, in bytes"),
         ("queue.buffering.max.messages", "it is librdkafka's: set buffer.memory, in bytes"),

@@ -68,6 +68,7 @@ def _written(url: str, topic: str, names: tuple[str, ...], numbers: range) -> li
         (["--value-format", "avro", "--value-schema-id", "1", "--value-subject", "s"], "give only one of"),
         (["--value-format", "avro", "--value-message", "M"], "--value-message needs --value-format protobuf"),
         (["--schema-registry", "http://r"], "--schema-registry needs --value-format"),
+        (["-X", "auto.offset.reset=latest"], "-X takes schema.registry.* settings here; settings of the client go in"),
         (["--schema-evolution", "latest"], "--schema-evolution needs --value-format"),
         (["--value-format", "avro", "--format", "delta", "--checkpoint", "c"], "are for parquet, arrow, json"),
     ],
@@ -99,7 +100,7 @@ def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureF
         (["--key-format", "avro", "--key-schema", '"string"', "--dictionary", "key"], "dictionary: keys are rows here"),
         (["--value-format", "avro", "--schema-registry", "ftp://me:hunter2@r"], "schema.registry.url must be http"),
         (["--value-format", "avro", "-X", "schema.registry.basic.auth.username=me"], "no URL: give --schema-registry"),
-        (["--value-format", "avro", "-X", "sasl.password=hunter2"], "-X sasl.password: only settings of the schema"),
+        (["--value-format", "avro", "-X", "sasl.password=hunter2"], "-X sasl.password: -X takes schema.registry.*"),
         (
             [
                 "--value-format",

@@ -37,7 +37,7 @@ from spark_klog.load.driving import drive
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.store import locked, open_store
 from spark_klog.load.places import AtOffsets, read_offsets
-from spark_klog.load.run import LoadOptions, MaxBad, load
+from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.task import Work
 from spark_klog.load.tasks.time_limit import TaskTime, TimeLimit
@@ -230,6 +230,44 @@ def test_a_pattern_of_nothing_and_one_load_of_a_pattern(
     )
 
 
+def test_names_that_only_begin_so(cluster: EmbeddedCluster, topics: list[str], topic: str, tmp_path: Path) -> None:
+    servers, output = cluster.bootstrap_servers, str(tmp_path / "{topic}")
+    with pytest.raises(ConfigError, match=f"whole names have to match, and of {topics[0]} only a part does"):
+        _loads(servers, output, pattern=rf"{topic}\.").round()
+    [outcome] = _loads(servers, output, f"{topic}.*").round()
+    assert "names are taken as they are; --topics-pattern takes a pattern" in str(outcome.error)
+
+
+@pytest.mark.parametrize("kind", ["folder", "iceberg"])
+def test_loads_of_another_address(
+    cluster: EmbeddedCluster, topics: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A field stands for the load's own topic, and for nothing else; one that knows no topic yet is there."""
+    servers, beginning = cluster.bootstrap_servers, f"{tmp_path}/"
+    if kind == "iceberg":
+        make_lake("iceberg", tmp_path, monkeypatch)
+        beginning = f"iceberg:{CATALOG}.db."
+    output, other = f"{beginning}{{topic}}", f"{beginning}{{topic[1]}}x"
+    _loads(servers, output, topics[0]).round()
+    _loads(servers, other, *topics).round()
+    run(servers, f"{beginning}all", *topics)
+    assert [*existing(output)] == [output_of(output, topics[0])]
+    assert [*existing(other)] == [f"{beginning}{letter}x" for letter in "abc"]
+    if kind == "folder":
+        assert [*existing(f"{output}/")] == [output_of(output, topics[0])]
+        idle = tmp_path / "cx/_klog/idle.json"
+        assert "nothing loaded yet" in CliRunner().invoke(klog_load, ["verify", other]).stdout
+        idle.unlink()
+        assert [*existing(output)] == [output_of(output, topics[0]), str(tmp_path / "cx")]
+
+
+def test_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_table("delta:~/lake").location == str(tmp_path / "lake")
+    assert open_store("~/lake").address == str(tmp_path / "lake")
+    assert open_store("lake/~").address.endswith("/lake/~")
+
+
 def test_a_topic_that_is_deleted_and_created_again(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:
     servers, output = cluster.bootstrap_servers, str(tmp_path / "{topic}")
     loads = _loads(servers, output, *topics[:2])
@@ -279,6 +317,7 @@ def _asked(*arguments: str, code: int) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["status", "/lake/{tpoic}"], "/lake/{tpoic}: write {topic}, or {topic[0]}"),
         (["status", "/lake/{topics}"], "/lake/{topics}: write {topic}, or {topic[0]}"),
         (["verify", "s3://KEY:SECRET@lake/{Topic}"], "s3://***@lake/{Topic}: write {topic}, or {topic[0]}"),
         (["status", ""], "the output is empty"),
@@ -349,6 +388,7 @@ def test_one_table_of_a_catalog_is_damaged(
     folder = Path(open_table(places[0]).location.removeprefix("file://"))
     for path in folder.glob("metadata/*.metadata.json"):
         path.write_text("{}")
+    assert "pyiceberg.io" not in klog("load", "status", output).stderr
     damaged, other = _asked("verify", output, "--json", code=1)["loads"]
     assert (damaged["output"], other["output"]) == tuple(places)
     assert ("error" in damaged, other["findings"]) == (True, [])
@@ -564,12 +604,17 @@ def test_metrics_have_the_topic() -> None:
     failed = Outcome("b", "out/b", None, LoadError("x"), 2)
     metrics.add(follow.RunReport(1000.0, 1.0, [failed], None, 0))
     metrics.add(follow.RunReport(1000.0, 1.0, [failed], None, 0))  # not tried again
+    idle = Outcome("a", "out/a", Loaded([], [], 0, 0, 0, 0))
+    metrics.add(follow.RunReport(1000.0, 1.0, [idle], None, 0))
+    metrics.add(follow.RunReport(1000.0, 1.0, [idle], None, 0))  # not opened
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families("".join(metrics.page()))
         for sample in family.samples
     }
     assert found["klog_load_runs_total", "b", "failed"] == 1
+    assert found["klog_load_runs_total", "b", "nothing_new"] == 0
+    assert found["klog_load_runs_total", "a", "nothing_new"] == 2
     assert found["klog_load_failures_in_a_row", "b"] == 2
     assert found["klog_load_last_committed_run", "b"] == 0
     assert ("klog_load_freshness_seconds", "b") in found
@@ -602,6 +647,8 @@ def test_the_command(
         (topics[1], None, True),
     ]
     assert f"batch_load: {topics[1]}: " in failed.stderr
+    alone = ["-b", servers, "--topics", topics[1], "--output", str(tmp_path / "{topic}")]
+    assert CliRunner().invoke(batch_load.main, alone).stdout == "0 of 1 topics are loaded\n"
     (tmp_path / topics[1] / "others.csv").unlink()
     done = CliRunner().invoke(batch_load.main, arguments)
     assert (done.exit_code, "2 of 3 topics have nothing new" in done.stdout) == (0, True), done.output
@@ -616,6 +663,15 @@ def test_the_command(
         (["--topics-pattern", "(", "--output", "o"], "is not a regular expression"),
         (["--topics", "t", "--output", "o/{topics}"], "write {topic}, or {topic[0]}"),
         (["--topics", "t", "--output", "o/{Topic}"], "write {topic}, or {topic[0]}"),
+        (["--topics-pattern", "t.*", "--table", "delta:/x/{tpoic}"], "delta:/x/{tpoic}: write {topic}, or {topic[0]}"),
+        (["--topics-pattern", "t.*", "--output", "/x/{ topic }"], "/x/{ topic }: write {topic}, or {topic[0]}"),
+        (["--topics", "t", "--table", "iceberg:lake.shop.{tpoic}"], "write {topic}, or {topic[0]}"),
+        (["--topics", "t", "--output", "{{topic}}"], "{{topic}}: write {topic}, or {topic[0]}"),
+        (
+            ["--topics", "t", "--table", "delta:/x/{topic}", "--dead-letters", "delta:/y/{tpoic}"],
+            "delta:/y/{tpoic}: write {topic}, or {topic[0]}",
+        ),
+        (["--topics", "t", "--table", "iceberg:a.b.c", "--partition-by", "bucket(4)"], "write bucket(4, COLUMN)"),
         (["--topics", "t", "--output", "o/{topic}", "--from-run", "1"], "each topic has runs of its own"),
         (["--topics-pattern", "t", "--table", "delta:o", "--upsert-key", "key"], "write {topic} into --table"),
         (

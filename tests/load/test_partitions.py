@@ -253,6 +253,9 @@ def test_what_does_not_fit_is_refused(
             with pytest.raises(LoadError, match=message):
                 run(servers, lake.address, topic, settings=how)
             assert not lake.exists()
+    for lake in (delta, iceberg):
+        with pytest.raises(LoadError, match=r"no column city .*: fields of the values are columns"):
+            run(servers, lake.address, topic, settings=WriteSettings(schema=_SCHEMA, layout="city"))
     mine = WriteSettings(schema=_SCHEMA, upsert_key="id", layout="city")
     DeltaTable.create(delta.uri, pa.schema([("id", pa.int64()), ("city", pa.string())]), partition_by=["id"])
     with pytest.raises(LoadError, match="is partitioned by id; the load's would be partitioned by city"):

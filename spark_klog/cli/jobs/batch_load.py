@@ -224,6 +224,10 @@ class RowFormatOptions:
             if self.of(column, "message") is not None and kind != "protobuf":
                 raise click.UsageError(f"--{column}-message needs --{column}-format protobuf")
         if not self.has_rows:
+            try:
+                self.registry.own()
+            except ConfigError as error:
+                raise click.UsageError(str(error)) from None
             if self.registry.is_given:
                 raise click.UsageError(
                     f"--schema-registry needs --value-format or --key-format {any_of(ROW_FORMATS)}: the schema of "
@@ -639,6 +643,8 @@ def _print_loaded(outcomes: Sequence[Outcome], as_json: bool, *, by_topic: bool)
     if as_json:
         shown = loads_json(outcomes) if by_topic else loaded_json(done[0], outcomes[0].output)
         click.echo(json.dumps(shown))
+    elif not done:
+        click.echo(f"0 of {len(outcomes):,} topics are loaded")
     else:
         click.echo("loaded")
         parts = [part for outcome in outcomes if outcome.loaded for part in outcome.loaded.partitions]
