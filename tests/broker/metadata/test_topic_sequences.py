@@ -268,7 +268,7 @@ def run_seeds(folder: Path, seeds: range) -> None:
             run.folder.mkdir()
             try:
                 asyncio.run(run.run())
-            except Exception as error:
+            except BaseException as error:
                 raise AssertionError(f"seed {seed}: {error}; {run.story}") from error
 
 
