@@ -68,8 +68,12 @@ class Purgatory:
 
     def _wake_some(self) -> None:
         """Wake the next ones in each round of the loop, which answers other requests between."""
-        for _ in range(min(_WOKEN_AT_ONCE, len(self._woken))):
-            _finish(self._woken.popleft(), True)
+        woken = 0
+        while self._woken and woken < _WOKEN_AT_ONCE:
+            waiter = self._woken.popleft()
+            if not waiter.done():  # as one of several partitions may be
+                waiter.set_result(True)
+                woken += 1
         self._is_waking = bool(self._woken)
         if self._is_waking:
             asyncio.get_running_loop().call_soon(self._wake_some)
