@@ -15,7 +15,7 @@ from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import SOFTWARE, BrokerIdentity, Connection
 from spark_klog.client.requests import Steps, answered, at_once, each, opened, retried, run, unsent
-from spark_klog.client.retry import Retry
+from spark_klog.client.retry import AnswerLate, Retry
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.errors import (
     ConnectionFailed,
@@ -411,7 +411,7 @@ class Cluster:
             candidates = self.candidates()
             failures: list[str] = []
             stranger: DecodeError | None = None
-            interrupted = 0
+            interrupted, is_late = 0, False
             turns = list(_in_turns(candidates))
             for number, addresses in enumerate(turns):
                 # each turn gets a share of the time, so that silent brokers leave time for the others; none is given a
@@ -435,6 +435,7 @@ class Cluster:
                         stranger = answer
                     elif isinstance(answer, (ConnectionFailed, RequestTimedOut)):
                         failures.append(str(answer))
+                        is_late = is_late or isinstance(answer, RequestTimedOut)
                         if isinstance(answer, HandshakeInterrupted):
                             interrupted += answer.is_by_broker or self.config.security.protocol != PLAINTEXT
                     elif isinstance(answer, KlogError):
@@ -444,7 +445,7 @@ class Cluster:
             rounds += interrupted == len(candidates)
             if rounds == _INTERRUPTED_ROUNDS and not self._is_known:
                 raise HandshakeInterrupted("; ".join(failures))
-            failure: KlogError = ConnectionFailed("; ".join(failures))
+            failure: KlogError = (AnswerLate if is_late else ConnectionFailed)("; ".join(failures))
             if stranger is not None and not (failures and self._is_known):  # brokers that were reached may come back
                 failure = stranger
             self._unreached_since = self._unreached_since or time.monotonic()

@@ -27,7 +27,7 @@ from spark_klog.client.net.connection import Connection
 from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.offsets import Committed, GroupMetadata, GroupOffsets
 from spark_klog.client.requests import Steps, run
-from spark_klog.client.retry import pause_seconds
+from spark_klog.client.retry import AnswerLate, pause_seconds
 from spark_klog.errors import (
     CallInterrupted,
     CommitFailed,
@@ -52,8 +52,8 @@ PATIENCE = 1.0
 _STOP_SECONDS = 5.0
 #: Seconds until the next lookup if subscribed topics do not exist, or if no broker answered.
 _MISSING_SECONDS = 1.0
-#: Partitions that a topic has, and so many more with each attempt if it is not known how many topics match.
-_OF_A_TOPIC, _MORE = 10, 5000
+#: Partitions that a topic is taken to have, and so many more in all after each answer that was late, as often as that.
+_OF_A_TOPIC, _MORE, _MOST_LATE = 10, 5000, 5
 
 
 class RebalanceListener:
@@ -196,11 +196,11 @@ class SubscribedTopics:
         """The names that the member subscribes to at the coordinator."""
         return self._topics if self._pattern is None else frozenset(self._counts)
 
-    def lacking(self, attempts: int) -> int:
-        """How many partitions the next `look` is about, as far as that is known, after so many that have failed."""
-        if time.monotonic() < self.look_at and not attempts:
+    def lacking(self, late: int) -> int:
+        """How many partitions the next `look` is about, as far as that is known, after so many late answers."""
+        if time.monotonic() < self.look_at and not late:
             return 0
-        return sum(self._counts.values()) or _OF_A_TOPIC * len(self._topics) or _MORE * attempts
+        return sum(self._counts.values()) or max(_OF_A_TOPIC * len(self._topics), _MORE * min(late, _MOST_LATE))
 
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | str | None) -> None:
         """Replace the subscription; the next `look` looks the topics up."""
@@ -300,6 +300,8 @@ class ConsumerGroup(ABC):
         #: What the listener has raised: `step` raises it when the rebalance is done.
         self._listener_failure: Exception | None = None
         self._attempts = 0
+        #: Of these the last ones in a row that had no answer in time, though a broker was there.
+        self._late = 0
         #: When the failures began that are retried, a reading of `time.monotonic`; infinite if there are none.
         self._failing_since = math.inf
         self._retry_at = 0.0
@@ -364,7 +366,7 @@ class ConsumerGroup(ABC):
     @property
     def lacking(self) -> int:
         """How many partitions the next step looks up, about."""
-        return self._topics.lacking(self._attempts)
+        return self._topics.lacking(self._late)
 
     def step(self, timeout_ms: float, limit: str) -> Steps[None]:
         """Take part in rebalances, and commit if it is time; raises what the listener has raised.
@@ -396,6 +398,7 @@ class ConsumerGroup(ABC):
     def _try_again(self, error: KlogError) -> None:
         self._troubles.note(f"group {self.name}", error)
         self._attempts += 1
+        self._late = self._late + 1 if isinstance(error, AnswerLate | RequestTimedOut) else 0
         now = time.monotonic()
         self._retry_at = now + pause_seconds(self._config.client, self._attempts)
         self._failing_since = min(self._failing_since, now)

@@ -6,6 +6,7 @@ SPARK_KLOG_FAULT_SECONDS (default 3) is the duration, SPARK_KLOG_FAULT_SEED (def
 from __future__ import annotations
 
 import random
+import re
 import socketserver
 import threading
 import time
@@ -13,9 +14,18 @@ import time
 import pytest
 
 from spark_klog.client import Consumer
-from spark_klog.errors import ErrorCode, KlogError, NoOffsetForPartition, OffsetOutOfRange, RecordTooLarge
+from spark_klog.client.retry import AnswerLate
+from spark_klog.errors import (
+    ConnectionFailed,
+    ErrorCode,
+    KlogError,
+    NoOffsetForPartition,
+    OffsetOutOfRange,
+    RecordTooLarge,
+)
 from tests.support.brokers import faults
 from tests.support.brokers.scripted_broker import ScriptedCluster
+from tests.support.servers.kafka import free_port
 
 pytestmark = pytest.mark.usefixtures("driver")
 
@@ -131,3 +141,19 @@ def test_an_address_that_is_no_broker_does_not_end_polls_during_an_outage() -> N
 
 def test_random_faults() -> None:
     faults.run_seeds(_run)
+
+
+def test_an_outage_makes_no_call_longer() -> None:
+    """Only answers that are late make the next look-up wait longer, and not for long."""
+    with Consumer({"bootstrap.servers": f"127.0.0.1:{free_port()}", "group.id": "g"}) as consumer:
+        consumer.subscribe(re.compile("t.*"))
+        group = consumer._group
+        assert group is not None
+        for _ in range(3):
+            consumer.poll(0)
+        assert (group._attempts > 0, group.lacking) == (True, 0)
+        for late in range(20):
+            group._try_again(AnswerLate("late"))
+            assert group.lacking == 5_000 * min(late + 1, 5)
+        group._try_again(ConnectionFailed("refused"))
+        assert group.lacking == 0
