@@ -190,20 +190,22 @@ def test_a_table_of_unity_on_a_disk(
     monkeypatch.setenv("DATABRICKS_TOKEN", TOKEN)
     create_topic(cluster.bootstrap_servers, topic)
     produce(cluster.bootstrap_servers, topic, values(20))
-    tables = {f"a.b.{name}": {"storage_location": f"file://{tmp_path}/{name}"} for name in ("c", "x", "table")}
+    table = output_of("delta:uc://a.b.{topic}", topic)
+    tables = {f"a.b.{name}": {"storage_location": f"file://{tmp_path}/{name}"} for name in ("x", "table")}
+    tables[table.removeprefix("delta:uc://")] = {"storage_location": f"file://{tmp_path}/c"}
     tables["a.b.managed"] = {"table_type": "MANAGED"}
     with serving_unity(tables) as catalog:
         monkeypatch.setenv("DATABRICKS_HOST", catalog.url)
-        loaded = run(cluster.bootstrap_servers, "delta:uc://a.b.c", topic, settings=WriteSettings(layout="day"))
+        loaded = run(cluster.bootstrap_servers, table, topic, settings=WriteSettings(layout="day"))
         assert loaded.runs == [1]
         assert status(f"{tmp_path}/c").findings == []
-        assert existing("delta:uc://a.b.{topic}") == {"delta:uc://a.b.c": ""}
+        assert existing("delta:uc://a.b.{topic}") == {table: ""}
         assert output_of("delta:uc://a.b.{topic}", "shop.orders") == "delta:uc://a.b.shop_orders"
         with pytest.raises(ConfigError, match="the names of the catalog and the schema as they are"):
             existing("delta:uc://a.{topic}")
         # the catalog has no table for the topic that stands for all: the next argument is refused
-        for table, why in (("a.b.{topic}", "is not a regular expression"), ("a.{topic}", "must be delta:uc")):
-            arguments = ["-b", "127.0.0.1:1", "--topics-pattern", "(", "--table", f"delta:uc://{table}"]
+        for named, why in (("a.b.{topic}", "is not a regular expression"), ("a.{topic}", "must be delta:uc")):
+            arguments = ["-b", "127.0.0.1:1", "--topics-pattern", "(", "--table", f"delta:uc://{named}"]
             done = CliRunner().invoke(batch_load.main, arguments)
             assert (done.exit_code, why in done.stderr) == (2, True), done.stderr
     assert catalog.given == 0
