@@ -295,6 +295,8 @@ class ConnectionFailed(KlogError, ConnectionError):
 
     #: Whether the request was not sent, so that the broker can't have acted on it.
     is_unsent = False
+    #: Whether brokers were asked, and the time was over before an answer of one of them.
+    is_late = False
 
 
 class RequestTimedOut(KlogError, TimeoutError):

@@ -15,7 +15,7 @@ from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import SOFTWARE, BrokerIdentity, Connection
 from spark_klog.client.requests import Steps, answered, at_once, each, opened, retried, run, unsent
-from spark_klog.client.retry import AnswerLate, Retry
+from spark_klog.client.retry import Retry
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.errors import (
     ConnectionFailed,
@@ -445,7 +445,9 @@ class Cluster:
             rounds += interrupted == len(candidates)
             if rounds == _INTERRUPTED_ROUNDS and not self._is_known:
                 raise HandshakeInterrupted("; ".join(failures))
-            failure: KlogError = (AnswerLate if is_late else ConnectionFailed)("; ".join(failures))
+            lost = ConnectionFailed("; ".join(failures))
+            lost.is_late = is_late
+            failure: KlogError = lost
             if stranger is not None and not (failures and self._is_known):  # brokers that were reached may come back
                 failure = stranger
             self._unreached_since = self._unreached_since or time.monotonic()

@@ -58,10 +58,6 @@ class Lasting:
         return True
 
 
-class AnswerLate(ConnectionFailed):
-    """Brokers were asked, and the time was over before an answer of one of them."""
-
-
 class Retry:
     """The attempts of one call, with pauses between them; `pause_seconds` gives their lengths."""
 
@@ -120,7 +116,9 @@ class Retry:
 
     def _named(self, failure: Exception) -> Exception:
         """The failure, with the time tried and the setting that limits it."""
-        if type(failure) not in (ConnectionFailed, AnswerLate, RequestTimedOut) or "; tried for " in str(failure):
+        if type(failure) not in (ConnectionFailed, RequestTimedOut) or "; tried for " in str(failure):
             return failure
         waited = time.monotonic() - self._begin
-        return type(failure)(f"{failure}; tried for {shown_seconds(waited)} s ({self._limit_reached()})")
+        named = type(failure)(f"{failure}; tried for {shown_seconds(waited)} s ({self._limit_reached()})")
+        named.__dict__.update(failure.__dict__)
+        return named

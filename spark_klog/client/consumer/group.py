@@ -27,7 +27,7 @@ from spark_klog.client.net.connection import Connection
 from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.offsets import Committed, GroupMetadata, GroupOffsets
 from spark_klog.client.requests import Steps, run
-from spark_klog.client.retry import AnswerLate, pause_seconds
+from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import (
     CallInterrupted,
     CommitFailed,
@@ -398,7 +398,8 @@ class ConsumerGroup(ABC):
     def _try_again(self, error: KlogError) -> None:
         self._troubles.note(f"group {self.name}", error)
         self._attempts += 1
-        self._late = self._late + 1 if isinstance(error, AnswerLate | RequestTimedOut) else 0
+        is_late = isinstance(error, RequestTimedOut) or (isinstance(error, ConnectionFailed) and error.is_late)
+        self._late = self._late + 1 if is_late else 0
         now = time.monotonic()
         self._retry_at = now + pause_seconds(self._config.client, self._attempts)
         self._failing_since = min(self._failing_since, now)

@@ -14,7 +14,6 @@ import time
 import pytest
 
 from spark_klog.client import Consumer
-from spark_klog.client.retry import AnswerLate
 from spark_klog.errors import (
     ConnectionFailed,
     ErrorCode,
@@ -22,6 +21,7 @@ from spark_klog.errors import (
     NoOffsetForPartition,
     OffsetOutOfRange,
     RecordTooLarge,
+    RequestTimedOut,
 )
 from tests.support.brokers import faults
 from tests.support.brokers.scripted_broker import ScriptedCluster
@@ -153,7 +153,7 @@ def test_an_outage_makes_no_call_longer() -> None:
             consumer.poll(0)
         assert (group._attempts > 0, group.lacking) == (True, 0)
         for late in range(20):
-            group._try_again(AnswerLate("late"))
+            group._try_again(RequestTimedOut("late"))
             assert group.lacking == 5_000 * min(late + 1, 5)
         group._try_again(ConnectionFailed("refused"))
         assert group.lacking == 0
