@@ -84,7 +84,7 @@ class Purgatory:
             return False
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(timeout, _finish, waiter, False)  # asyncio.wait would cost more than the rest
+        timer = loop.call_later(timeout, _time_out, waiter)  # asyncio.wait would cost more than the rest
         for key in keys:
             self._waiting[key].add(waiter)
         self.waiting += 1
@@ -119,9 +119,9 @@ class _Cached:
         self.sent: tuple[int, int] | None = None
 
 
-def _finish(waiter: asyncio.Future[bool], is_woken: bool) -> None:
+def _time_out(waiter: asyncio.Future[bool]) -> None:
     if not waiter.done():
-        waiter.set_result(is_woken)
+        waiter.set_result(False)
 
 
 class FetchSession:

@@ -375,7 +375,7 @@ class ClassicGroup(ConsumerGroup):
         """Whether the coordinator refuses a request, and the member is to join again."""
         code = answer["error_code"]
         if not code:
-            self._attempts, self._late, self._failing_since = 0, 0, math.inf
+            self._note_success()
             return False
         if code == ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer["member_id"]

@@ -378,7 +378,7 @@ class ConsumerProtocolGroup(ConsumerGroup):
         if self._assigned is not None and now >= self._retry_at:
             yield from self._reconcile(self._assigned, now)
         if not self._heartbeats.is_failing:
-            self._attempts, self._late, self._failing_since = 0, 0, math.inf
+            self._note_success()
 
     def _reconcile(self, assigned: _Ids, now: float) -> Steps[None]:
         """Revoke partitions that are not assigned, then take those that are."""

@@ -407,6 +407,9 @@ class ConsumerGroup(ABC):
             self._failing_since = math.inf
             raise error
 
+    def _note_success(self) -> None:
+        self._attempts, self._late, self._failing_since = 0, 0, math.inf
+
     def mend(self) -> None:
         """Give up requests in flight and join again as after a lost session: an interrupt has ended a call halfway."""
         self.cluster.end_deadlines()
