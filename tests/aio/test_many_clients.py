@@ -143,7 +143,7 @@ def test_many_clients_in_one_loop(cluster: EmbeddedCluster, capsys: pytest.Captu
     places = [places for of_topic in services.read.values() for places in of_topic.values()]
     assert all(len(of_value) == 1 for of_value in places)  # none was written twice
     each = (memory - before) / 2 / CLIENTS / 1024
-    assert each < 1024
+    assert each < 512
     spent = f"{time.monotonic() - begin:.0f} s, {time.process_time() - used:.0f} of the processor"
     with capsys.disabled():
         sys.stdout.write(

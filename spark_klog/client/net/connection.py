@@ -56,7 +56,7 @@ from spark_klog.security.sasl import SaslExchange
 from spark_klog.wire.primitives import SIZE, Buffer, frame_size
 
 _log = logging.getLogger(__name__)
-_FIRST_BUFFER = 64 * 1024
+_FIRST_BUFFER = 4 * 1024
 _RECEIVE_BUFFER = 4 * 1024 * 1024
 #: Bytes of a frame to read at once.
 _MOST_AT_ONCE = 1024 * 1024
