@@ -313,8 +313,10 @@ async def _replies(kind: str, servers: str, topics: tuple[str, str], requests: i
 
 def _latency(bench: Bench, _folder: Path, _libs: Path, servers: str, broker: str) -> Iterator[Result]:
     samples: dict[str, tuple[Side, list[float]]] = {kind: (Side(kind), []) for kind in (_KLOG, _AIOKAFKA, _CONFLUENT)}
-    for _ in range(bench.repeat):
+    for number in range(bench.repeat + 1):
         for kind, (side, milliseconds) in samples.items():
+            if number == 1:  # what came before warmed the broker
+                milliseconds.clear()
             topics = next(_names), next(_names)
             for topic in topics:
                 _create(servers, topic)
