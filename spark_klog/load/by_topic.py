@@ -210,14 +210,16 @@ class Loads:
         their last round has failed.
         """
         _check_offsets((self._asked.start, self._asked.until), self._topics)
-        looks, lost = _look(cluster, metadata, self._topics, _ANSWER_MS)
+        loads = [known.outcome.loaded for known in self._known.values()]
+        loaded = {key: at for load in loads if load is not None for key, at in load.offsets.items()}
+        looks, lost = _look(cluster, metadata, self._topics, loaded, _ANSWER_MS)
         waits = [topic for topic in lost if not self._failures(topic)]
         outcomes = self._loaded(cluster, [topic for topic in self._topics if topic not in waits], looks, lost, now)
         if waits and not self._is_stopping():
             with suppress(KlogError):
                 list_offsets(cluster, dict.fromkeys(_keys(metadata, waits), LATEST))
             with suppress(KlogError):
-                again, lost = _look(cluster, cluster.metadata(waits), waits)
+                again, lost = _look(cluster, cluster.metadata(waits), waits, loaded)
                 looks |= again
             outcomes |= self._loaded(cluster, waits, looks, lost, now)
         return [outcomes[topic] for topic in self._topics if topic in outcomes], looks
@@ -296,22 +298,27 @@ class Loads:
 
 
 def _look(
-    cluster: Cluster, metadata: Mapping[str, Message], topics: Iterable[str], answer_ms: float = math.inf
+    cluster: Cluster,
+    metadata: Mapping[str, Message],
+    topics: Iterable[str],
+    loaded: Mapping[TopicPartition, int],
+    answer_ms: float = math.inf,
 ) -> tuple[dict[str, Look], dict[str, KlogError]]:
     """One look at all topics, and the errors of those of which a partition has no leader that answers in time.
 
+    First offsets are asked of partitions that do not end where the loads have come to (`loaded`).
     Topics of which nothing is known are in neither: their loads look for themselves, and have the error.
     """
     ids: dict[str, dict[TopicPartition, str]] = {}
     for topic, number in _keys(metadata, topics):
         ids.setdefault(topic, {})[topic, number] = str(cluster.topic_ids.get(topic, ""))
     try:
-        first, end, failed = _offsets(cluster, [key for keys in ids.values() for key in keys], answer_ms)
+        first, end, failed = _offsets(cluster, [key for keys in ids.values() for key in keys], loaded, answer_ms)
     except KlogError:
         return {}, {}
     errors = {key[0]: failed[key] for key in sorted(failed)}
     return {
-        topic: Look(keys, {key: first[key] for key in keys}, {key: end[key] for key in keys})
+        topic: Look(keys, {key: end[key] for key in keys}, {key: first[key] for key in keys if key in first})
         for topic, keys in ids.items()
         if topic not in errors
     }, errors
@@ -327,13 +334,17 @@ def _keys(metadata: Mapping[str, Message], topics: Iterable[str]) -> list[TopicP
 
 
 def _offsets(
-    cluster: Cluster, keys: Sequence[TopicPartition], answer_ms: float
+    cluster: Cluster, keys: Sequence[TopicPartition], loaded: Mapping[TopicPartition, int], answer_ms: float
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, KlogError]]:
-    """The first offsets and the ends of partitions, and the errors of those without; errors as of `offsets_of_led`."""
+    """The first offsets and the ends of partitions, and the errors of those without; errors as of `offsets_of_led`.
+
+    Of those that end where they are `loaded` to, no first offset is asked.
+    """
     with cluster.within(answer_ms):
-        first, without_first = offsets_of_led(cluster, dict.fromkeys(keys, EARLIEST))
+        end, without_end = offsets_of_led(cluster, dict.fromkeys(keys, LATEST))
+    news = [key for key, at in end.items() if loaded.get(key) != at]
     with cluster.within(answer_ms):
-        end, without_end = offsets_of_led(cluster, dict.fromkeys(first, LATEST))
+        first, without_first = offsets_of_led(cluster, dict.fromkeys(news, EARLIEST))
     return first, end, without_first | without_end
 
 

@@ -10,13 +10,14 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.fetch.ranges import MOST_RANGES
 from spark_klog.client.fetch.sampling import record_sizes
-from spark_klog.client.offsets import first_and_end, high_watermarks
+from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.model import Progress, Range, RangeResult
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import LOSS_ADVICE
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.spark.options import SplitLimits
 from spark_klog.spark.read.ranges import (
     RECREATED,
@@ -65,7 +66,7 @@ class Limits:
 class Extent:
     """The offsets to load, [start, end) of each partition, and those that the log had at the look-up.
 
-    `again` are the ranges of earlier runs in it, in the order of offsets.
+    `log_start` has partitions with news alone. `again` are the ranges of earlier runs in it, in the order of offsets.
     """
 
     start: dict[TopicPartition, Progress]
@@ -114,17 +115,18 @@ def check_names(store: Store, partitions: Iterable[TopicPartition], extension: s
 
 @dataclass(frozen=True)
 class Look:
-    """What the cluster has said of partitions: the ids of their topics ("" without one), first offsets, and ends."""
+    """What the cluster has said of partitions: the ids of their topics ("" without one), their ends, and what has been
+    asked of first offsets: a load asks for those that it needs besides."""
 
     ids: dict[TopicPartition, str]
-    first: dict[TopicPartition, int]
     end: dict[TopicPartition, int]
+    first: dict[TopicPartition, int] = field(default_factory=dict)
 
     @classmethod
     def at(cls, cluster: Cluster, topics: list[str]) -> Look:
         """`ConfigError` if a topic does not exist, and errors as of `list_offsets`."""
         ids = partitions_of(cluster, topics)
-        return cls(ids, *first_and_end(cluster, ids))
+        return cls(ids, list_offsets(cluster, dict.fromkeys(ids, LATEST)))
 
 
 def find_extent(
@@ -135,20 +137,29 @@ def find_extent(
     Records that are gone are in `lost`, or `DataLossError` if `fail_on_loss`.
     A topic that was created again starts at its first record, a log that became shorter goes on at its end.
     """
-    ids, low, high = look.ids, look.first, look.end
+    ids, high = look.ids, look.end
+    news = [key for key in ids if not _is_loaded(progress.get(key), ids[key], high[key])]
+    low = {key: look.first[key] for key in news if key in look.first}
+    low |= list_offsets(cluster, dict.fromkeys((key for key in news if key not in low), EARLIEST))
     # read_committed: before what an earlier run has read of open transactions
     shorter = [key for key in ids if key in progress and high[key] < progress[key].offset]
     ends = {**high, **high_watermarks(cluster, shorter)}
     start, lost = {}, []
     for key, topic_id in ids.items():
         last = progress.get(key)
-        first, loss = _start(key, last, topic_id, low[key], ends[key])
+        # nothing is lost of a partition of which all is loaded
+        first, loss = _start(key, last, topic_id, low.get(key, ends[key]), ends[key])
         start[key] = first
         lost += loss
     if lost and fail_on_loss:
         raise DataLossError(f"records can't be loaded: {'; '.join(map(str, lost))}; {LOSS_ADVICE}", lost[0].cause)
     end = {key: max(high[key], place.offset) for key, place in start.items()}
     return Extent(start, end, low, high, lost)
+
+
+def _is_loaded(last: Progress | None, topic_id: str, end: int) -> bool:
+    """Whether a load has a log up to its end."""
+    return last is not None and last.offset == end and (not topic_id or last.topic_id in ("", topic_id))
 
 
 def bounded(extent: Extent, cluster: Cluster, limits: Limits) -> Extent:

@@ -56,7 +56,7 @@ from spark_klog.load.settings import PARQUET, VALUES, WriteSettings
 from spark_klog.load.target import Target, show_letters
 from spark_klog.load.tasks.task import Job, SparkRunner, Work
 from spark_klog.load.tasks.time_limit import TimeLimit
-from spark_klog.protocol.tables.records import LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.schemas.json_schema.ddl import parse_schema
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost, OffsetRange
@@ -731,8 +731,11 @@ def _begin_at(
     }
     ranges = _ranges_of_runs(store, {key: extent.start[key] for key in known}, known)
     again = {}
+    log_start = extent.log_start | list_offsets(
+        cluster, dict.fromkeys(asked.keys() - extent.log_start.keys(), EARLIEST)
+    )
     for key, offset in sorted(asked.items()):
-        now, low = starts[key], extent.log_start[key]
+        now, low = starts[key], log_start[key]
         if key in known:
             old = [result for result in ranges[key] if result.until > offset]
             begin = min(offset, old[0].start) if old else offset

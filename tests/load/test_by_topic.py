@@ -161,7 +161,7 @@ def test_each_topic_is_a_load(
 def test_what_is_up_to_date_is_not_opened(
     cluster: EmbeddedCluster, topics: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round asks each broker twice for offsets, whatever the number of topics."""
+    """A round asks each broker once for ends, and once for first offsets if there is news, whatever the topics are."""
     servers = cluster.bootstrap_servers
     opened: list[str] = []
     asked: Counter[str] = Counter()
@@ -178,17 +178,21 @@ def test_what_is_up_to_date_is_not_opened(
     monkeypatch.setattr(by_topic, "load_steps", steps)
     monkeypatch.setattr(Cluster, "asking_all", request)
     loads = _loads(servers, str(tmp_path / "{topic}"), *topics)
-    for expected_topics in (topics, topics[:2], []):
+    for expected_topics, requests in ((topics, 2), (topics[:2], 1), ([], 1)):
         opened.clear()
         asked.clear()
         outcomes = loads.round()
         assert opened == expected_topics
-        assert asked[LIST_OFFSETS.name] == 2
+        assert asked[LIST_OFFSETS.name] == requests
     assert [outcome.lag for outcome in outcomes] == [0, 0, 0]
     produce(servers, topics[2], values(1))
     opened.clear()
     assert _runs(loads.round()) == {topics[0]: [], topics[1]: [], topics[2]: [1]}
     assert opened == topics[2:]
+    produce(servers, topics[0], values(1))
+    asked.clear()
+    assert _runs(loads.round())[topics[0]] == [2]
+    assert asked[LIST_OFFSETS.name] == 2
 
 
 def test_one_that_fails(cluster: EmbeddedCluster, topics: list[str], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.columns.schema import FULL
 from spark_klog.load.by_topic import _ANSWER_MS, _look
+from spark_klog.load.journal.model import Progress
 from spark_klog.load.planning import Look, find_extent, make_tasks
 from spark_klog.spark import worker_process
 from spark_klog.spark.options import SourceOptions, source_options
@@ -326,18 +327,49 @@ def test_a_group_of_the_consumer_protocol(cluster: SimulatedCluster) -> None:
 
 
 def test_a_load_plans_as_a_stream_does(cluster: SimulatedCluster) -> None:
-    names = [f"t{topic:05}" for topic in range(TOPICS)]
+    """A round asks each leader once for ends, and for first offsets only of partitions with news."""
+    names, all_of_them = [f"t{topic:05}" for topic in range(TOPICS)], TOPICS * PARTITIONS
     with Cluster.connect({"bootstrap.servers": cluster.bootstrap_servers}) as client:
         _asked(cluster)
         look = Look.at(client, names)
         extent = find_extent(client, look, {}, fail_on_loss=True)
         requests, partitions = _asked(cluster)
         assert requests == {"Metadata": 1, "ListOffsets": 2 * BROKERS}
-        assert partitions["ListOffsets"] == 2 * TOPICS * PARTITIONS
+        assert partitions["ListOffsets"] == 2 * all_of_them
         tasks = make_tasks(extent, 2, None, client.last_leader)
         leaders = [{client.last_leader(span.topic, span.partition) for span in task} for task in tasks]
+        progress = {key: Progress(end, 0, look.ids[key]) for key, end in look.end.items()}
+        for records in (0, 7):
+            cluster.tell("append", every=100, records=records)
+            _asked(cluster)
+            extent = find_extent(client, Look.at(client, names), progress, fail_on_loss=True)
+            news = all_of_them // 100 if records else 0
+            requests, partitions = _asked(cluster)
+            assert requests["ListOffsets"] <= BROKERS + news
+            assert partitions["ListOffsets"] == all_of_them + news
+            assert (extent.records, extent.lost) == (news * records, [])
     assert sum(map(len, leaders)) < len(tasks) + BROKERS
-    assert sum(map(len, tasks)) == TOPICS * PARTITIONS
+    assert sum(map(len, tasks)) == all_of_them
+
+
+def test_a_round_of_loads_by_topic(cluster: SimulatedCluster) -> None:
+    """A look at all topics for their loads: each of them then asks for nothing."""
+    names, all_of_them = [f"t{topic:05}" for topic in range(TOPICS)], TOPICS * PARTITIONS
+    with Cluster.connect({"bootstrap.servers": cluster.bootstrap_servers}) as client:
+        metadata = client.metadata(None)
+        _asked(cluster)
+        looks, _ = _look(client, metadata, names, {})
+        assert _asked(cluster)[1] == {"ListOffsets": 2 * all_of_them}
+        loaded = {key: end for look in looks.values() for key, end in look.end.items()}
+        cluster.tell("append", every=100, records=7)
+        _asked(cluster)
+        looks, _ = _look(client, metadata, names, loaded)
+        assert _asked(cluster)[1] == {"ListOffsets": all_of_them + all_of_them // 100}
+        for name, look in looks.items():
+            progress = {key: Progress(loaded[key], 0, topic_id) for key, topic_id in look.ids.items()}
+            extent = find_extent(client, look, progress, fail_on_loss=True)
+            assert (extent.records, extent.lost) == (7 if name in ("t00000", "t00020") else 0, [])
+        assert _asked(cluster) == ({}, {})
 
 
 def test_a_silent_broker_delays_no_other_topic_of_a_round(cluster: SimulatedCluster) -> None:
@@ -349,7 +381,7 @@ def test_a_silent_broker_delays_no_other_topic_of_a_round(cluster: SimulatedClus
         cluster.tell("slow", node=4, seconds=100)
         try:
             begin = time.monotonic()
-            looks, lost = _look(client, metadata, [*names, "t00001", "t00005"], _ANSWER_MS)
+            looks, lost = _look(client, metadata, [*names, "t00001", "t00005"], {}, _ANSWER_MS)
             assert time.monotonic() - begin < 80  # of the 90 of a request
         finally:
             cluster.tell("slow", node=4)
