@@ -164,7 +164,8 @@ class PendingRequest(Generic[_Result]):
     def __init__(self) -> None:
         #: The request with which the next `step` goes on, if any.
         self.under_way: Steps[_Result] | None = None
-        self._wait = Wait(None, math.inf)
+        #: What the request waits for, if one is under way.
+        self.wait = Wait(None, math.inf)
 
     @closing_if_interrupted
     def step(self, begin: Callable[[], Steps[_Result]]) -> _Result | None:
@@ -175,7 +176,7 @@ class PendingRequest(Generic[_Result]):
         steps = self.under_way or begin()
         self.under_way = None
         try:
-            self._wait = next(steps)
+            self.wait = next(steps)
         except StopIteration as end:
             result: _Result = end.value
             return result
@@ -185,12 +186,12 @@ class PendingRequest(Generic[_Result]):
     @property
     def connections(self) -> list[Waited]:
         """The connection of which an event makes the next step possible, if any."""
-        return self._wait.connections
+        return self.wait.connections
 
     @property
     def look_at(self) -> float:
         """When to call `step` if no event comes."""
-        until = self._wait.until
+        until = self.wait.until
         return min(until, time.monotonic() + _LONGEST_WAIT) if self.connections else until
 
     def close(self) -> None:

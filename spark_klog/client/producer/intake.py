@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from spark_klog.schemas.row_serializing import RowSerializer
 
 _log = logging.getLogger(__name__)
-#: The most that a call waits for newer metadata while it can go on with what is known.
-_RENEWAL_MS = 2_000
+#: Seconds that calls wait for newer metadata at most, since these were asked for: they can go on with what is known.
+_LONGEST_RENEWAL = 2.0
 #: Seconds until the next attempt after one that failed.
 _PAUSE = 20.0
 
@@ -169,7 +169,10 @@ class PartitionChoice:
         self._refreshed: dict[str, int] = {}
         #: A reading of `time.monotonic`.
         self._old_at = math.inf
+        #: Calls share it: one that ends early, as at a cancellation, leaves it to the next.
         self._renewal: PendingRequest[bool] = PendingRequest()
+        #: When it was begun.
+        self._renewed_at = -math.inf
         #: The partition whose turn it is, and the bytes that it has got; without them it is the next one's turn.
         self._current: dict[str, int] = {}
         self._filled: dict[str, int] = {}
@@ -208,11 +211,18 @@ class PartitionChoice:
     def renewing(self) -> Steps[None]:
         """See new partitions after metadata.max.age.ms; a call does it first, as it relies on the same ones.
 
-        No errors: the known ones stay.
+        No errors: the known ones stay. An answer that was asked for earlier must not be older than that, either.
         """
-        if self.is_due:
-            self._renewal.close()  # its answer may be older than one that is asked for now
-            yield from self._renewed()
+        oldest = time.monotonic() - self._max_age
+        while self.is_due:
+            if self._renewal.step(self._renewed) is not None:
+                if self._renewed_at >= oldest:
+                    return
+                continue
+            until = self._renewed_at + _LONGEST_RENEWAL
+            if time.monotonic() >= until:
+                return
+            yield self._renewal.wait._replace(until=min(until, self._renewal.wait.until))
 
     def renew_soon(self) -> None:
         """As `renewing`, without waiting: the first call only asks, and a later one sees the answer."""
@@ -226,14 +236,15 @@ class PartitionChoice:
 
     def _renewed(self) -> Steps[bool]:
         self._refreshed.clear()
+        self._renewed_at = time.monotonic()
         try:
-            metadata = yield from self._cluster.asking_metadata(list(self._known), self._cluster.bounds(_RENEWAL_MS))
+            metadata = yield from self._cluster.asking_metadata(list(self._known))
         except KlogError as error:
             self._old_at = time.monotonic() + min(self._max_age, _PAUSE)
             _log.warning("a producer's topics may have new partitions that it does not know: %s", error)
             return False
         before = dict(self._known)
-        self._old_at = time.monotonic() + self._max_age
+        self._old_at = self._renewed_at + self._max_age
         for name, topic in metadata.items():
             if topic["partitions"]:  # else it has an error, which the brokers answer to its records, too
                 self._known[name] = len(topic["partitions"])

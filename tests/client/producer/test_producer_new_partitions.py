@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
 
+from spark_klog import aio
 from spark_klog.client import Admin, Producer
+from spark_klog.client.producer import intake
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ConnectionFailed
 from spark_klog.protocol.apis import METADATA
 from tests.support.brokers.model_cluster import ModelCluster
+from tests.support.clients.on_loop import run
 from tests.support.waiting import wait_until
 
 ALWAYS = {"metadata.max.age.ms": "1"}
@@ -94,7 +100,7 @@ def test_fewer_partitions_of_a_topic_made_anew() -> None:
 
 @pytest.mark.usefixtures("driver")
 def test_an_answer_that_comes_after_a_newer_one() -> None:
-    """`send` asks for metadata without waiting; calls that wait for metadata get newer ones than that late response."""
+    """`send` asks for metadata without waiting; that late response is too old for calls that wait for metadata."""
     asked, may_answer = threading.Event(), threading.Event()
     with ModelCluster(1, {"t": 3}) as brokers:
         answer = brokers.answer
@@ -111,11 +117,58 @@ def test_an_answer_that_comes_after_a_newer_one() -> None:
             brokers.answer = late  # type: ignore[method-assign]
             while not asked.is_set():
                 producer.send("t", b"asks")
+            time.sleep(0.01)  # longer than metadata.max.age.ms
             may_answer.set()
             brokers.add_partitions("t", 1)
             assert producer.partitions("t") == 4
             producer.send("t", b"new", partition=3)
         assert brokers.log["t", 3] == [b"new"]
+
+
+def _slow(brokers: ModelCluster) -> list[float]:
+    """Let each answer about metadata take 0.2 s from now on; the times at which they were asked for."""
+    answer, asked = brokers.answer, list[float]()
+
+    def late(node: int, key: int, version: int, message: Any) -> Any:
+        found = answer(node, key, version, message)
+        if key == METADATA.key:
+            asked.append(time.monotonic())
+            time.sleep(0.2)
+        return found
+
+    brokers.answer = late  # type: ignore[method-assign]
+    return asked
+
+
+def test_calls_that_end_early_share_a_renewal() -> None:
+    """As those of `asyncio.timeout`, each of which ends before a slow broker answers."""
+    with ModelCluster(1, {"t": 1}) as brokers:
+
+        async def main() -> None:
+            async with aio.Producer({"bootstrap.servers": brokers.servers, "metadata.max.age.ms": "400"}) as producer:
+                assert await producer.partitions("t") == 1
+                asked = _slow(brokers)
+                brokers.add_partitions("t", 1)
+                await asyncio.sleep(0.4)
+                for _ in range(40):
+                    with suppress(asyncio.TimeoutError):
+                        if await asyncio.wait_for(producer.partitions("t"), 0.05) == 2:
+                            break
+                else:
+                    pytest.fail(f"asked {len(asked)} times for nothing")
+
+        run(main())
+
+
+def test_a_slow_renewal_goes_on_in_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of a thread wait a limited time for it, and go on with what is known."""
+    monkeypatch.setattr(intake, "_LONGEST_RENEWAL", 0.05)
+    with ModelCluster(1, {"t": 1}) as brokers:
+        with Producer({"bootstrap.servers": brokers.servers, "metadata.max.age.ms": "400"}) as producer:
+            assert producer.partitions("t") == 1
+            _slow(brokers)
+            brokers.add_partitions("t", 1)
+            wait_until(lambda: producer.partitions("t") == 2)
 
 
 @pytest.mark.usefixtures("driver")
