@@ -77,8 +77,9 @@ class Cluster:
         #: (a port forward, a load balancer) must not share one.
         self._connections: dict[_Key, Connection] = {}
         self._brokers: dict[int, tuple[str, int]] = {}
-        #: Addresses that did not answer their last request; `asking_any` asks them last.
-        self._silent: set[tuple[str, int]] = set()
+        #: Addresses that did not answer their last request, with its time, a reading of `time.monotonic`; `asking_any`
+        #: asks them last, first the one that was asked longest ago.
+        self._silent: dict[tuple[str, int], float] = {}
         #: Addresses where a broker has answered.
         self._reached: set[tuple[str, int]] = set()
         #: The broker that has answered last, from which the metadata come.
@@ -193,7 +194,7 @@ class Cluster:
     def suspect(self, node: int) -> None:
         """Note that this broker did not answer a request; `asking_any` asks it last."""
         if node in self._brokers:
-            self._silent.add(self._brokers[node])
+            self._silent[self._brokers[node]] = time.monotonic()
 
     def request(self, node: int, api: Api, message: Message, last: int | None = None) -> Message:
         """Send a broker a request for anything but records; raises what `Connection` raises.
@@ -336,7 +337,7 @@ class Cluster:
                 # a broker that has just started knows none yet; perhaps another one does
                 failure = ConnectionFailed("a broker answers, but its metadata lists no brokers")
             if self._described_by is not None:
-                self._silent.add(self._described_by)
+                self._silent[self._described_by] = time.monotonic()
             yield from retried(retry, failure)
 
     @staticmethod
@@ -352,7 +353,7 @@ class Cluster:
         """Take over a Metadata response; the result of `metadata`."""
         self._brokers = {entry["node_id"]: (entry["host"], entry["port"]) for entry in answer["brokers"]}
         addresses = {*self._brokers.values(), *self.config.bootstrap_servers}
-        self._silent &= addresses
+        self._silent = {address: at for address, at in self._silent.items() if address in addresses}
         self._reached &= addresses
         needed: set[_Key] = {(*address, None) for address in addresses}
         needed |= {(*address, node) for node, address in self._brokers.items()}
@@ -384,7 +385,7 @@ class Cluster:
     def candidates(self) -> list[tuple[str, int]]:
         """Addresses for a request to any broker, in this order: connected ones, known ones, bootstrap.servers.
 
-        Brokers that did not answer their last request come after all others.
+        Brokers that did not answer their last request come after all others, first the one asked longest ago.
         """
         for connection in self._connections.values():
             if connection.is_misrouted:
@@ -392,7 +393,7 @@ class Cluster:
                 break
         connected = [key[:2] for key in self._connections if key[2] is None]
         addresses = [*connected, *self._brokers.values(), *self.config.bootstrap_servers]
-        return sorted(dict.fromkeys(addresses), key=self._silent.__contains__)
+        return sorted(dict.fromkeys(addresses), key=lambda address: self._silent.get(address, -math.inf))
 
     def asking_any(
         self, api: Api, message: Callable[[int], Message], outer: Bounds | None = None, *, is_retried: bool = False
@@ -423,10 +424,10 @@ class Cluster:
                 answers = yield from each(
                     {address: self._asking_at(address, api, message, share) for address in addresses}, is_race=True
                 )
-                self._silent.update(addresses)
+                self._silent |= dict.fromkeys(addresses, now)
                 for address, answer in answers.items():
                     if not isinstance(answer, KlogError):
-                        self._silent.discard(address)
+                        del self._silent[address]
                         self._described_by = address
                         self._unreached_since = None
                         return answer
