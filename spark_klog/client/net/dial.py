@@ -25,9 +25,9 @@ class Dial:
     """A connection being made to the first address of the host that answers; with `tls` over TLS.
 
     The addresses share the time until `deadline`, a reading of `time.monotonic`, so that a silent one leaves time for
-    the next one. The constructor and `step` raise `ConnectionFailed` if no address answers; with TLS also `TlsError`
-    and `HandshakeInterrupted`, and the constructor `ConfigError`. `source` says in errors where the address comes from,
-    if not from the user.
+    the next one; each has `LEAST_ANSWER` seconds at least. The constructor and `step` raise `ConnectionFailed` if no
+    address answers; with TLS also `TlsError` and `HandshakeInterrupted`, and the constructor `ConfigError`. `source`
+    says in errors where the address comes from, if not from the user.
     """
 
     def __init__(self, host: str, port: int, deadline: float, tls: TlsConfig | None = None, source: str = "") -> None:
@@ -75,7 +75,6 @@ class Dial:
             raise ConnectionFailed(f"no broker answers at {self._place}: {error}") from None
         if self._look_up is None:
             self._close_waker()
-            self._get_further()
             self._try_next()
 
     def _get_further(self) -> None:
@@ -89,11 +88,9 @@ class Dial:
 
     def _try_next(self) -> None:
         while self._left:
-            left = self._deadline - time.monotonic()
-            if left <= 0:
-                self._failure = TimeoutError("timed out")
-                break
-            self.until = time.monotonic() + left / len(self._left)
+            self._get_further()  # a busy event loop comes late, and each address has some time nevertheless
+            left = self._deadline - self.further_at
+            self.until = self.further_at + max(left / len(self._left), LEAST_ANSWER)
             family, kind, protocol, _, address = self._left.popleft()
             try:
                 candidate = socket.socket(family, kind, protocol)

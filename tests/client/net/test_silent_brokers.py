@@ -19,7 +19,7 @@ from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ConnectionFailed, RequestTimedOut
 from spark_klog.protocol.tables.records import LATEST
-from tests.support.brokers.faults import late
+from tests.support.brokers.faults import late, silent
 from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.servers.kafka import HOST
 from tests.support.waiting import wait_until
@@ -167,6 +167,20 @@ def test_a_broker_that_did_not_answer_is_asked_last(brokers: ScriptedCluster) ->
         assert brokers.asked[-1].node == 1
 
 
+def test_if_all_are_silent_the_one_asked_longest_ago_is_asked_first() -> None:
+    """Short calls ask one or two of them each: without a turn for all, a broker that is back would not be asked."""
+    with ScriptedCluster({"t": 1}, nodes=3) as brokers:
+        with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, **QUICK}) as cluster:
+            brokers.always("Metadata", silent())
+            asked = len(brokers.asked)
+            for _ in range(6):
+                with cluster.within(120), suppress(ConnectionFailed):
+                    cluster.metadata(["t"])
+        nodes = [each.node for each in brokers.asked[asked:] if each.name == "Metadata"]
+    assert len(nodes) >= 6
+    assert nodes == [number % 3 for number in range(len(nodes))]
+
+
 def test_an_address_that_vanishes_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     with _vanishing(0) as void, socket.create_server((HOST, 0)) as there:
         ports = void, there.getsockname()[1]
@@ -178,6 +192,21 @@ def test_an_address_that_vanishes_leaves_time_for_the_next(monkeypatch: pytest.M
                     assert connected.getpeername() == there.getsockname()
                 return
     pytest.fail("the silent address took all the time")
+
+
+def test_the_next_address_is_tried_though_the_steps_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a busy event loop: the time of the silent address, and of the call, is over at the next step."""
+    with _vanishing(0) as void, ScriptedCluster({"t": 1}) as brokers:
+        addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (HOST, port)) for port in (void, *brokers.ports)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
+        settings = {"bootstrap.servers": "two-addresses:1", "retry.backoff.ms": "1"}
+        with Cluster(client_config(settings)) as cluster, cluster.within(200):
+            steps = cluster.asking_metadata(["t"])
+            with suppress(StopIteration):
+                while True:
+                    next(steps)
+                    time.sleep(0.3)
+            assert cluster.nodes == [0]
 
 
 def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
