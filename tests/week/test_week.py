@@ -56,6 +56,8 @@ _SPARK = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.ui.showConsoleProgress": "false",
+    "spark.python.authenticate.socketTimeout": "300s",  # of a busy machine; heartbeats, too
+    "spark.network.timeout": "600s",
 }
 _SUBMIT = {
     "PYSPARK_SUBMIT_ARGS": " ".join(f"--conf {name}={value}" for name, value in _SPARK.items()) + " pyspark-shell"
@@ -185,7 +187,6 @@ class _Week:
         folders = {
             "data directory": self.broker.data_dir,
             "checkpoints": self.folder / "checkpoints",
-            "journal": self._table / "_klog",
             "log of the table": self._table / "_delta_log",
         }
         return Watch(trees | {"broker": lambda: self.broker.pid}, folders, self.folder / "samples.jsonl")
@@ -228,6 +229,13 @@ class _Week:
         for each in self.running.values():
             each.end()
         return records
+
+    def check_journal(self) -> None:
+        """The load's journal keeps all runs: some files of a few KB each."""
+        files = [path for path in (self._table / "_klog").rglob("*") if path.is_file()]
+        runs = sum(path.name == "plan.json" for path in files)
+        assert len(files) <= 4 * runs + 20
+        assert sum(path.stat().st_size for path in files) <= 12_000 * runs + (1 << 20)
 
     def told(self) -> dict[str, dict[str, Any]]:
         """The last line of each program."""
@@ -293,6 +301,7 @@ def test_a_week(tmp_path: Path) -> None:
             watch.sample(share)
         done = week.told()
         records = week.finish()
+        week.check_journal()
     figures = {f"{name}, {figure}": pair for name, figure, *pair in watch.table()}
     (tmp_path / "figures.json").write_text(json.dumps({"records": records, "done": done, "figures": figures}, indent=1))
     assert week.secure.tokens.given > _SECONDS / _TOKEN_SECONDS
