@@ -218,7 +218,7 @@ class Load:
         if table:
             self.output = Path(open_table(table).location.removeprefix("file://"))
 
-    def _arguments(self, options: Sequence[str], replaced: Mapping[str, str]) -> list[str]:
+    def arguments(self, options: Sequence[str], replaced: Mapping[str, str]) -> list[str]:
         """The arguments of batch_load.py; `replaced` overrides the options that every run has."""
         given = {
             "bootstrap-servers": self._servers,
@@ -231,7 +231,7 @@ class Load:
     def start(self, *options: str, **replaced: str) -> Running:
         """Start a run with spark-submit."""
         command = [spark_submit(), *_spark_arguments(self._settings, self._master), str(BATCH_LOAD)]
-        running = Running([*command, *self._arguments(options, replaced)], self._folder, len(self._runs))
+        running = Running([*command, *self.arguments(options, replaced)], self._folder, len(self._runs))
         self._runs.append(running)
         return running
 
@@ -243,7 +243,7 @@ class Load:
         """Run until it ends, in the driver if there is one."""
         if self._driver is None:
             return self.submit(*options, **replaced)
-        return self._driver.run(self._arguments(options, replaced))
+        return self._driver.run(self.arguments(options, replaced))
 
     def report(self, *options: str, **replaced: str) -> list[dict[str, Any]]:
         """Run with --json, check that it does not fail, and return its partitions."""

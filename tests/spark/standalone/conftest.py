@@ -102,11 +102,12 @@ def packed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Packed:
 
 @pytest.fixture(scope="session")
 def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A worker on each of eight addresses. Tests may kill executors; test_cluster_streams.py alone kills workers."""
+    """A worker on each of eight addresses. Whoever kills one that others use starts another one."""
     hosts = [f"127.0.0.{number}" for number in range(1, WORKERS + 1)]
     # SIGPWR drains a worker
-    confs = {"spark.decommission.enabled": "true"}
-    with standalone(tmp_path_factory.mktemp("standalone"), hosts, cores=1, memory="600m", confs=confs) as running:
+    folder = tmp_path_factory.mktemp("standalone")
+    confs = {"spark.decommission.enabled": "true", "spark.local.dir": str(folder / "local")}
+    with standalone(folder, hosts, cores=1, memory="600m", confs=confs) as running:
         yield running
 
 

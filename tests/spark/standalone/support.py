@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import fastavro
@@ -38,6 +39,16 @@ def copied(servers: str, topic: str) -> Counter[int]:
     return rows
 
 
+def wait_for(running: Running, condition: Callable[[], object], what: str) -> None:
+    """Wait for what comes while the program runs."""
+
+    def is_there() -> bool:
+        assert not running.ended, running.result().stdout[-6000:]
+        return bool(condition())
+
+    wait_until(is_there, what, SECONDS)
+
+
 class Copy:
     """The program's query, as its checkpoint shows it."""
 
@@ -51,9 +62,4 @@ class Copy:
     def wait_for(self, running: Running, records: int) -> None:
         """Wait until so many more records are committed."""
         goal = self.committed() + records
-
-        def is_there() -> bool:
-            assert not running.ended, running.result().stdout[-6000:]
-            return self.committed() >= goal
-
-        wait_until(is_there, f"{records} more records are committed", SECONDS)
+        wait_for(running, lambda: self.committed() >= goal, f"{records} more records are committed")

@@ -62,10 +62,10 @@ class Worker:
 
 
 class Standalone:
-    """A running master (`url`, with its page at `web`) and its workers."""
+    """A running master (`url`, with its page at `web`) and its workers; their logs and files are in `folder`."""
 
     def __init__(self, folder: Path, cores: int, memory: str, confs: Mapping[str, str]) -> None:
-        self._folder, self._cores, self._memory = folder, cores, memory
+        self.folder, self._cores, self._memory = folder, cores, memory
         properties = folder / "daemons.conf"
         properties.write_text("".join(f"{name} {value}\n" for name, value in confs.items()))
         self._properties = ["--properties-file", str(properties)] if confs else []
@@ -81,17 +81,17 @@ class Standalone:
         spark_class = Path(spark_submit()).with_name("spark-class")
         variables = environment(sys.executable) | {"SPARK_DAEMON_MEMORY": "160m"}
         variables["SPARK_DAEMON_JAVA_OPTS"] = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-        with (self._folder / f"{name}.log").open("wb") as log:
+        with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [spark_class, *command, *self._properties], stdout=log, stderr=log, env=variables, cwd=self._folder
+                [spark_class, *command, *self._properties], stdout=log, stderr=log, env=variables, cwd=self.folder
             )
         self._processes.append(process)
         return process
 
     def add(self, host: str) -> Worker:
         """Start a worker on this loopback address; it is there when `wait_for_workers` says so."""
-        number = len(self.workers)
-        folder = self._folder / f"work-{number}"
+        number = len(self._processes)
+        folder = self.folder / f"work-{number}"
         words = ["--host", host, "--cores", str(self._cores), "--memory", self._memory, "--webui-port", "0"]
         command = [f"{_DEPLOY}.worker.Worker", self.url, *words, "--work-dir", str(folder)]
         worker = Worker(host, self._start(f"worker-{number}", *command), folder)
