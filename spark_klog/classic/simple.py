@@ -6,7 +6,6 @@ Source: 0.7 design and 0.10 implementation chapters, "Low-level API".
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -313,7 +312,7 @@ class SimpleConsumer:
     def _open(self) -> Connection:
         if self._connection is None or not self._connection.is_usable():
             self._connection = Connection(self._host, self._port, self._config)
-        self._connection.renew(time.monotonic() + self._config.request_timeout_ms / 1000)
+        self._connection.renew()
         self._connection.finish_opening()
         return self._connection
 

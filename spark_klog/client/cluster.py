@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -14,7 +15,7 @@ from spark_klog.base.names import PLAINTEXT, TopicPartition
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import SOFTWARE, BrokerIdentity, Connection
-from spark_klog.client.requests import Steps, answered, at_once, each, opened, retried, run, unsent
+from spark_klog.client.requests import Steps, Wait, answered, at_once, each, opened, retried, run, unsent
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.errors import (
@@ -41,6 +42,8 @@ _INTERRUPTED_ROUNDS = 5
 #: Of the time that is left, brokers get this part at least to answer what any broker may be asked: so many of them
 #: alone, later ones together with others.
 _SHARES = 4
+#: Seconds that each has at least, while others may be asked, too.
+_LEAST_SHARE = 1.0
 #: The first version of Metadata that does not create missing topics unless it is asked to.
 _FIRST_NOT_CREATING = 4
 _T = TypeVar("_T")
@@ -123,23 +126,22 @@ class Cluster:
     def _open(self, address: tuple[str, int], node: int | None = None) -> Connection:
         """The open connection of a key; connect if there is none or it is closed."""
         there = self._begin((*address, node))
-        there.finish_opening()
+        run(opened(there, self.deadline()))
         return there
 
-    def _begin(self, key: _Key, deadline: float | None = None) -> Connection:
-        """Like `_open`, but the connection may not be open yet. The deadline is that of a request that begins now."""
+    def _begin(self, key: _Key) -> Connection:
+        """Like `_open`, but the connection may not be open yet."""
         self._maker.check()
         there = self._connections.get(key)
         if there is None or not there.is_usable():
             if there is not None and there.was_open:
                 self._reached.add(key[:2])
             source, expected = self._source(key[:2]), self._expected(key[:2])
-            until = self.deadline() if deadline is None else deadline
-            there = Connection(key[0], key[1], self.config, until, wait=False, source=source, expected=expected)
+            there = Connection(key[0], key[1], self.config, wait=False, source=source, expected=expected)
             self._connections[key] = there
             there.is_proven = self._is_known
         elif there.must_renew:
-            there.renew(self.deadline() if deadline is None else deadline)
+            there.renew()
         return there
 
     def _source(self, address: tuple[str, int]) -> str:
@@ -180,9 +182,9 @@ class Cluster:
         """The connection to a broker for records; `ConnectionFailed` if it is unknown or can't be reached."""
         return self._open(self.address(node), node)
 
-    def begin_connection(self, node: int, deadline: float | None = None) -> Connection:
+    def begin_connection(self, node: int) -> Connection:
         """Like `connection`, but without waiting: it may not be open yet, see `Connection.open_step`."""
-        return self._begin((*self.address(node), node), deadline)
+        return self._begin((*self.address(node), node))
 
     def plain_connection(self, node: int) -> Connection:
         """The connection to a broker for everything but records, which may not be open yet.
@@ -230,14 +232,14 @@ class Cluster:
         """The steps of `request`, by default within the deadline of one that begins now."""
         deadline = self.deadline() if deadline is None else deadline
         with unsent():
-            connection = self._begin((*self.address(node), None), deadline)
+            connection = self.plain_connection(node)
             yield from opened(connection, deadline)
         return (yield from answered(connection, api, message, deadline, last))
 
     def asking_version(self, node: int, api: Api, deadline: float | None = None) -> Steps[int]:
         """The steps of `version_of`."""
         deadline = self.deadline() if deadline is None else deadline
-        connection = self._begin((*self.address(node), None), deadline)
+        connection = self.plain_connection(node)
         yield from opened(connection, deadline)
         return connection.version_of(api)
 
@@ -247,7 +249,7 @@ class Cluster:
         It is asked once for each connection, and again after metadata.max.age.ms: levels change while brokers run.
         """
         with unsent():
-            connection = self._begin((*self.address(node), None), deadline)
+            connection = self.plain_connection(node)
             yield from opened(connection, deadline)
         oldest = time.monotonic() - self.config.metadata_max_age_ms / 1000
         is_known = connection.features_at is not None and connection.features_at >= oldest
@@ -410,56 +412,89 @@ class Cluster:
         rounds = 0
         while True:
             candidates = self.candidates()
-            failures: list[str] = []
-            stranger: DecodeError | None = None
-            interrupted, is_late = 0, False
-            turns = list(_in_turns(candidates))
-            for number, addresses in enumerate(turns):
-                # each turn gets a share of the time, so that silent brokers leave time for the others; none is given a
-                # hundredth, in which no broker may be able to answer
-                now = time.monotonic()
-                if number and now >= bounds.deadline:  # the next call asks the others first
-                    break
-                share = now + max(0, bounds.deadline - now) / min(_SHARES, len(turns) - number)
-                answers = yield from each(
-                    {address: self._asking_at(address, api, message, share) for address in addresses}, is_race=True
-                )
-                self._silent |= dict.fromkeys(addresses, now)
-                for address, answer in answers.items():
-                    if not isinstance(answer, KlogError):
-                        del self._silent[address]
-                        self._described_by = address
-                        self._unreached_since = None
-                        return answer
-                for answer in answers.values():
-                    if isinstance(answer, DecodeError):  # not a broker; the next address may be one
-                        stranger = answer
-                    elif isinstance(answer, (ConnectionFailed, RequestTimedOut)):
-                        failures.append(str(answer))
-                        is_late = is_late or isinstance(answer, RequestTimedOut)
-                        if isinstance(answer, HandshakeInterrupted):
-                            interrupted += answer.is_by_broker or self.config.security.protocol != PLAINTEXT
-                    elif isinstance(answer, KlogError):
-                        raise answer
-            if stranger is not None and not failures and not self._is_known:
-                raise stranger
-            rounds += interrupted == len(candidates)
+            errors: list[KlogError] = []
+            answer = yield from self._asking_in_turns(candidates, api, message, bounds.deadline, errors)
+            if answer is not None:
+                return answer
+            strangers = [error for error in errors if isinstance(error, DecodeError)]  # not brokers
+            failures = "; ".join(str(error) for error in errors if not isinstance(error, DecodeError))
+            if strangers and not failures and not self._is_known:
+                raise strangers[-1]
+            has_security = self.config.security.protocol != PLAINTEXT
+            interrupted = [error for error in errors if isinstance(error, HandshakeInterrupted)]
+            rounds += sum(error.is_by_broker or has_security for error in interrupted) == len(candidates)
             if rounds == _INTERRUPTED_ROUNDS and not self._is_known:
-                raise HandshakeInterrupted("; ".join(failures))
-            lost = ConnectionFailed("; ".join(failures))
-            lost.is_late = is_late
+                raise HandshakeInterrupted(failures)
+            lost = ConnectionFailed(failures)
+            lost.is_late = any(isinstance(error, RequestTimedOut) for error in errors)
             failure: KlogError = lost
-            if stranger is not None and not (failures and self._is_known):  # brokers that were reached may come back
-                failure = stranger
+            if strangers and not (failures and self._is_known):  # brokers that were reached may come back
+                failure = strangers[-1]
             self._unreached_since = self._unreached_since or time.monotonic()
             if self._has_no_patience() or is_retried:
                 raise failure
             yield from retried(retry, failure)
 
+    def _asking_in_turns(
+        self,
+        candidates: Sequence[tuple[str, int]],
+        api: Api,
+        message: Callable[[int], Message],
+        deadline: float,
+        errors: list[KlogError],
+    ) -> Steps[Message | None]:
+        """The first answer; None if there is none, with what all that were asked have failed with.
+
+        Each turn has a share of the time before the next ones are asked, too, so that silent brokers leave time for the
+        others. A slow one may answer until all have had a turn, and `_LEAST_SHARE` seconds at least.
+        """
+        turns = deque(_in_turns(candidates))
+        asked: dict[tuple[str, int], Steps[Message]] = {}
+        #: When each was asked, and when it is given up if no others are left to ask.
+        begun: dict[tuple[str, int], float] = {}
+        given_up_at: dict[tuple[str, int], float] = {}
+        next_at = -math.inf
+        try:
+            while True:
+                now = time.monotonic()
+                if turns and begun and now >= deadline:
+                    turns.clear()  # the next call asks the others first
+                if turns and (not asked or now >= next_at):
+                    share = max(0, deadline - now) / min(_SHARES, len(turns))
+                    next_at = now + share
+                    self._silent |= {address: begun[address] for address in asked}
+                    for address in turns.popleft():
+                        asked[address], begun[address] = self._asking_at(address, api, message, deadline), now
+                        given_up_at[address] = now + max(share, _LEAST_SHARE) if turns else math.inf
+                waits: list[Wait] = []
+                for address, steps in list(asked.items()):
+                    try:
+                        waits.append(next(steps))
+                        continue
+                    except StopIteration as end:
+                        self._silent.pop(address, None)
+                        self._described_by, self._unreached_since = address, None
+                        answer: Message = end.value
+                        return answer
+                    except (ConnectionFailed, RequestTimedOut, DecodeError) as error:
+                        errors.append(error)
+                    self._silent[address] = begun[address]
+                    del asked[address]
+                until = next_at if turns else max((given_up_at[address] for address in asked), default=-math.inf)
+                if asked and time.monotonic() < until:
+                    yield Wait(None, min(until, *(wait.until for wait in waits)), parts=tuple(waits))
+                elif not turns:
+                    self._silent |= {address: begun[address] for address in asked}
+                    errors += [RequestTimedOut(f"broker {host}:{port} did not answer in time") for host, port in asked]
+                    return None
+        finally:
+            for steps in asked.values():
+                steps.close()
+
     def _asking_at(
         self, address: tuple[str, int], api: Api, message: Callable[[int], Message], until: float
     ) -> Steps[Message]:
-        connection = self._begin((*address, None), until)
+        connection = self._begin((*address, None))
         yield from opened(connection, until)
         return (yield from answered(connection, api, message(connection.version_of(api)), until))
 
@@ -568,8 +603,7 @@ class Cluster:
     def asking_controller(self) -> Steps[int]:
         if self.controller_id not in self._brokers:
             yield from self.asking_metadata([])
-        deadline = self.deadline()
-        yield from opened(self._begin((*self.address(self.controller_id), None), deadline), deadline)
+        yield from opened(self.plain_connection(self.controller_id), self.deadline())
         return self.controller_id
 
     def close(self) -> None:

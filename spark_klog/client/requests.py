@@ -65,11 +65,15 @@ def unsent() -> Iterator[None]:
 
 
 def opened(connection: Connection, deadline: float) -> Steps[None]:
-    """Open a connection, and wait while it is throttled unless that lasts beyond the deadline."""
+    """Open a connection, and wait while it is throttled unless that lasts beyond the deadline.
+
+    One that is not open by then is left opening: the next request may have more luck with less time.
+    """
     begin = time.monotonic()
     while not connection.open_step():
         until = connection.opening_until(deadline)
-        connection.check_time(begin, until)
+        if time.monotonic() >= until:
+            raise connection.late(begin)
         yield Wait(connection, min(until, connection.look_at))
     while time.monotonic() < connection.throttled_until <= deadline:  # another answer may have prolonged it
         yield Wait(None, connection.throttled_until)
@@ -125,11 +129,8 @@ def run(steps: Steps[_Result]) -> _Result:
         steps.close()
 
 
-def each(requests: Mapping[_Key, Steps[_Result]], *, is_race: bool = False) -> Steps[dict[_Key, _Result | KlogError]]:
-    """Make several requests at once; each has its result or its error. One that is slow does not delay the others.
-
-    With `is_race` the first result ends the others, which are left out.
-    """
+def each(requests: Mapping[_Key, Steps[_Result]]) -> Steps[dict[_Key, _Result | KlogError]]:
+    """Make several requests at once; each has its result or its error. One that is slow does not delay the others."""
     results: dict[_Key, _Result | KlogError] = {}
     left = dict(requests)
     try:
@@ -144,7 +145,7 @@ def each(requests: Mapping[_Key, Steps[_Result]], *, is_race: bool = False) -> S
                 except KlogError as error:
                     results[key] = error
                 del left[key]
-            if not left or (is_race and not all(isinstance(result, KlogError) for result in results.values())):
+            if not left:
                 return results
             yield Wait(None, min(wait.until for wait in waits), parts=tuple(waits))
     finally:

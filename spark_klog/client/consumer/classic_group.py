@@ -314,7 +314,7 @@ class ClassicGroup(ConsumerGroup):
             node = yield finding_coordinator(self.cluster, self.name)
             self._connection = self.cluster.begin_connection(node)
         connection = self._connection
-        connection.renew(self.cluster.deadline())
+        connection.renew()
         yield from opened(connection, math.inf)
         is_eager = not config.is_cooperative
         request = {

@@ -212,13 +212,12 @@ class Fetches:
         try:
             if source.connection is None or source.connection.closed:
                 source.session.restart()
-                deadline = now + config.client.request_timeout_ms / 1000
-                source.connection = self._cluster.begin_connection(source.node, deadline)
+                source.connection = self._cluster.begin_connection(source.node)
             connection = source.connection
             if connection.must_renew:
                 if source.chunks or source is self.taken:
                     return  # SASL answers would overwrite the buffer that holds them
-                connection.renew(now + config.client.request_timeout_ms / 1000)
+                connection.renew()
             source.is_opening = not connection.open_step()
             if source.is_opening or connection.is_throttled:
                 until = connection.look_at if source.is_opening else connection.throttled_until

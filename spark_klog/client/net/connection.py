@@ -62,6 +62,8 @@ _RECEIVE_BUFFER = 4 * 1024 * 1024
 _MOST_AT_ONCE = 1024 * 1024
 #: Buffers that one call of the socket takes.
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
+#: Seconds after which a connection that opens counts as left by all that waited for it.
+_LEFT = 1.0
 #: Stands for the correlation id of a bare SASL token, which has none.
 _BARE = -1
 #: The last versions used unless a caller asks for a later one: those need topic ids, which are not always known, or are
@@ -207,7 +209,9 @@ class Handle:
 class Connection:
     """A connected, negotiated socket. Not thread-safe.
 
-    With `wait=False` the constructor only begins to connect; call `open_step` or `finish_opening` to complete it.
+    With `wait=False` the constructor only begins to connect; call `open_step` to complete it, which fails if the broker
+    does nothing for request.timeout.ms (socket.connection.setup.timeout.ms until it is connected): calls with less time
+    leave it opening, and later ones go on with it.
     `send` returns a handle, `receive` the response to it, whatever else is in flight. Deadlines are readings of
     `time.monotonic`, by default request.timeout.ms after the call, and hold for the whole call.
 
@@ -254,10 +258,11 @@ class Connection:
         self._arrived: dict[int, bytes | memoryview] = {}
         self._read_last: int | None = None
         self._copied_bytes, self._most_copied = 0, config.response_max_bytes
-        self._opened_at = self._further_at = time.monotonic()
-        self._open_until = self._default_deadline() if deadline is None else deadline
-        connect_until = self._opened_at + config.connect_timeout_ms / 1000
-        dial = Dial(host, port, min(self._open_until, connect_until), config.security.tls, source)
+        #: When `open_step` was called last, and when that got the opening further.
+        self._stepped_at = self._further_at = time.monotonic()
+        deadline = self._default_deadline() if deadline is None else deadline
+        connect_until = self._further_at + config.connect_timeout_ms / 1000
+        dial = Dial(host, port, min(deadline, connect_until), config.security.tls, source)
         self._transport: Dial | FrameStream = dial
         self._stream: FrameStream
         self._sasl = SaslExchange(config.security, self.address) if config.security.sasl is not None else None
@@ -266,15 +271,23 @@ class Connection:
         #: The computation of SASL's next request: passwords are hashed, tokens and tickets fetched.
         self._sasl_work: Work[list[tuple[Api, Message]]] | None = None
         if wait:
-            self.finish_opening()
+            self.finish_opening(deadline)
 
     def _default_deadline(self) -> float:
         return time.monotonic() + self._config.request_timeout_ms / 1000
 
-    def finish_opening(self) -> None:
+    @property
+    def _open_until(self) -> float:
+        return self._further_at + self._config.request_timeout_ms / 1000
+
+    def finish_opening(self, deadline: float | None = None) -> None:
+        begin = time.monotonic()
+        deadline = self._default_deadline() if deadline is None else deadline
         try:
             while not self.open_step():
-                wait_until_ready((self,), self.look_at - time.monotonic())
+                until = self.opening_until(deadline)
+                self.check_time(begin, until)
+                wait_until_ready((self,), min(until, self.look_at) - time.monotonic())
         except BaseException as error:
             self._fail(error)
 
@@ -285,6 +298,7 @@ class Connection:
                 return True
             if self.closed:
                 raise self._lost()
+            self._stepped_at = time.monotonic()
             if isinstance(self._transport, Dial):
                 connected = self._transport.step()
                 if connected is None:
@@ -296,7 +310,7 @@ class Connection:
             while not self._is_open and self._step_of_negotiation():
                 self._further_at = time.monotonic()
             if not self._is_open:
-                self.check_time(self._opened_at, self.opening_until(self._open_until))
+                self.check_time(self._further_at, self._open_until)
             return self._is_open
         except BaseException as error:
             self.close()
@@ -313,7 +327,7 @@ class Connection:
         assert self._negotiation is not None
         is_answered = self.poll(self._negotiation)
         if is_answered:
-            self._next_of_negotiation(self._negotiation, self.opening_until(self._open_until))
+            self._next_of_negotiation(self._negotiation)
         return is_answered
 
     def _ask_versions(self, *, identifies: bool) -> Handle:
@@ -323,9 +337,9 @@ class Connection:
         request = {**SOFTWARE, "cluster_id": self._expected.cluster_id, "node_id": self._expected.node_id}
         return self._transmit(API_VERSIONS, request, WITH_IDENTITY)
 
-    def _next_of_negotiation(self, handle: Handle, deadline: float) -> None:
+    def _next_of_negotiation(self, handle: Handle) -> None:
         """Process the response to ApiVersions or a SASL request. The connection is open after the last one."""
-        answer = self.receive(handle, deadline)
+        answer = self.receive(handle)
         sasl = self._sasl
         if handle.api is API_VERSIONS:
             is_first = not self._versions
@@ -341,10 +355,15 @@ class Connection:
             if sasl is None or not is_first:
                 self._after_sasl()
             else:
-                self._do_sasl(lambda: sasl.begin(deadline))
+                self._begin_sasl(sasl)
         else:
             assert sasl is not None
             self._do_sasl(lambda: sasl.next(handle.api, answer, time.monotonic()))
+
+    def _begin_sasl(self, sasl: SaslExchange) -> None:
+        self._further_at = time.monotonic()
+        until = self._open_until
+        self._do_sasl(lambda: sasl.begin(until))
 
     def _do_sasl(self, work: Callable[[], tuple[Api, Message] | None]) -> None:
         """Compute the next request of SASL, in a thread unless that is done at once."""
@@ -407,17 +426,15 @@ class Connection:
         """Whether the SASL session ends soon (KIP-368): send no requests until `renew` has authenticated again."""
         return self._sasl is not None and time.monotonic() >= self._sasl.renew_at
 
-    def renew(self, deadline: float) -> None:
+    def renew(self) -> None:
         """Begin to authenticate again if that is due and nothing is in flight; continue as with a new connection."""
         if not self._is_open or self._pending or self._stream.unsent or not self.must_renew:
             return
         assert self._sasl is not None
         _log.debug("authenticating again at broker %s: the session ends", self.address)
-        self._is_open, self._open_until = False, deadline
-        self._opened_at = self._further_at = time.monotonic()
+        self._is_open = False
         try:
-            sasl = self._sasl
-            self._do_sasl(lambda: sasl.begin(deadline))
+            self._begin_sasl(self._sasl)
         except BaseException as error:
             self.close()
             self._fail(error)
@@ -620,11 +637,13 @@ class Connection:
             self._fail(error)
 
     def is_usable(self) -> bool:
-        """False if the connection is closed, or if it is idle and the broker has closed it."""
+        """False if the connection is closed, or if it is idle, or was left opening, and the broker has closed it."""
         try:
+            if not (self.closed or self._is_open) and time.monotonic() >= self._stepped_at + _LEFT:
+                self.open_step()
             if not (self.closed or self._pending or not self._is_open or self._stream.unsent):
                 self._stream.probe()  # the next `receive` rejects an unexpected response
-        except OSError:
+        except OSError:  # also `ConnectionFailed` and `RequestTimedOut`
             self.close()
         except BaseException as error:
             self._fail(error)
@@ -644,13 +663,22 @@ class Connection:
     def look_at(self) -> float:
         """When to call `open_step` if no event comes, a reading of `time.monotonic`."""
         transport = self._transport
-        return transport.until if isinstance(transport, Dial) else self.opening_until(self._open_until)
+        return transport.until if isinstance(transport, Dial) else self._open_until
 
     def opening_until(self, deadline: float) -> float:
         """The deadline of a call for which the connection opens: later if the last step has just got further."""
         transport = self._transport
         further_at = transport.further_at if isinstance(transport, Dial) else self._further_at
         return max(deadline, further_at + LEAST_ANSWER)
+
+    def late(self, begin: float) -> KlogError:
+        """The error of a call since `begin` that waits no longer for the connection, which goes on opening."""
+        transport = self._transport
+        return transport.late() if isinstance(transport, Dial) else self._timed_out(begin)
+
+    def _timed_out(self, begin: float) -> RequestTimedOut:
+        seconds = shown_seconds(time.monotonic() - begin)
+        return RequestTimedOut(f"broker {self.address} did not answer within {seconds} s")
 
     def close(self) -> None:
         self.closed = True
@@ -673,10 +701,9 @@ class Connection:
 
     def check_time(self, begin: float, deadline: float) -> None:
         """Close the connection and raise `RequestTimedOut` if the deadline has come; `begin` is for the message."""
-        now = time.monotonic()
-        if now >= deadline:
+        if time.monotonic() >= deadline:
             self.close()
-            raise RequestTimedOut(f"broker {self.address} did not answer within {shown_seconds(now - begin)} s")
+            raise self._timed_out(begin)
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Close the connection and say why, unless the error is one of ours already."""

@@ -25,9 +25,9 @@ class Dial:
     """A connection being made to the first address of the host that answers; with `tls` over TLS.
 
     The addresses share the time until `deadline`, a reading of `time.monotonic`, so that a silent one leaves time for
-    the next one; each has `LEAST_ANSWER` seconds at least. The constructor and `step` raise `ConnectionFailed` if no
-    address answers; with TLS also `TlsError` and `HandshakeInterrupted`, and the constructor `ConfigError`. `source`
-    says in errors where the address comes from, if not from the user.
+    the next one. The look-up of the name and the TLS handshake have as much time each. The constructor and `step` raise
+    `ConnectionFailed` if no address answers; with TLS also `TlsError` and `HandshakeInterrupted`, and the constructor
+    `ConfigError`. `source` says in errors where the address comes from, if not from the user.
     """
 
     def __init__(self, host: str, port: int, deadline: float, tls: TlsConfig | None = None, source: str = "") -> None:
@@ -40,14 +40,17 @@ class Dial:
         self._handshake: Handshake | None = None
         self._address = f"{host}:{port}"
         self._place = f"{self._address} ({source})" if source else self._address
-        #: When it last got further, a reading of `time.monotonic`; what follows has `LEAST_ANSWER` seconds.
+        #: When it last got further, a reading of `time.monotonic`.
         self.further_at = time.monotonic()
-        self._deadline = max(deadline, self.further_at + LEAST_ANSWER)
+        self._seconds = max(deadline - self.further_at, LEAST_ANSWER)
+        self._deadline = self.further_at + self._seconds
         self._failure: OSError = OSError("the name has no address")
         self._socket: socket.socket
         #: When the next address is tried.
         self.until = self._deadline
+        #: Addresses that were not tried yet, and the number of all.
         self._left: deque[Any] = deque()
+        self._number = 0
         #: The look-up that is not done, and what it wakes then.
         self._look_up: LookUp | None = None
         self._waker: Waker | None = None
@@ -75,11 +78,19 @@ class Dial:
             raise ConnectionFailed(f"no broker answers at {self._place}: {error}") from None
         if self._look_up is None:
             self._close_waker()
+            self._get_further()
             self._try_next()
 
     def _get_further(self) -> None:
         self.further_at = time.monotonic()
-        self._deadline = max(self._deadline, self.further_at + LEAST_ANSWER)
+        self.until = self._deadline = self.further_at + self._seconds
+
+    def late(self) -> ConnectionFailed:
+        """The error if it takes too long."""
+        if self._handshake is not None:
+            return ConnectionFailed(f"broker {self._address} did not finish the TLS handshake in time")
+        reason = "timed out" if self._look_up is None else NO_ANSWER
+        return ConnectionFailed(f"no broker answers at {self._place}: {reason}")
 
     def _close_waker(self) -> None:
         if self._waker is not None:
@@ -87,10 +98,11 @@ class Dial:
             self._waker = None
 
     def _try_next(self) -> None:
+        self._number = self._number or len(self._left)
         while self._left:
-            self._get_further()  # a busy event loop comes late, and each address has some time nevertheless
-            left = self._deadline - self.further_at
-            self.until = self.further_at + max(left / len(self._left), LEAST_ANSWER)
+            self.further_at = time.monotonic()
+            left = self._deadline - self.further_at  # none, if the steps come late
+            self.until = self.further_at + max(left / len(self._left), self._seconds / self._number)
             family, kind, protocol, _, address = self._left.popleft()
             try:
                 candidate = socket.socket(family, kind, protocol)
@@ -120,13 +132,13 @@ class Dial:
             if connected is None or self._begin_handshake is None:
                 return connected
             self._handshake = self._begin_handshake(connected, self._host, self._address)
+            self._socket = self._handshake.socket
             self._get_further()
-            self._socket, self.until = self._handshake.socket, self._deadline
         if self._handshake.step():
             return self._socket
         if time.monotonic() >= self._deadline:
             self.close()
-            raise ConnectionFailed(f"broker {self._address} did not finish the TLS handshake in time")
+            raise self.late()
         return None
 
     def _connect_step(self) -> socket.socket | None:
