@@ -26,9 +26,7 @@ _A_LITTLE = 1 << 13
 class TcpProxy:
     """Forwards to port `target` of the same host, with a random fault for some of the chunks that arrive."""
 
-    def __init__(
-        self, port: int, target: int, seed: int = 0, *, latency: float = 0.0, rate: float = math.inf
-    ) -> None:
+    def __init__(self, port: int, target: int, seed: int = 0, *, latency: float = 0.0, rate: float = math.inf) -> None:
         """`latency`: seconds that all data take, each way; `rate`: bytes a second of each direction."""
         self.port, self._target = port, target
         self._latency, self._rate = latency, rate
