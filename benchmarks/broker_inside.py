@@ -524,14 +524,19 @@ class _Pings:
         return self._longest, self._longest_own
 
 
-def _create(client: Client, names: list[str], partitions: int = 1, **settings: str) -> None:
+def longest_pause(broker: KlogBroker, work: Callable[[], object]) -> tuple[float, float]:
+    """Milliseconds of the longest ApiVersions while `work` runs, and of the longest one less waits for a processor."""
+    return _Pings(broker).longest_ms(work)
+
+
+def create_topics(client: Client, names: list[str], partitions: int = 1, **settings: str) -> None:
     configs = [{"name": name.replace("_", "."), "value": value} for name, value in settings.items()]
     made = {"num_partitions": partitions, "replication_factor": 1, "assignments": [], "configs": configs}
     message = {"topics": [made | {"name": name} for name in names], "timeout_ms": _TIMEOUT_MS, "validate_only": False}
     _check(client.ask(CREATE_TOPICS, 4, message)["topics"])
 
 
-def _delete(client: Client, names: list[str]) -> None:
+def delete_topics(client: Client, names: list[str]) -> None:
     message = {"topic_names": names, "timeout_ms": _TIMEOUT_MS}
     _check(client.ask(DELETE_TOPICS, 3, message)["responses"])
 
@@ -573,19 +578,22 @@ def _of_topics(broker: KlogBroker, folder: Path, scale: int) -> Iterator[tuple[s
     names = [f"topic-{number}" for number in range(_TOPICS // scale)]
     small, large = record_batches("none", 1, 10), record_batches("none", 1, 8000)
     active = folder / "data" / "rolls-0"
-    yield f"CreateTopics: {len(names):,} topics in a request", lambda client: _create(client, names)
+    yield f"CreateTopics: {len(names):,} topics in a request", lambda client: create_topics(client, names)
     partitions = _PARTITIONS // scale
-    yield f"CreateTopics: a topic of {partitions} partitions", lambda client: _create(client, ["wide"], partitions)
+    yield (
+        f"CreateTopics: a topic of {partitions} partitions",
+        lambda client: create_topics(client, ["wide"], partitions),
+    )
     yield f"AlterConfigs of {partitions} partitions", lambda client: _alter(client, "wide", retention_ms="1000000")
     yield (
         f"Produce, the first batch of each of {len(names):,} topics",
         lambda client: [_produce(client, name, small, 1) for name in names],
     )
-    yield f"DeleteTopics: {len(names):,} topics in a request", lambda client: _delete(client, names)
-    yield f"DeleteTopics: a topic of {partitions} partitions", lambda client: _delete(client, ["wide"])
+    yield f"DeleteTopics: {len(names):,} topics in a request", lambda client: delete_topics(client, names)
+    yield f"DeleteTopics: a topic of {partitions} partitions", lambda client: delete_topics(client, ["wide"])
 
     def roll(client: Client) -> None:
-        _create(client, ["rolls"], internal_segment_bytes=str(32 * len(large)))
+        create_topics(client, ["rolls"], internal_segment_bytes=str(32 * len(large)))
         _produce(client, "rolls", large, 1000 // scale)
 
     yield "Produce of 1 GB, rolled at 30 MB", roll
@@ -603,7 +611,7 @@ def _of_topics(broker: KlogBroker, folder: Path, scale: int) -> Iterator[tuple[s
     yield "retention of 1 GB", expire
 
     def cut(client: Client) -> None:
-        _create(client, ["cut"], internal_segment_bytes=str(len(small)))
+        create_topics(client, ["cut"], internal_segment_bytes=str(len(small)))
         _produce(client, "cut", small, _SEGMENTS // scale)
 
     yield f"Produce, {_SEGMENTS // scale} rolls", cut
@@ -647,8 +655,8 @@ def _measured(broker: KlogBroker, pieces: Iterator[tuple[str, Callable[[Client],
     client = Client(broker.bootstrap_servers)
     for name, work in pieces:
         _log.info("%s", name)
-        longest[name], longest[f"{name}; less waits for a processor"] = _Pings(broker).longest_ms(
-            lambda work=work: work(client)
+        longest[name], longest[f"{name}; less waits for a processor"] = longest_pause(
+            broker, lambda work=work: work(client)
         )
     client.close()
     return longest

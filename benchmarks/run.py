@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks import figures
 from benchmarks.beside_kafka import BROKER, CONSUME, END_TO_END, PRODUCE
+from benchmarks.broker_at_size import AT_SIZE
 from benchmarks.broker_inside import EVENT_LOOP, GROUPS, LOG
 from benchmarks.clients import COMMANDS, CONNECTOR, CONSUMER, PRODUCER, TLS
 from benchmarks.connections import CONNECTIONS
@@ -94,6 +95,7 @@ WORK: tuple[Work, ...] = (
     CONNECTIONS,
     GROUPS,
     EVENT_LOOP,
+    AT_SIZE,
     VALIDATION,
     SCALE,
     INSTALLS,

@@ -29,6 +29,8 @@ def uncollected(*, freezes: bool = False) -> Iterator[None]:
 
     With `freezes` they live long, and no later collection looks at them.
     """
+    if freezes:
+        gc.collect(1)  # what is garbage now would stay for ever
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -17,22 +17,24 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from spark_klog.base.cache import Newest
+from spark_klog.base.memory import uncollected
 from spark_klog.broker.event_loop import BackgroundTasks, within
 from spark_klog.broker.fetches import Purgatory
 from spark_klog.broker.metadata.controller import Controller, Topics07
-from spark_klog.broker.metadata.registry import Registry, Topic
+from spark_klog.broker.metadata.registry import Asked, Registry, Topic
 from spark_klog.broker.settings.log_settings import known_topic_settings, topic_settings_of
 from spark_klog.errors import DirectoryError, LogCorrupted
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.log.topic_journal import KeptTopic
 
 _log = logging.getLogger(__name__)
 #: How long clients may not know of a deletion, and how many are remembered.
@@ -157,32 +159,38 @@ class RegistryFollower:
         if self._failure is not None and not self._tree_lock.locked():
             self._changes.start(self._refresh_and_follow())
 
-    async def change(self, name: str, work: Callable[[], None]) -> Topic | None:
-        """Change the tree in a thread, and the logs after that; return the topic of that name after the change."""
+    async def change(self, work: Callable[[], _T]) -> _T:
+        """Change the tree in a thread, and the logs after that; return what `work` returns."""
         async with self._tree_lock:
-            await self._in_tree(work)
-            topic = self._registry.topics.get(name)
+            outcome = await self._in_tree(work)
         await self.update_logs()
-        return topic
+        return outcome
 
     async def change_in_tree(self, work: Callable[[], None]) -> None:
         """Change what no log depends on, in a thread."""
         async with self._tree_lock:
             await self._in_tree(work)
 
-    async def delete_topic(self, name: str, topic_id: UUID | None) -> bool:
-        """Drop a topic's logs, and then delete it in the tree; False if it is not known here.
+    async def delete_topics(self, topics: Mapping[str, UUID | None]) -> dict[str, Asked]:
+        """Drop the logs of topics, given by name, and then delete them in the tree; those not known here are left out.
 
-        If there are other live brokers, it is only `pending` in the registry's `deletions` after that.
-        Raises `UnknownTopic` if `topic_id` is given and the topic has another id by now.
+        If there are other live brokers, they are only `pending` in the registry's `deletions` after that.
+        Returns what `Registry.begin_deletions` does, and raises what it raises.
         """
         async with self._tree_lock:
-            if name not in self._registry.topics:
-                return False
-            if await self._in_tree(partial(self._registry.begin_deletion, name, topic_id)):
-                await self._in_tree(partial(self._registry.deletions.finish, name))
+            known = {name: topic_id for name, topic_id in topics.items() if name in self._registry.topics}
+            asked = await self._in_tree(partial(self._registry.begin_deletions, known))
+            await self._in_tree(partial(self._finish, asked))
         await self.update_logs()
-        return True
+        return asked
+
+    def _finish(self, asked: dict[str, Asked]) -> None:
+        for name, outcome in asked.items():
+            if isinstance(outcome, UUID):
+                try:
+                    self._registry.deletions.finish(name)
+                except DirectoryError as error:
+                    asked[name] = error
 
     async def _refresh_and_follow(self, *, waits: bool = True) -> None:
         async with self._tree_lock:
@@ -246,9 +254,11 @@ class RegistryFollower:
         return self._folders_lock.locked()
 
     async def retry_logs(self) -> None:
-        """Retry failed changes of logs. A retry under way counts: it may fail again."""
+        """Retry failed changes of logs, and of their journal. A retry under way counts: it may fail again."""
         if self.is_busy or self._failures or self._not_renamed:
             await self._changes.finish(self.update_logs())
+        if self._logs.journal.is_behind:
+            await self.change_in_tree(partial(self._registry.keep_topics, {}))
 
     def check(self, topic: Topic) -> None:
         """Raise `DirectoryError` if the topic's logs could not be created or changed."""
@@ -267,7 +277,7 @@ class RegistryFollower:
         self._dropped_at[name] = time.monotonic()
         for partition in range(len(topic.assignment)):
             log = self._logs.get(name, partition)
-            if log is not None and log.topic_id not in (None, topic.topic_id):
+            if log is not None and log.topic_id not in (topic.topic_id, None):  # mostly the same object
                 continue  # `update_logs` has seen the new topic before its deletion was noticed here
             rename = self._logs.take(name, partition)
             if rename is not None:
@@ -292,22 +302,22 @@ class RegistryFollower:
         async with self._folders_lock:
             self._dropped, self._not_renamed = self._not_renamed + self._dropped, []
             await self._rename_dropped()
-            for topic in self._changed():
-                await self._rename_dropped()  # a topic dropped meanwhile may have had this one's folders
-                if not self._is_current(topic):
-                    continue
-                works = self._works(topic)
-                for start in range(0, len(works), _AT_ONCE):
-                    await self._run(topic, works[start : start + _AT_ONCE])
-                made = {(topic.name, partition) for partition, _ in works}
+            for pieces in _slices(self._changed()):
+                await self._rename_dropped()  # a topic dropped meanwhile may have had these folders
+                pieces = [(topic, partitions) for topic, partitions in pieces if self._is_current(topic)]
+                works = [work for topic, partitions in pieces for work in self._works(topic, partitions)]
+                await self._run(works)
+                made = {(topic.name, partition) for topic, partition, _ in works}
                 self._not_renamed = [drop for drop in self._not_renamed if drop[0] not in made]
-                self._note_followed(topic)
+                for topic, partitions in pieces:
+                    if partitions[-1:] == [*topic.assignment][-1:]:
+                        self._note_followed(topic)
             await self._rename_dropped()
 
     def _update_logs_now(self) -> None:
         """Do the same before the event loop runs."""
         for topic in self._changed():
-            for partition, work in self._works(topic):
+            for _, partition, work in self._works(topic, [*topic.assignment]):
                 self._note(topic, partition, self._done(topic, partition, work))
             self._note_followed(topic)
         if unknown := sorted({topic for topic, _ in self._logs.logs} - self._registry.topics.keys()):
@@ -336,12 +346,12 @@ class RegistryFollower:
         if self._is_current(topic) and not has_failed:
             self._followed[topic.name] = topic
 
-    def _works(self, topic: Topic) -> list[tuple[int, _Work]]:
-        """The changes of files due for partitions that this broker leads."""
+    def _works(self, topic: Topic, partitions: Iterable[int]) -> list[tuple[Topic, int, _Work]]:
+        """The changes of files due for those of the partitions that this broker leads."""
         overrides = self._overrides_of(topic)
-        works: list[tuple[int, _Work]] = []
+        works: list[tuple[Topic, int, _Work]] = []
         is_earlier = False
-        for partition in topic.assignment:
+        for partition in partitions:
             key = topic.name, partition
             if not self._registry.leads(*key):
                 continue
@@ -349,12 +359,12 @@ class RegistryFollower:
             if log is not None and log.topic_id not in (None, topic.topic_id):
                 del self._logs.logs[key]
                 is_earlier = True
-                works.append((partition, partial(self._replace, log, topic, overrides)))
+                works.append((topic, partition, partial(self._replace, log, topic, overrides)))
             elif log is None:
                 if key not in self._logs.offline:
-                    works.append((partition, partial(self._make, topic, partition, overrides)))
+                    works.append((topic, partition, partial(self._make, topic, partition, overrides)))
             elif log.topic_id is None or log.overrides != overrides:
-                works.append((partition, partial(_change, log, topic, overrides)))
+                works.append((topic, partition, partial(_change, log, topic, overrides)))
         if is_earlier:
             self._set_aside(topic.name)
         return works
@@ -375,13 +385,15 @@ class RegistryFollower:
         _log.warning("%s belongs to an earlier topic of that name: kept as %s", log.directory.name, log.retire("stray"))
         return self._logs.make(topic.name, log.partition, topic.topic_id, overrides)
 
-    async def _run(self, topic: Topic, works: list[tuple[int, _Work]]) -> None:
-        if self._is_current(topic):
-            done = await asyncio.to_thread(
-                lambda: [(partition, self._done(topic, partition, work)) for partition, work in works]
-            )
-            for partition, result in done:
+    async def _run(self, works: list[tuple[Topic, int, _Work]]) -> None:
+        if works:
+            done = await asyncio.to_thread(self._all_done, works)
+            for (topic, partition, _), result in zip(works, done, strict=True):
                 self._note(topic, partition, result)
+
+    def _all_done(self, works: list[tuple[Topic, int, _Work]]) -> list[PartitionLog | Exception | None]:
+        with uncollected(freezes=len(works) == _AT_ONCE):  # else collections look at the new logs again and again
+            return [self._done(*work) for work in works]
 
     def _done(self, topic: Topic, partition: int, work: _Work) -> PartitionLog | Exception | None:
         try:
@@ -447,19 +459,73 @@ class RegistryFollower:
             _log.error(text, name, partition, error)
 
 
+def _slices(topics: Iterable[Topic]) -> Iterator[list[tuple[Topic, list[int]]]]:
+    """The topics, each with its partitions, in slices of `_AT_ONCE` partitions; a large topic is in several."""
+    pieces: list[tuple[Topic, list[int]]] = []
+    room = _AT_ONCE
+    for topic in topics:
+        partitions = [*topic.assignment]
+        while partitions:
+            pieces.append((topic, partitions[:room]))
+            partitions, room = partitions[room:], room - len(pieces[-1][1])
+            if not room:
+                yield pieces
+                pieces, room = [], _AT_ONCE
+    if pieces:
+        yield pieces
+
+
+def _restore(logs: LogDirectory, topics: dict[str, list[int]]) -> dict[str, KeptTopic]:
+    """After an unclean stop finish the journal's changes: add missing partitions to `topics`, remove deleted logs.
+
+    Returns the journal's topics, but for those whose folders are of others, which it does not know: Kafka's.
+    """
+    journal, kept = logs.journal, {}
+    for name in {*journal.deleted.values()} & topics.keys():
+        left = []
+        for partition in topics[name]:
+            topic_id = logs.topic_id(name, partition)
+            if topic_id in journal.deleted or (topic_id is None and name not in journal.topics):
+                _remove_deleted(logs, name, partition)
+            else:
+                left.append(partition)
+        topics[name] = left
+        if not left:
+            del topics[name]
+    for name, topic in journal.topics.items():
+        there = topics.get(name, [])
+        if {logs.topic_id(name, partition) for partition in there} <= {None, topic.topic_id}:
+            topics[name] = sorted({*there, *topic.partitions})
+            kept[name] = topic
+    return kept
+
+
+def _remove_deleted(logs: LogDirectory, name: str, partition: int) -> None:
+    rename = logs.take(name, partition)
+    try:
+        _remove([rename()] if rename is not None else [])
+    except OSError as error:  # it is not served, and the next start tries again
+        _log.error("the folder of the deleted partition %s-%d can't be renamed: %s", name, partition, error)
+
+
 def register_logs(logs: LogDirectory, registry: Registry) -> None:
     """Register the topics of the logs, for a broker without a shared tree: its folders are its only registry."""
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted({*logs.logs, *logs.offline}):
         topics.setdefault(topic, []).append(partition)
+    kept = _restore(logs, topics)
+    registered = []
     for topic, partitions in topics.items():
         served = [partition for partition in partitions if (topic, partition) not in logs.offline]
         ids = (logs.topic_id(topic, partition) for partition in served or partitions)
-        topic_id = next(filter(None, ids), None)
+        topic_id = kept[topic].topic_id if topic in kept else next(filter(None, ids), None)
         assignment = {partition: [registry.broker_id] for partition in partitions}
         log = logs.get(topic, served[0]) if served else None
         settings = topic_settings_of(log.overrides) if log is not None else {}
-        registry.create_topic(topic, assignment, settings, topic_id)
+        new = topic, assignment, kept[topic].settings if topic in kept else settings
+        registered.append((new, topic_id or uuid4()))
+    registry.register(registered)
+    registry.keep_topics = logs.journal.note
 
 
 def _change(log: PartitionLog, topic: Topic, overrides: _Overrides) -> None:

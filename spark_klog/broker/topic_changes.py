@@ -17,19 +17,21 @@ from uuid import UUID
 from spark_klog.base.names import check_topic_name
 from spark_klog.broker.event_loop import BackgroundTasks
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, with_internal_settings
-from spark_klog.broker.metadata.nodes import InvalidPartitions, TopicExists, UnknownTopic
-from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Alter, Registry
+from spark_klog.broker.metadata.nodes import InvalidPartitions, UnknownTopic
+from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Alter, Asked, NewTopic, Registry, Topic
 from spark_klog.broker.registry_follower import RegistryFollower
 from spark_klog.broker.schema_validation import check_validation
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.settings.group_settings import check_group_settings
 from spark_klog.broker.settings.log_settings import topic_settings
-from spark_klog.errors import DecodeError, DirectoryError
+from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 from spark_klog.log.config import LogConfig
 from spark_klog.log.file_system import FileSystem
 
 _log = logging.getLogger(__name__)
 _DELETION_POLL_SECONDS = 0.01
+#: Topics that are created or deleted in one change of the tree, while other changes wait.
+_AT_ONCE = 64
 #: The file with the settings of groups, in the data directory of a standalone broker.
 _GROUP_SETTINGS = "group-settings"
 
@@ -46,47 +48,65 @@ class TopicChanges:
         self,
         name: str,
         partitions: int,
-        settings: dict[str, str] | None = None,
+        settings: Mapping[str, str] | None = None,
         assignment: dict[int, list[int]] | None = None,
-        *,
-        validate_only: bool = False,
     ) -> UUID:
-        """Create a topic and return its id; with `validate_only` nothing is changed.
+        """Create a topic and return its id.
 
         Raises `TopicRefused`, `ConfigError` for a bad name or setting, `DirectoryError` if its logs can't be created.
+        """
+        (outcome,) = await self.create_topics([self.new_topic(name, partitions, settings, assignment)])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def new_topic(
+        self,
+        name: str,
+        partitions: int,
+        settings: Mapping[str, str] | None = None,
+        assignment: dict[int, list[int]] | None = None,
+        ahead: int = 0,
+    ) -> NewTopic:
+        """Check and complete a topic for `create_topics`, that is to be created after `ahead` others; changes nothing.
+
+        Raises `TopicRefused`, `ConfigError` for a bad name or setting.
         """
         check_topic_name(name)
         if not 1 <= partitions <= MAX_PARTITIONS:
             raise InvalidPartitions(f"{partitions} partitions, but 1 to {MAX_PARTITIONS} are allowed")
-        chosen = assignment or self._registry.assign(partitions)
+        chosen = assignment or self._registry.assign(partitions, ahead)
         self._registry.check_collision(name)
         settings = dict(with_internal_settings(name, settings or {}))
         self._check(settings)
-        if validate_only:
-            return UUID(int=0)
-        return await self._tasks.finish(self._create_topic(name, chosen, settings))
+        return name, chosen, settings
+
+    async def create_topics(self, topics: Sequence[NewTopic]) -> list[UUID | ConfigError | DirectoryError]:
+        """Create topics, and return the id of each, or why it was not created."""
+        outcomes: list[UUID | ConfigError | DirectoryError] = []
+        for start in range(0, len(topics), _AT_ONCE):
+            outcomes += await self._tasks.finish(self._create_topics(topics[start : start + _AT_ONCE]))
+        return outcomes
 
     def _check(self, settings: Mapping[str, str]) -> None:
         check_validation(LogConfig(**topic_settings(settings)), self._config.schema_registry)
 
-    async def _create_topic(self, name: str, assignment: dict[int, list[int]], settings: dict[str, str]) -> UUID:
-        topic = await self._follower.change(name, partial(self._register, name, assignment, settings))
-        assert topic is not None
+    async def _create_topics(self, topics: Sequence[NewTopic]) -> list[UUID | ConfigError | DirectoryError]:
+        try:
+            made = await self._follower.change(partial(self._registry.create_topics, topics))
+        except DirectoryError as error:
+            return [error] * len(topics)
+        return [await self._created(topic) if isinstance(topic, Topic) else topic for topic in made]
+
+    async def _created(self, topic: Topic) -> UUID | DirectoryError:
         try:
             self._follower.check(topic)
-        except DirectoryError:
-            with suppress(UnknownTopic):  # it was deleted, and another topic of its name was created
-                await self._follower.delete_topic(name, topic.topic_id)
-            raise
-        _log.info("created topic %s with %d partitions", name, len(assignment))
+        except DirectoryError as error:
+            with suppress(DirectoryError):  # the other one says more
+                await self._follower.delete_topics({topic.name: topic.topic_id})
+            return error
+        _log.info("created topic %s with %d partitions", topic.name, len(topic.assignment))
         return topic.topic_id
-
-    def _register(self, name: str, assignment: dict[int, list[int]], settings: dict[str, str]) -> None:
-        self._registry.check_collision(name)
-        if not self._registry.create_topic(name, assignment, settings):
-            if name in self._registry.deletions.pending:
-                raise TopicExists(f"topic {name} is being deleted; create it when that is over")
-            raise TopicExists(f"topic {name} exists")
 
     async def create_partitions(
         self,
@@ -112,7 +132,11 @@ class TopicChanges:
             _log.info("topic %s now has %d partitions", name, count)
 
     async def _change_topic(self, name: str, change: Callable[[], None]) -> None:
-        topic = await self._follower.change(name, change)
+        def work() -> Topic | None:
+            change()
+            return self._registry.topics.get(name)
+
+        topic = await self._follower.change(work)
         if topic is not None:
             self._follower.check(topic)
 
@@ -172,16 +196,27 @@ class TopicChanges:
         except (OSError, DecodeError) as error:
             _log.error("settings of groups are lost: %s: %s", path, error)
 
-    async def delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
-        """Delete a topic and its logs here; the other brokers follow the tree, see `deletion`.
+    async def delete_topics(self, topics: Mapping[str, UUID | None]) -> dict[str, Asked]:
+        """Delete topics, given by name, and their logs here; the other brokers follow the tree, see `deletion`.
 
-        Raises `UnknownTopic` if `topic_id` is given and the topic has another id by now.
+        Returns what became of those that exist: `UnknownTopic` if an id is given and the topic has another by now.
         """
-        await self._tasks.finish(self._delete_topic(name, topic_id))
+        outcomes: dict[str, Asked] = {}
+        names = list(topics)
+        for start in range(0, len(names), _AT_ONCE):
+            some = {name: topics[name] for name in names[start : start + _AT_ONCE]}
+            outcomes |= await self._tasks.finish(self._delete_topics(some))
+        return outcomes
 
-    async def _delete_topic(self, name: str, topic_id: UUID | None) -> None:
-        if await self._follower.delete_topic(name, topic_id):
-            _log.info("deleted topic %s", name)
+    async def _delete_topics(self, topics: Mapping[str, UUID | None]) -> Mapping[str, Asked]:
+        try:
+            outcomes = await self._follower.delete_topics(topics)
+        except DirectoryError as error:
+            return dict.fromkeys(topics, error)
+        for name, outcome in outcomes.items():
+            if not isinstance(outcome, Exception):
+                _log.info("deleted topic %s", name)
+        return outcomes
 
     async def deletion(self, name: str, deadline: float) -> list[int] | None:
         """Wait until a topic's deletion is over; the other brokers that have not dropped it after `deadline`.

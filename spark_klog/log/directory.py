@@ -4,6 +4,7 @@
 meta.properties           version, broker.id, cluster.id; which other folders are refused: layout.py
 .kafka_cleanshutdown      exists after a clean stop: the logs need no recovery
 *-checkpoint              see partition_files.py
+klog-topics.journal       see topic_journal.py; of a standalone broker, after its first change of a topic
 TOPIC-PARTITION/          see partition_log.py
 TOPIC-PARTITION.*-delete  being deleted; removed at the next start
 TOPIC-PARTITION.*-stray   of an earlier topic of that name; kept, not served
@@ -31,10 +32,12 @@ from spark_klog.log.layout import Meta, check_data_directory, read_meta, usable,
 from spark_klog.log.partition_files import (
     CLEANER,
     LOG_START,
+    PARTITION_METADATA,
     RECOVERY_POINT,
     Offsets,
     is_deleted_folder,
     is_marked_deleted,
+    is_unfinished,
     mark_deleted,
     partition_of_folder,
     read_checkpoint,
@@ -44,6 +47,8 @@ from spark_klog.log.partition_files import (
 )
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index import IndexMemory
+from spark_klog.log.segments.segment import LOG
+from spark_klog.log.topic_journal import JOURNAL, TopicJournal
 
 _log = logging.getLogger(__name__)
 CLEAN_STOP = ".kafka_cleanshutdown"
@@ -79,6 +84,7 @@ class LogDirectory:
         self._files = files
         self._now_ms = now_ms
         self.index_memory = IndexMemory()
+        self.journal = TopicJournal(files, path)
         #: Guards the checkpoint files: other threads create logs.
         self._checkpointing = RLock()
         check_data_directory(path, broker_id)
@@ -118,7 +124,12 @@ class LogDirectory:
         return self.path / CLEAN_STOP
 
     def _load(self, *, has_meta: bool) -> None:
-        clean = CLEAN_STOP in self._files.names(self.path)
+        names = self._files.names(self.path)
+        clean = CLEAN_STOP in names
+        if not clean:
+            self.journal.read()
+        elif JOURNAL in names:
+            self.journal.clear()  # Kafka has stopped since
         if clean:
             self._files.remove(self._clean_marker)
             self._files.sync_folder(self.path)  # it must not reappear after a power failure
@@ -138,6 +149,9 @@ class LogDirectory:
                 except OSError as error:
                     _log.error("%s is of a deleted topic, not served, and can't be removed: %s", folder, error)
                 continue
+            if not (clean or recovery_points.get(key)) and is_unfinished(self._files, folder):
+                self._set_aside(folder)
+                continue
             try:
                 self.logs[key] = PartitionLog(
                     folder,
@@ -155,6 +169,16 @@ class LogDirectory:
         is_new = not (has_meta or self.logs or self.offline)
         before = "clean stop before" if clean else "new" if is_new else "no clean stop before"
         _log.info("%s: %d partitions, %s", self.path, len(self.logs), before)
+
+    def _set_aside(self, folder: Path) -> None:
+        """Leave out a folder in which nothing was flushed, and that may be an earlier topic's; OSError."""
+        has_records = any(name.endswith(LOG) for name in self._files.names(folder))
+        renamed = retired_folder(folder, "stray" if has_records else "delete")
+        self._files.rename(folder, renamed)
+        if has_records:
+            _log.warning("%s has no whole %s: kept as %s", folder.name, PARTITION_METADATA, renamed)
+        else:
+            self._files.remove_folder(renamed)
 
     def _checkpoint(self, name: str) -> Offsets:
         try:
@@ -240,6 +264,8 @@ class LogDirectory:
             except OSError:
                 if topic_id_of(self._files, folder) is None:  # else the caller sees that the log is not the topic's
                     raise
+        elif is_unfinished(self._files, folder):  # an earlier try has failed
+            self._set_aside(folder)
         return PartitionLog(
             folder,
             self.config,
@@ -295,7 +321,10 @@ class LogDirectory:
                 is_clean = False
         try:
             self.write_checkpoints()
-            if is_clean:
+            # a log that could not be made is known to the journal alone
+            is_made = all(key in self.logs for key in self.journal.partitions())
+            if is_clean and is_made:
+                self.journal.clear()
                 self._files.replace(self._clean_marker, b'{"version":0,"brokerEpoch":-1}')
         except OSError as error:
             _log.error("%s: the stop is not clean, the logs will be checked at the next start: %s", self.path, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -26,11 +27,13 @@ class Flush:
     All is open before, so that an error of `run` is an error of the disk.
 
     `run` writes the snapshot (path, content) last, when all that it covers is on disk. `made_files`: how many files the
-    log had created. `transactions`: the transaction index, and how many bytes of its file the flush covers.
+    log had created; `small_files`: the names of small ones, maybe missing, that nobody has synced. `transactions`: the
+    transaction index, and how many bytes of its file the flush covers.
     """
 
     end_offset: int
     made_files: int
+    small_files: tuple[str, ...]
     files: FileSystem
     opened: list[File]
     folders: list[Folder]
@@ -57,13 +60,22 @@ class Flush:
 class Flushed:
     """Tracks how much of a log is on disk. One thread at a time; `now_ms` returns the time in ms since the epoch.
 
-    `has_new_name`: whether the folder's own directory entry may not be on disk yet.
+    `has_new_name`: whether the folder's own directory entry may not be on disk yet. `small_files`: names of files in it
+    that may be there, and not on the disk.
     """
 
     def __init__(
-        self, files: FileSystem, folder: Path, recovery_point: int, now_ms: Callable[[], int], *, has_new_name: bool
+        self,
+        files: FileSystem,
+        folder: Path,
+        recovery_point: int,
+        now_ms: Callable[[], int],
+        *,
+        has_new_name: bool,
+        small_files: tuple[str, ...] = (),
     ) -> None:
         self._files, self._folder, self._now_ms = files, folder, now_ms
+        self.small_files = small_files
         self.paths = Paths()
         #: All records before it are on disk.
         self.recovery_point = recovery_point
@@ -75,22 +87,30 @@ class Flushed:
         self._made_files, self._named_files = 1, 0
         self._has_new_name = has_new_name
 
-    def note_made(self) -> None:
-        """Note that a file may have been created in the folder."""
+    def note_made(self, *small_files: str) -> None:
+        """Note that a file may have been created in the folder; `small_files` by name, if nobody has synced them."""
         self._made_files += 1
+        if small_files:  # also a name that a flush under way has
+            self.small_files = (*dict.fromkeys((*self.small_files, *small_files)),)
 
     def begin(
         self, end_offset: int, opened: list[File], snapshot: tuple[Path, bytes] | None, index: TransactionIndex
     ) -> Flush:
         """Start a flush of the records before `end_offset`, in the `opened` files; `index` is the active segment's.
 
-        OSError if a folder can't be opened.
+        Small files are synced first: records are never on the disk without their topic's id. OSError if a file or
+        folder can't be opened.
         """
+        small = []
+        for name in self.small_files:
+            with suppress(FileNotFoundError):
+                small.append(self._files.open(self._folder / name))
         folders = [self._files.open_folder(self._folder)] if self._named_files < self._made_files else []
         if self._has_new_name:
             folders.append(self._files.open_folder(self._folder.parent))
         transactions = index, index.written_bytes
-        return Flush(end_offset, self._made_files, self._files, opened, folders, snapshot, transactions, self.paths)
+        made = self._made_files, self.small_files
+        return Flush(end_offset, *made, self._files, small + opened, folders, snapshot, transactions, self.paths)
 
     def end(self, flush: Flush) -> None:
         """Finish a flush that has run; OSError if its snapshot could not be written."""
@@ -98,6 +118,8 @@ class Flushed:
         index, synced_bytes = flush.transactions
         index.note_synced(synced_bytes)
         self._named_files = max(self._named_files, flush.made_files)
+        if self.small_files is flush.small_files:  # else one was made meanwhile
+            self.small_files = ()
         self._has_new_name = False
         self.at_ms = self._now_ms()
         self.count += 1

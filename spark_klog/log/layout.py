@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from spark_klog.errors import ConfigError, DataDirectoryError
 from spark_klog.log.file_system import FileSystem
-from spark_klog.log.partition_files import SUFFIX_07, partition_of_folder
+from spark_klog.log.partition_files import PARTITION_METADATA, SUFFIX_07, partition_of_folder
 from spark_klog.log.segments.segment import LOG
 
 META = "meta.properties"
@@ -217,7 +217,7 @@ def _look(path: Path) -> _Contents | None:
         elif partition_of_folder(entry.name):
             if any(name.endswith(SUFFIX_07) for name in inner):
                 contents.logs_07.append(entry.name)
-            if any(name.endswith(LOG) for name in inner):
+            if PARTITION_METADATA in inner or any(name.endswith(LOG) for name in inner):
                 contents.logs.append(entry.name)
     return contents
 

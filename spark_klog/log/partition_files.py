@@ -30,7 +30,7 @@ import json
 import logging
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -41,7 +41,7 @@ from spark_klog.base.durable import check_version
 from spark_klog.base.settings import settings_of
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.config import LogConfig
-from spark_klog.log.file_system import FileSystem
+from spark_klog.log.file_system import FileSystem, write_all
 
 _log = logging.getLogger(__name__)
 #: Suffix of Kafka 0.7's log files; their name is the offset of their first byte.
@@ -54,12 +54,16 @@ LOG_START = "log-start-offset-checkpoint"
 CLEANER = "cleaner-offset-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
-_OVERRIDES, _OVERRIDES_VERSION = "klog.json", 1
+OVERRIDES, _OVERRIDES_VERSION = "klog.json", 1
 _SETTINGS = settings_of(LogConfig)
 _REMOVE = "remove it to use the broker's settings"
 _RESTORE = f"restore it, or {_REMOVE}"
 _DELETED = "klog.deleted"
 _METADATA = re.compile(rb"version: *0\s*\ntopic_id: *([A-Za-z0-9_-]{22})=?=?\s*")
+_METADATA_HEAD, _OVERRIDES_HEAD = b"version: 0\ntopic_id: ", b'{"version": '
+_PART_OF_ID = re.compile(rb"[A-Za-z0-9_-]{0,22}")
+#: Bytes that numbers and words of JSON may begin with.
+_WORDS = b"-aeflnrstu"
 _EPOCH = re.compile(rb"([0-9]+) ([0-9]+)")
 #: Without replication a leader never changes: a log keeps its last epoch.
 _FIRST_EPOCH = 0
@@ -120,6 +124,29 @@ def parse_checkpoint(content: bytes, path: str) -> Offsets:
     return offsets
 
 
+def _write(files: FileSystem, path: Path, content: bytes, *, is_new: bool) -> None:
+    """Write a small file; OSError. If its folder `is_new`, do not wait for the disk: the log's first flush does.
+
+    After a power failure before that the file may be missing or unfinished, which readers take for missing.
+    """
+    if is_new:
+        file = files.create(path)
+        write_all(file, 0, content)
+        file.truncate(len(content))  # an earlier try may have left more, after a power failure
+        file.close()
+    else:
+        files.replace(path, content)
+
+
+def is_unfinished(files: FileSystem, folder: Path) -> bool:
+    """Whether a failure may have come before the first flush of the log in a folder: its id is not whole. OSError."""
+    try:
+        content = files.read(folder / PARTITION_METADATA)
+    except FileNotFoundError:
+        return False  # Kafka before 2.8 writes none
+    return not _METADATA.fullmatch(content) and _is_unfinished(content, _METADATA_HEAD, _PART_OF_ID.fullmatch)
+
+
 def read_topic_id(files: FileSystem, folder: Path) -> UUID | None:
     """The topic id of a partition's folder; None if it has none yet. `DecodeError` for a damaged file, OSError."""
     path = folder / PARTITION_METADATA
@@ -151,6 +178,23 @@ def read_leader_epochs(files: FileSystem, folder: Path) -> list[tuple[int, int]]
     return epochs
 
 
+def _is_unfinished(content: bytes, head: bytes, is_part: Callable[[bytes], object]) -> bool:
+    """Whether it is the beginning of a file of `_write`, or zeros; `is_part` looks at what follows its head."""
+    text = content.rstrip(b"\0")
+    return head.startswith(text) or (text.startswith(head) and bool(is_part(text[len(head) :])))
+
+
+def _ends_early(text: bytes) -> bool:
+    """Whether it is the beginning of JSON in ASCII."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip(_WORDS))
+    except UnicodeDecodeError:
+        pass
+    return False
+
+
 def topic_id_of(files: FileSystem, folder: Path) -> UUID | None:
     """The topic id of a folder; None if it has none yet; `LogCorrupted` if the file is damaged."""
     try:
@@ -159,20 +203,24 @@ def topic_id_of(files: FileSystem, folder: Path) -> UUID | None:
         raise LogCorrupted(f"{error}; restore it, or remove it to get a new one") from None
 
 
-def write_topic_id(files: FileSystem, folder: Path, topic_id: UUID) -> None:
-    """Write the folder's topic id; OSError."""
+def write_topic_id(files: FileSystem, folder: Path, topic_id: UUID, *, is_new: bool = False) -> None:
+    """Write the folder's topic id; OSError. `is_new`: see `_write`."""
     encoded = base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
-    files.replace(folder / PARTITION_METADATA, f"version: 0\ntopic_id: {encoded}\n".encode())
+    content = f"version: 0\ntopic_id: {encoded}\n".encode()
+    _write(files, folder / PARTITION_METADATA, content, is_new=is_new)
 
 
 def read_overrides(files: FileSystem, folder: Path) -> dict[str, Any]:
     """Read the topic's own values of `LogConfig`; `LogCorrupted` if the file is damaged, or of another version."""
-    path = folder / _OVERRIDES
+    path, content = folder / OVERRIDES, b""
     try:
-        written = json.loads(files.read(path))
+        content = files.read(path)
+        written = json.loads(content)
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
+        if _is_unfinished(content, _OVERRIDES_HEAD, lambda rest: _ends_early(_OVERRIDES_HEAD + rest)):
+            return {}
         raise LogCorrupted(f"{path} is not JSON: {error}; {_RESTORE}") from None
     if not isinstance(written, dict) or not isinstance(written.get("config"), dict):
         raise LogCorrupted(f"{path} has no object config; {_RESTORE}")
@@ -180,10 +228,11 @@ def read_overrides(files: FileSystem, folder: Path) -> dict[str, Any]:
     return {_SETTINGS[name].name: value for name, value in written["config"].items() if name in _SETTINGS}
 
 
-def write_overrides(files: FileSystem, folder: Path, overrides: Mapping[str, Any]) -> None:
-    """Write the topic's own values of `LogConfig`; OSError."""
+def write_overrides(files: FileSystem, folder: Path, overrides: Mapping[str, Any], *, is_new: bool = False) -> None:
+    """Write the topic's own values of `LogConfig`; OSError. `is_new`: see `_write`."""
     config = {name: overrides[row.name] for name, row in _SETTINGS.items() if row.name in overrides}
-    files.replace(folder / _OVERRIDES, json.dumps({"version": _OVERRIDES_VERSION, "config": config}).encode())
+    content = json.dumps({"version": _OVERRIDES_VERSION, "config": config}).encode()
+    _write(files, folder / OVERRIDES, content, is_new=is_new)
 
 
 def mark_deleted(files: FileSystem, folder: Path) -> None:
@@ -207,6 +256,7 @@ class LeaderEpochs:
     def __init__(self, files: FileSystem, folder: Path) -> None:
         self._files = files
         self._folder = folder
+        self._is_damaged = False
 
     @cached_property
     def _epochs(self) -> list[tuple[int, int]]:
@@ -215,6 +265,7 @@ class LeaderEpochs:
             return read_leader_epochs(self._files, self._folder)
         except (DecodeError, OSError) as error:
             _log.warning("%s: earlier leader epochs are unknown", error)
+            self._is_damaged = isinstance(error, DecodeError)
             return []
 
     @property
@@ -222,12 +273,22 @@ class LeaderEpochs:
         """The epoch of new record batches."""
         return self._epochs[-1][0] if self._epochs else _FIRST_EPOCH
 
-    def begin(self, offset: int) -> None:
-        """Start the first epoch at `offset` if the log has none, as it is new; OSError."""
-        if not self._epochs:
-            content = f"0\n1\n{_FIRST_EPOCH} {offset}\n".encode()
-            self._files.replace(self._folder / LEADER_EPOCHS, content)
-            self._epochs.append((_FIRST_EPOCH, offset))
+    def begin(self, offset: int) -> bool:
+        """Start the first epoch at `offset` if the log has none, as it is new; whether it had none. OSError.
+
+        At the first record of all the file is as those of a new folder, see `_write`: an append waits for no disk.
+        """
+        if self._epochs:
+            return False
+        content = f"0\n1\n{_FIRST_EPOCH} {offset}\n".encode()
+        _write(self._files, self._folder / LEADER_EPOCHS, content, is_new=not offset)
+        self._epochs.append((_FIRST_EPOCH, offset))
+        return True
+
+    def mend(self, offset: int) -> None:
+        """Write the file anew if a power failure before the first flush has damaged it, for a log from `offset` on."""
+        if not self._epochs and self._is_damaged:
+            self.begin(offset)
 
     def end_of(self, epoch: int, start_offset: int, end_offset: int) -> tuple[int, int]:
         """(the largest epoch not above `epoch`, the offset after its last record); -1 if unknown.

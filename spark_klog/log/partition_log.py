@@ -29,6 +29,9 @@ from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
 from spark_klog.log.file_system import FileInfo, FileSystem, Folder
 from spark_klog.log.flushing import Flush, Flushed
 from spark_klog.log.partition_files import (
+    LEADER_EPOCHS,
+    OVERRIDES,
+    PARTITION_METADATA,
     LeaderEpochs,
     partition_of_folder,
     read_overrides,
@@ -203,15 +206,16 @@ class PartitionLog:
         self.kernel = kernels.load()
         is_new_folder = files.make_folder(directory)
         self._defaults = config
-        self._overrides = read_overrides(files, directory)
+        self._overrides = {} if is_new_folder else read_overrides(files, directory)
         if overrides is not None and overrides != self._overrides:  # the folder may be left from a failed creation
-            write_overrides(files, directory, overrides)
+            write_overrides(files, directory, overrides, is_new=is_new_folder)
             self._overrides = dict(overrides)
         self.config = replace(config, **self._overrides)
         #: None until `set_topic_id`: Kafka before 2.8 has no topic ids.
-        self.topic_id = topic_id_of(files, directory)
+        self.topic_id = None if is_new_folder else topic_id_of(files, directory)
         if self.topic_id is None and topic_id is not None:
-            self.set_topic_id(topic_id)
+            write_topic_id(files, directory, topic_id, is_new=is_new_folder)
+            self.topic_id = topic_id
         self._memory = IndexMemory() if memory is None else memory
         self._segments, self.end_offset, self.producers = open_segments(
             files,
@@ -226,11 +230,15 @@ class PartitionLog:
         self.start_offset = max(start_offset, self._segments[0].base_offset)
         self.producers.forget_before(self.start_offset)
         self._epochs = LeaderEpochs(files, directory)
-        if is_new_folder:
-            self._epochs.begin(self.end_offset)  # here, so that the first append does not wait for the disk
         # The folder's directory entry may not be on disk: the folder is new, or from before a crash or a failure.
         is_new_name = is_new_folder or not clean or not self.end_offset
-        self.flushed = Flushed(files, directory, min(recovery_point, self.end_offset), now_ms, has_new_name=is_new_name)
+        # Nor are its small files. An id is given for a new log, whose folder a failure may have left.
+        is_new = is_new_folder or not clean or topic_id is not None
+        small_files = (PARTITION_METADATA, OVERRIDES, LEADER_EPOCHS) if is_new else ()
+        point = min(recovery_point, self.end_offset)
+        self.flushed = Flushed(files, directory, point, now_ms, has_new_name=is_new_name, small_files=small_files)
+        if not (clean or recovery_point):
+            self._epochs.mend(self._segments[0].base_offset)
         #: Why the log rejects appends until it is reopened.
         self.failure: OSError | None = None
         #: False once it is closed or retired.
@@ -242,6 +250,9 @@ class PartitionLog:
         self.deleted_files = DeletedFiles(files, now_ms)
         #: Since it was opened: offsets before the appends, bytes appended, segments that retention deleted.
         self.opened_at, self.appended_bytes, self.expired_segments = self.end_offset, 0, 0
+        #: The segments as they were opened, if all that they have is known to be on the disk.
+        is_on_disk = not self.end_offset or (clean and self.recovery_point == self.end_offset)
+        self._opened = self._segments if is_on_disk else None
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -509,8 +520,10 @@ class PartitionLog:
             self._roll()
             active = self._segments[-1]
             run = run_in(data, active)
-        if self.start_offset == self.end_offset:
-            self._epochs.begin(first)
+        if self.start_offset == self.end_offset and self._epochs.begin(first):
+            self.flushed.note_made(LEADER_EPOCHS)
+        if not active.is_made:
+            self.flushed.note_made()
         if producers and any(header.is_control for header in producers):
             active.transaction_index.prepare()
         active.append(data, run)
@@ -688,8 +701,10 @@ class PartitionLog:
     def close(self) -> None:
         """Flush and close, so that the log needs no recovery. After an OSError it is closed, but needs recovery."""
         try:
-            self._segments[-1].seal()
-            self._flush(with_snapshot=True)
+            is_changed = self.appended_bytes or self._segments is not self._opened or self.flushed.small_files
+            if is_changed or self.failure is not None:
+                self._segments[-1].seal()
+                self._flush(with_snapshot=bool(self.end_offset))
         finally:
             self.is_open = False
             for segment in self._segments:

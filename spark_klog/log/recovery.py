@@ -82,8 +82,11 @@ def open_segments(
         for segment in segments:
             segment.rename(DELETED)
         segments, end_offset = [empty], start_offset
-    segments[-1].open_for_appends()
-    producers = _producers(files, folder, segments, end_offset, clean=clean)
+    if empty in segments:
+        empty.is_made = False
+        if start_offset:  # only the file's name tells the next start where the log begins
+            empty.open_for_appends()
+    producers = _producers(files, folder, names, segments, end_offset, clean=clean)
     return tuple(segments), end_offset, producers
 
 
@@ -196,7 +199,7 @@ def _end_of(segment: Segment) -> int:
     if end is None:
         end = segment.base_offset
         with suppress(LogCorrupted):
-            for _, header in headers(segment.file, segment.path, 0, segment.size):
+            for _, header in segment.headers(0):
                 end = header.next_offset
     return end
 
@@ -213,11 +216,11 @@ def _how_to_go_on(segment: Segment) -> str:
 
 
 def _producers(
-    files: FileSystem, folder: Path, segments: list[Segment], end_offset: int, *, clean: bool
+    files: FileSystem, folder: Path, there: set[str], segments: list[Segment], end_offset: int, *, clean: bool
 ) -> ProducerState:
     """Restore the producers from the newest valid snapshot and the log after it; removes snapshots within segments."""
     state, bases = None, {segment.base_offset for segment in segments}
-    names = sorted((name for name in files.names(folder) if name.endswith(SNAPSHOT)), reverse=True)
+    names = sorted((name for name in there if name.endswith(SNAPSHOT)), reverse=True)
     for path in (folder / name for name in names):
         offset = int(path.stem) if path.stem.isdecimal() else -1
         try:
@@ -259,7 +262,7 @@ def replay(state: ProducerState, segments: list[Segment], end_offset: int) -> No
 
 def _producer_batches(segment: Segment, position: int) -> Iterator[tuple[BatchHeader, memoryview]]:
     """(header, bytes) of the batches of producers from a position on; bytes only of control batches."""
-    for at, header in headers(segment.file, segment.path, position, segment.size):
+    for at, header in segment.headers(position):
         if isinstance(header, BatchHeader) and header.producer_id >= 0:
             yield header, memoryview(segment.file.read_at(at, header.size) if header.is_control else b"")
 

@@ -23,7 +23,7 @@ import re
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
@@ -73,10 +73,10 @@ class LocalFiles(LocalFolder):
             return "folder"
         return "file" if os.path.exists(self._at(path)) else None
 
-    def write(self, path: str, value: bytes) -> None:
-        os.close(self._replace_node(path, value))
+    def write(self, path: str, value: bytes, *, lasting: bool = True) -> None:
+        os.close(self._replace_node(path, value, lasting=lasting))
 
-    def _replace_node(self, path: str, value: bytes, lock: bool = False) -> int:
+    def _replace_node(self, path: str, value: bytes, *, lock: bool = False, lasting: bool = True) -> int:
         """Replace a file; return its descriptor. Readers see it only when it is complete, and locked if `lock`."""
         temporary = self._at(f"{TEMPORARY}{uuid.uuid4().hex}")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -86,7 +86,8 @@ class LocalFiles(LocalFolder):
             view = memoryview(value)
             while view:
                 view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            if lasting:
+                os.fsync(descriptor)
             os.replace(temporary, self._at(path))
         except BaseException:
             os.close(descriptor)
@@ -221,6 +222,18 @@ class FileTree(SerialTree):
             if owner == "other":
                 raise DirectoryError(f"{path} under {self._files.address} is the ephemeral node of another process")
             self._write(names, value)
+
+    def put_many(self, values: Mapping[str, bytes], *, lasting: bool = True) -> None:
+        if lasting or not isinstance(self._files, LocalFiles):
+            super().put_many(values)
+        elif values:
+            with self._errors("write", next(iter(values))), self._files.writing():
+                for path, value in values.items():
+                    names = inner_components(path)
+                    self._make_parents(names)
+                    real = _real(names)
+                    at = real + VALUE if self._files.kind(real) == "folder" else real
+                    self._files.write(at, value, lasting=False)
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
         names = inner_components(path)

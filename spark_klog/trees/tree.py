@@ -52,8 +52,11 @@ class Tree(Protocol):
         An ephemeral node stays one; on files only its creator may overwrite it.
         """
 
-    def put_many(self, values: Mapping[str, bytes]) -> None:
-        """As `put` for each, not atomically; requests to ZooKeeper are pipelined."""
+    def put_many(self, values: Mapping[str, bytes], *, lasting: bool = True) -> None:
+        """As `put` for each, not atomically; requests to ZooKeeper are pipelined.
+
+        Unless they are `lasting`, a power failure may take them: files are not synced then.
+        """
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
         """Overwrite a node if its value is `old` (compare-and-set); else, or without a node, return False.
@@ -109,7 +112,7 @@ class SerialTree(Tree):
     def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
         return [self.get(path) for path in paths]
 
-    def put_many(self, values: Mapping[str, bytes]) -> None:
+    def put_many(self, values: Mapping[str, bytes], *, lasting: bool = True) -> None:
         for path in values:
             inner_components(path)
         for path, value in values.items():

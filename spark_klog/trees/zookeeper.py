@@ -392,7 +392,7 @@ class ZooKeeperTree:
                 return
         self._put(path, value, ephemeral=False)
 
-    def put_many(self, values: Mapping[str, bytes]) -> None:
+    def put_many(self, values: Mapping[str, bytes], *, lasting: bool = True) -> None:
         for path in values:
             inner_components(path)
         for path in values.keys() & self._ephemerals.keys():

@@ -2,8 +2,7 @@
 
 It separates written from synced content. `after_crash` returns what the next start finds. If only the process died,
 that is everything written. After a power failure, any subset of the unsynced writes may survive, also in part. Changes
-of names are journaled, so the first few of the unsynced ones survive; a new folder is certain to survive once its
-parent is synced.
+of names are journaled, so the first few of the unsynced ones survive, of files and of folders.
 """
 
 from __future__ import annotations
@@ -113,13 +112,27 @@ class FaultyFolder:
         pass
 
 
+@dataclass
+class FolderChange:
+    """An unsynced change of a folder's name: `old` is None for a new one, `new` for a removed one with its contents."""
+
+    old: Path | None
+    new: Path | None
+    contents: dict[Path, Content] = field(default_factory=dict)
+
+    @property
+    def parent(self) -> Path | None:
+        path = self.old or self.new
+        return path and path.parent
+
+
 class FaultyFiles:
-    """The file system; see the module. Renaming or removing a folder is durable at once."""
+    """The file system; see the module."""
 
     def __init__(self) -> None:
         self.faults = Faults()
         self._folders: set[Path] = set()
-        self._unsynced_folders: set[Path] = set()
+        self._folder_changes: list[FolderChange] = []
         #: Folders that were renamed, removed or lost; all others count as existing.
         self._gone: set[Path] = set()
         self._entries: dict[Path, Content] = {}
@@ -188,6 +201,7 @@ class FaultyFiles:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         if len(self.spend(content)) < len(content):
             raise Killed
+        self._sync_folder(path.parent)
         self._entries[path] = self._synced[path] = Content(bytearray(content), content)
         self.replaced[path] += 1
 
@@ -206,20 +220,21 @@ class FaultyFiles:
         if self._entries.pop(path, None) is not None:
             self._pending.append((path, None, None))
 
+    def _sync_names(self, folder: Path) -> None:
+        self._synced = _changed(self._synced, [item for item in self._pending if item[0].parent == folder])
+        self._pending = [item for item in self._pending if item[0].parent != folder]
+
     def _move_folder(self, old: Path, new: Path | None) -> None:
-        self._synced = _changed(self._synced, self._pending)
-        self._pending.clear()
+        self._sync_names(old)
+        change = FolderChange(old, new)
         for entries in (self._entries, self._synced):
-            for path in [path for path in entries if path.parent == old]:
-                content = entries.pop(path)
-                if new is not None:
-                    entries[new / path.name] = content
+            change.contents = _moved(entries, old, new)
         self._gone.add(old)
-        for folders in (self._folders, self._unsynced_folders):
-            if old in folders:
-                folders.remove(old)
-                if new is not None:
-                    folders.add(new)
+        if old in self._folders:
+            self._folders.remove(old)
+            self._folder_changes.append(change)
+            if new is not None:
+                self._folders.add(new)
 
     def make_folder(self, path: Path) -> bool:
         self.check("open", path)
@@ -227,7 +242,7 @@ class FaultyFiles:
             return False
         self._folders.add(path)
         self._gone.discard(path)
-        self._unsynced_folders.add(path)
+        self._folder_changes.append(FolderChange(None, path))
         return True
 
     def remove_folder(self, path: Path) -> None:
@@ -239,22 +254,22 @@ class FaultyFiles:
 
     def sync_folder(self, path: Path) -> None:
         self.check("sync", path)
-        self._unsynced_folders = {folder for folder in self._unsynced_folders if folder.parent != path}
-        self._synced = _changed(self._synced, [item for item in self._pending if item[0].parent == path])
-        self._pending = [item for item in self._pending if item[0].parent != path]
+        self._sync_folder(path)
+
+    def _sync_folder(self, path: Path) -> None:
+        self._folder_changes = [change for change in self._folder_changes if change.parent != path]
+        self._sync_names(path)
 
     def after_crash(self, rng: random.Random, *, power: bool) -> FaultyFiles:
         """What survives a crash, as a new file system without faults."""
         names = self._entries
+        left = FaultyFiles()
+        left._folders, left._gone = set(self._folders), set(self._gone)
         if power:
             names = _changed(self._synced, self._pending[: rng.randrange(len(self._pending) + 1)])
-        left = FaultyFiles()
-        lost = {folder for folder in sorted(self._unsynced_folders) if power and rng.random() < 0.5}
-        left._folders = self._folders - lost
-        left._gone = self._gone | lost
+            for change in reversed(self._folder_changes[rng.randrange(len(self._folder_changes) + 1) :]):
+                _undo(change, names, left._folders, left._gone)
         for path, content in names.items():
-            if path.parent in lost:
-                continue
             found = Content(bytearray(content.synced if power else content.data))
             if power:
                 for position, data in content.pending:
@@ -280,3 +295,23 @@ def _changed(
         if gone_to is not None and content is not None:
             changed[gone_to] = content
     return changed
+
+
+def _moved(entries: dict[Path, Content], old: Path, new: Path | None) -> dict[Path, Content]:
+    """Move the files of a folder, or remove them; returns those that were removed."""
+    contents = {path: entries.pop(path) for path in [path for path in entries if path.parent == old]}
+    if new is None:
+        return contents
+    entries.update({new / path.name: content for path, content in contents.items()})
+    return {}
+
+
+def _undo(change: FolderChange, names: dict[Path, Content], folders: set[Path], gone: set[Path]) -> None:
+    if change.new is not None:
+        folders.discard(change.new)
+        gone.add(change.new)
+        _moved(names, change.new, change.old)
+    if change.old is not None:
+        folders.add(change.old)
+        gone.discard(change.old)
+        names.update(change.contents)

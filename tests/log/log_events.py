@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
 from hypothesis.stateful import RuleBasedStateMachine
 
@@ -47,6 +48,7 @@ class LogEvents(RuleBasedStateMachine):
         self.path = Path(tempfile.mkdtemp(prefix="klog-model"))
         self.clock, self.files = Clock(), FaultyFiles()
         self.models: dict[tuple[str, int], Model] = {}
+        self.ids: dict[tuple[str, int], UUID] = {}
         self.number = 0
         self.has_failed = False  # a fault has occurred since the last start
 
@@ -81,11 +83,12 @@ class LogEvents(RuleBasedStateMachine):
     def created(self, key: tuple[str, int]) -> None:
         if self.logs.get(*key) is not None:
             return
-        made = self.attempt(lambda: add_log(self.logs, *key, overrides=self.overrides[key]))
+        topic_id = self.ids[key] = uuid4()
+        made = self.attempt(lambda: add_log(self.logs, *key, self.overrides[key], topic_id))
         if isinstance(made, OSError):
             # the creation failed, but the folder may exist
             self.files.faults = Faults()
-            add_log(self.logs, *key, overrides=self.overrides[key])
+            add_log(self.logs, *key, self.overrides[key], topic_id)
         self.models[key] = Model()
         assert self.logs.logs[key].end_offset == 0
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -165,6 +166,57 @@ def test_a_full_disk_refuses_the_append_and_goes_on_when_there_is_room() -> None
             read_header(data).next_offset - base for base, data in appended
         )
         check_recovered(open_log(files), files, [*appended, content(log)[-1]], log.recovery_point)
+
+
+@pytest.mark.parametrize("suffix", [".log", ".timeindex", ""])
+def test_a_first_append_that_fails_can_be_repeated(suffix: str) -> None:
+    """Its files are made by it; a flush meanwhile does not keep the next one from the names of these files."""
+    files = FaultyFiles()
+    log = open_log(files)
+    wrong = FOLDER / "leader-epoch-checkpoint" if not suffix else (FOLDER / segment_name(0)).with_suffix(suffix)
+    files.faults.fails = lambda operation, path: (operation, path) == ("open", wrong)
+    for _ in range(2):
+        with pytest.raises(OSError, match=wrong.name):
+            log.append(memoryview(bytearray(batch_of(0, 3))))
+        assert (log.end_offset, log.read(0, 100)) == (0, None)
+    files.faults = Faults()
+    log.flush()
+    log.append(memoryview(bytearray(batch_of(0, 3))))
+    log.flush()
+    for seed in range(10):
+        left = files.after_crash(random.Random(seed), power=True)
+        again = open_log(left, point=log.recovery_point)
+        assert content(again) == content(log)
+        assert again.end_of_epoch(0) == (0, 3)
+        check_indexes(left, again)
+
+
+def test_small_files_that_a_kill_has_left_are_synced_before_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next flush, or by a stop, after which nothing else tells the topic's id and settings."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    first = PartitionLog(tmp_path / "t-0", LogConfig(), uuid4(), overrides={"retention_ms": 5})
+    first.append(memoryview(bytearray(batch_of(0, 3))))
+    assert synced == []
+    small = ["partition.metadata", "klog.json", "leader-epoch-checkpoint", segment_name(0) + ".log"]
+    first.flush()
+    assert [name for name in synced if name in small] == small
+    log = PartitionLog(tmp_path / "t-0", LogConfig())  # after a kill
+    synced.clear()
+    log.close()
+    assert [name for name in synced if name in small] == small
+    same = PartitionLog(tmp_path / "t-0", LogConfig(), clean=True, recovery_point=3)
+    synced.clear()
+    same.close()
+    assert synced == []
 
 
 def test_short_writes_are_completed() -> None:

@@ -12,11 +12,20 @@ from uuid import uuid4
 
 import pytest
 
-from spark_klog.errors import LogCorrupted
+from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log import file_system
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.partition_files import PARTITION_METADATA
+from spark_klog.log.file_system import FileSystem
+from spark_klog.log.partition_files import (
+    OVERRIDES,
+    PARTITION_METADATA,
+    is_unfinished,
+    read_overrides,
+    read_topic_id,
+    write_overrides,
+    write_topic_id,
+)
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import segment_name
 from spark_klog.log.segments.transaction_index import AbortedTransaction
@@ -245,3 +254,57 @@ def test_a_transaction_index_that_is_damaged_is_built_anew_at_the_start(clean: b
         log = open_log(files, clean=clean, point=6)
         assert log.aborted_transactions(0, 6) == expected
         log.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_leader_epochs_made_while_a_flush_runs_are_on_the_disk_after_the_next(seed: int) -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    flush = log.begin_flush(with_snapshot=False)
+    log.append(memoryview(bytearray(batch_of(0, 3))))
+    flush.run()
+    log.end_flush(flush)
+    log.flush()
+    left = files.after_crash(random.Random(seed), power=True)
+    assert left.read(FOLDER / "leader-epoch-checkpoint") == b"0\n1\n0 0\n"
+
+
+@pytest.mark.parametrize("left", [b"", b"0\n1\n0", bytes(8), None])
+def test_leader_epochs_that_a_power_failure_before_the_first_flush_has_torn(left: bytes | None) -> None:
+    """They are written anew, as Kafka does not start with them."""
+    files = FaultyFiles()
+    open_log(files).append(memoryview(bytearray(batch_of(0, 3))))
+    path = FOLDER / "leader-epoch-checkpoint"
+    files.remove(path)
+    if left is not None:
+        files.create(path).write_at(0, left)
+    again = open_log(files)
+    assert (again.end_offset, again.end_of_epoch(0)) == (3, (0, 3))
+    assert left is None or files.read(path) == b"0\n1\n0 0\n"
+
+
+def test_small_files_that_a_power_failure_has_torn_and_damaged_ones(tmp_path: Path) -> None:
+    """Of a whole file each beginning counts as missing, and each changed byte is told or changes the value."""
+    files = FileSystem()
+    known = {"retention_ms": 5, "cleanup_policy": "compact"}
+    write_topic_id(files, tmp_path, topic_id := uuid4())
+    write_overrides(files, tmp_path, known)
+    for name, read, value, nothing in (
+        (PARTITION_METADATA, read_topic_id, topic_id, None),
+        (OVERRIDES, read_overrides, known, {}),
+    ):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        for size in range(len(whole)):
+            for left in (whole[:size], whole[:size] + bytes(len(whole) - size)):
+                path.write_bytes(left)
+                if name == OVERRIDES or not is_unfinished(files, tmp_path):
+                    assert read(files, tmp_path) in (value, nothing), left
+        for position in range(len(whole)):
+            for mask in (1, 0x80, 0xFF):
+                path.write_bytes(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
+                try:
+                    assert read(files, tmp_path) != nothing or name == OVERRIDES, path.read_bytes()
+                    assert not is_unfinished(files, tmp_path)
+                except (DecodeError, LogCorrupted):
+                    pass

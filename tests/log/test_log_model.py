@@ -322,6 +322,13 @@ class LogModel(LogEvents):
         self.has_failed = False
         self.logs = self.start()
         assert not self.logs.offline
+        for key, log in list(self.logs.logs.items()):
+            if key not in self.models or log.topic_id != self.ids[key]:
+                # the folder of a deleted topic is back: the registry, which knows the ids, removes it
+                assert was_killed
+                rename = self.logs.take(*key)
+                assert rename is not None
+                self.files.remove_folder(rename())
         for key, model in list(self.models.items()):
             if key not in self.logs.logs:
                 assert was_killed

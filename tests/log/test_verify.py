@@ -21,7 +21,7 @@ from spark_klog.log.compaction.passes import empty_batch
 from spark_klog.log.directory import CLEAN_STOP, LogDirectory
 from spark_klog.log.partition_log import LogConfig, PartitionLog
 from spark_klog.log.tools.upgrade import upgrade
-from spark_klog.log.tools.verify import Finding, log_files, verify
+from spark_klog.log.tools.verify import Finding, log_files, repair, verify
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from tests.support.brokers.batches import make_batch, walk
@@ -380,6 +380,22 @@ def test_flushed_records_that_zeros_or_nothing_replaced(tmp_path: Path) -> None:
         newest.write_bytes(whole[:half] + tail)
         finding = next(finding for finding in _found(folder) if finding.file == newest)
         assert finding.what == "it ends at offset 1, but had been flushed up to offset 2: records are missing"
+
+
+def test_a_partition_without_records(tmp_path: Path) -> None:
+    """It has no .log file yet: nothing is wrong with it, unless records had been flushed."""
+    folder = tmp_path / "t-0"
+    PartitionLog(folder, LogConfig(), uuid4(), overrides={"retention_ms": 5}).close()
+    assert not list(folder.glob("*.log"))
+    assert _found(folder) == _found(tmp_path) == []
+    assert repair(folder) is None
+    assert klog("log", "dump", str(folder)).stdout == ""
+    (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 5\n")
+    (finding,) = _found(folder)
+    assert (finding.file, finding.what) == (folder, "it has no .log files: its records are gone")
+    repaired = repair(folder)
+    assert repaired is not None
+    assert repaired.end_offset == 5
 
 
 def test_a_folder_without_a_log(tmp_path: Path) -> None:

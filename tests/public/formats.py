@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import Any, cast
+from uuid import UUID
 
 from spark_klog import restore
 from spark_klog.base.names import DECISION_TOPIC
@@ -23,7 +24,7 @@ from spark_klog.groups import checkpoint as query_checkpoint
 from spark_klog.load import letter_topic as of_loads, places, rows, settings
 from spark_klog.load.journal import checkpoint, history, lease, letters, model, paths, store, summary
 from spark_klog.load.tasks import task
-from spark_klog.log import layout, partition_files, producer_state
+from spark_klog.log import layout, partition_files, producer_state, topic_journal
 from spark_klog.log.directory import CLEAN_STOP
 from spark_klog.log.segments.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX
 from spark_klog.log.tools.upgrade import OFFSET_MAP
@@ -150,14 +151,17 @@ def _data_directory() -> Iterator[str]:
     files = partition_files
     for name in (
         *(layout.META, layout.CLUSTER_MARK, files.RECOVERY_POINT, files.LOG_START, files.CLEANER, CLEAN_STOP),
-        *(PRODUCER_IDS, topic_changes._GROUP_SETTINGS, OFFSET_MAP),
+        *(PRODUCER_IDS, topic_changes._GROUP_SETTINGS, topic_journal.JOURNAL, OFFSET_MAP),
         *(f"OFFSET{suffix}" for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX, producer_state.SNAPSHOT)),
-        *(files.PARTITION_METADATA, files.LEADER_EPOCHS, files._OVERRIDES, files._DELETED),
+        *(files.PARTITION_METADATA, files.LEADER_EPOCHS, files.OVERRIDES, files._DELETED),
     ):
         yield f"file {name}"
     yield f"a producer snapshot is of version {producer_state._VERSION}: {producer_state._ENTRY.format}"
     yield f"a cluster: {layout.BROKER_FOLDER.pattern}, registries {json.dumps(layout._REGISTRIES)}"
-    yield f"{files._OVERRIDES} has version {files._OVERRIDES_VERSION} and config, a topic's settings by Kafka's names"
+    yield f"{files.OVERRIDES} has version {files._OVERRIDES_VERSION} and config, a topic's settings by Kafka's names"
+    kept = topic_journal.KeptTopic(UUID(int=0), [0], {"NAME": "VALUE"})
+    line = topic_journal._encoded([("T", kept)]).decode().strip()
+    yield f"{topic_journal.JOURNAL} has version {topic_journal._VERSION}: {line}"
     yield f"topics of the broker's own: {', '.join(sorted(INTERNAL_TOPICS))}"
     yield from _tree()
     yield f"groups' settings: {paths_of_trees.group_configs_payload({'GROUP': {'NAME': 'VALUE'}}).decode()}"

@@ -153,7 +153,13 @@ def test_settings_of_a_topic_that_are_not_known_are_passed_over(tmp_path: Path) 
     assert json.loads(path.read_text()) == {"version": 1, "config": {"retention.ms": 5, "cleanup.policy": "compact"}}
     path.write_text(path.read_text().replace('"cleanup.policy"', '"later.policy"'))
     assert partition_files.read_overrides(files, tmp_path) == {"retention_ms": 5}
-    for text, told in (("[]", "has no object config"), ("{", "is not JSON"), ('{"config": {}}', "has no version")):
+    path.write_text("{")  # a power failure's, before anybody synced it
+    assert partition_files.read_overrides(files, tmp_path) == {}
+    for text, told in (
+        ("[]", "has no object config"),
+        ('{"config"', "is not JSON"),
+        ('{"config": {}}', "has no version"),
+    ):
         path.write_text(text)
         with pytest.raises(LogCorrupted, match=told):
             partition_files.read_overrides(files, tmp_path)

@@ -12,6 +12,7 @@ from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import repeated
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.metadata.nodes import UnknownTopic, refusal
+from spark_klog.broker.metadata.registry import Asked, NewTopic
 from spark_klog.broker.settings.described_settings import topic_entries
 from spark_klog.broker.settings.log_settings import check_of_client
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode, OffsetOutOfRange
@@ -71,21 +72,29 @@ async def create_topics(broker: Broker, request: Request, message: Message) -> M
         code, reason = ErrorCode.TOPIC_AUTHORIZATION_FAILED, "only admins create topics"
         return {"topics": [_refused(entry["name"], code, reason) for entry in message["topics"]]}
     twice = repeated(entry["name"] for entry in message["topics"])
-    return {
-        "topics": [_refused(name, ErrorCode.INVALID_REQUEST, NAMED_TWICE) for name in twice]
-        + [
-            await _create(broker, entry, message["validate_only"])
-            for entry in message["topics"]
-            if entry["name"] not in twice
-        ]
-    }
+    answers = {name: _refused(name, ErrorCode.INVALID_REQUEST, NAMED_TWICE) for name in twice}
+    topics: list[NewTopic] = []
+    for entry in message["topics"]:
+        if entry["name"] not in twice:
+            topic = await _checked(broker, entry, ahead=len(topics))
+            answers[entry["name"]] = topic if isinstance(topic, dict) else {}  # in their order
+            if not isinstance(topic, dict):
+                topics.append(topic)
+    outcomes: list[UUID | ConfigError | DirectoryError] = [UUID(int=0)] * len(topics)
+    if not message["validate_only"]:
+        outcomes = await broker.changes.create_topics(topics)
+    for topic, outcome in zip(topics, outcomes, strict=True):
+        await broker.turns.take()
+        answers[topic[0]] = _created(broker, topic, outcome, validate_only=message["validate_only"])
+    return {"topics": [*answers.values()]}
 
 
 def _refused(name: str, code: ErrorCode, reason: str) -> Message:
     return {"name": name, "error_code": code, "error_message": reason}
 
 
-async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) -> Message:
+async def _checked(broker: Broker, entry: dict[str, Any], ahead: int) -> NewTopic | Message:
+    """The topic to create, or the answer that refuses it."""
     name = entry["name"]
     assignment = {config["partition_index"]: config["broker_ids"] for config in entry["assignments"]} or None
     partitions = len(entry["assignments"]) if assignment else entry["num_partitions"]
@@ -110,16 +119,22 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
     try:
         check_of_client(settings)
-        topic_id = await broker.changes.create_topic(
-            name, partitions, settings, assignment, validate_only=validate_only
-        )
-    except (ConfigError, DirectoryError) as error:
+        return broker.changes.new_topic(name, partitions, settings, assignment, ahead)
+    except ConfigError as error:
         return {"name": name} | refusal(error)
+
+
+def _created(
+    broker: Broker, topic: NewTopic, outcome: UUID | ConfigError | DirectoryError, *, validate_only: bool
+) -> Message:
+    name, assignment, _ = topic
+    if not isinstance(outcome, UUID):
+        return {"name": name} | refusal(outcome)
     return {
         "name": name,
-        "topic_id": topic_id,
+        "topic_id": outcome,
         "error_code": ErrorCode.NONE,
-        "num_partitions": partitions,
+        "num_partitions": len(assignment),
         "replication_factor": 1,
         "configs": [] if validate_only else _settings(broker, name),
     }
@@ -178,7 +193,12 @@ async def delete_topics(broker: Broker, request: Request, message: Message) -> M
     twice = repeated(requested)
     refused = {"error_code": ErrorCode.INVALID_REQUEST, "error_message": NAMED_TWICE}
     responses = [{"name": name, "topic_id": topic_id} | refused for name, topic_id in twice]
-    responses += [await _delete(broker, *topic) for topic in requested if topic not in twice]
+    topics = [await _known(broker, *asked) for asked in requested if asked not in twice]
+    known = {topic[0]: topic[1] for topic in topics if isinstance(topic, tuple)}
+    outcomes = await broker.changes.delete_topics(known)
+    responses += [
+        topic if isinstance(topic, dict) else _deleted(topic[0], topic[2], outcomes.get(topic[0])) for topic in topics
+    ]
     return {"responses": [await _finish(broker, response, deadline) for response in responses]}
 
 
@@ -198,7 +218,8 @@ async def _finish(broker: Broker, response: Message, deadline: float) -> Message
     return response | {"error_code": ErrorCode.REQUEST_TIMED_OUT, "error_message": reason}
 
 
-async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
+async def _known(broker: Broker, name: str | None, topic_id: UUID) -> tuple[str, UUID | None, UUID] | Message:
+    """Name of a topic to delete, the id that the request gives, and its id; or the answer if nothing is to be done."""
     by_id, deletions = name is None, broker.registry.deletions
     if by_id:
         named = await broker.partitions.topic_by_id(topic_id)
@@ -210,10 +231,11 @@ async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
     if topic is None or name is None:
         code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "no such topic"}
-    try:
-        await broker.changes.delete_topic(name, topic_id if by_id else None)
-    except UnknownTopic as error:
-        return {"name": None, "topic_id": topic_id} | refusal(error) | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}
-    except DirectoryError as error:
-        return {"name": name, "topic_id": topic.topic_id} | refusal(error)
-    return {"name": name, "topic_id": topic.topic_id, "error_code": ErrorCode.NONE}
+    return name, topic_id if by_id else None, topic.topic_id
+
+
+def _deleted(name: str, topic_id: UUID, outcome: Asked) -> Message:
+    if isinstance(outcome, UnknownTopic):
+        return {"name": None, "topic_id": topic_id} | refusal(outcome) | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}
+    answer = {"name": name, "topic_id": topic_id, "error_code": ErrorCode.NONE}
+    return answer | refusal(outcome) if isinstance(outcome, DirectoryError) else answer

@@ -8,7 +8,7 @@ foreign tool may have written, is logged once and skipped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID, uuid4
@@ -20,6 +20,8 @@ from spark_klog.broker.metadata.nodes import (
     InvalidPartitions,
     NodeDecoder,
     TopicCollides,
+    TopicExists,
+    TopicRefused,
     UnknownTopic,
     children_with_values,
     create_node,
@@ -28,6 +30,7 @@ from spark_klog.broker.metadata.nodes import (
 from spark_klog.broker.metadata.registration import Registration
 from spark_klog.errors import ConfigError, DirectoryError
 from spark_klog.log.directory import new_cluster_id
+from spark_klog.log.topic_journal import KeptTopic
 from spark_klog.trees import paths
 from spark_klog.trees.consumers import OffsetDirectory
 from spark_klog.trees.paths import DeletionRequest
@@ -37,6 +40,10 @@ _log = logging.getLogger(__name__)
 _NONE = DeletionRequest(None, frozenset())
 #: Function from a topic's own settings to its new ones.
 Alter = Callable[[Mapping[str, str]], Mapping[str, str]]
+#: Name, replicas by partition, and own settings.
+NewTopic = tuple[str, dict[int, list[int]], Mapping[str, str]]
+#: The id of a topic that is being deleted, None if its nodes are gone already, or the error: it has another id by now.
+Asked = UUID | UnknownTopic | DirectoryError | None
 NO_LEADER = -1
 MAX_PARTITIONS = 10_000
 #: Bytes of all groups' settings: ZooKeeper's nodes hold a megabyte.
@@ -105,9 +112,9 @@ class Deletions:
             ):
                 return now
 
-    def add(self, name: str, topic_id: UUID) -> None:
-        """Note a deletion that was asked for here, without reading all requests again."""
-        self.pending = {**self.pending, name: topic_id}
+    def add(self, topic_ids: Mapping[str, UUID]) -> None:
+        """Note deletions that were asked for here, without reading all requests again."""
+        self.pending = {**self.pending, **topic_ids}
 
     def claim(self, name: str) -> None:
         """The controller's part for a request that is not pending: add the topic's id, or remove what is left."""
@@ -252,6 +259,8 @@ class Registry:
         self.controller: int | None = None
         #: By group: its own settings.
         self.group_settings: Mapping[str, Mapping[str, str]] = {}
+        #: Called with changed topics, by name, before the tree has them: a standalone broker's tree does not last.
+        self.keep_topics: Callable[[Mapping[str, KeptTopic]], None] = lambda topics: None
         self._cluster_id: str | None = None
         self._lease = tree.lease()
         #: The session in which this broker was registered before it read the topics.
@@ -426,53 +435,80 @@ class Registry:
         topic = self.topics.get(name)
         return dict(topic.settings) if topic is not None else {}
 
-    def assign(self, partitions: int) -> dict[int, list[int]]:
-        """Assign partitions to the live brokers in turn."""
+    def assign(self, partitions: int, ahead: int = 0) -> dict[int, list[int]]:
+        """Assign partitions to the live brokers in turn, if `ahead` other topics are created before."""
         brokers = sorted(self.brokers) or [self.broker_id]
-        shift = len(self.topics)
+        shift = len(self.topics) + ahead
         return {partition: [brokers[(partition + shift) % len(brokers)]] for partition in range(partitions)}
 
-    def check_collision(self, name: str) -> None:
-        """Raise `TopicCollides` if a new topic's name differs from another one only in '.' and '_'."""
+    def check_collision(self, name: str, more: Iterable[str] = ()) -> None:
+        """Raise `TopicCollides` if a new topic's name differs from another one, or of `more`, only in '.' and '_'."""
         if name not in self.topics and ("." in name or "_" in name):
             unified = name.replace(".", "_")
-            others = [other for other in self.topics if other != name and other.replace(".", "_") == unified]
+            others = [other for other in (*self.topics, *more) if other != name and other.replace(".", "_") == unified]
             if others:
                 raise TopicCollides(f"topic '{name}' collides with existing topics: {', '.join(sorted(others))}")
 
-    def create_topic(
-        self,
-        name: str,
-        assignment: dict[int, list[int]],
-        settings: Mapping[str, str],
-        topic_id: UUID | None = None,
-    ) -> bool:
-        """Register a topic; False if it exists."""
+    def create_topics(self, topics: Sequence[NewTopic]) -> list[Topic | TopicRefused | DirectoryError]:
+        """Register new topics; returns what became of each. `DirectoryError` if none was registered."""
+        made: dict[str, KeptTopic] = {}
+        refused: dict[str, TopicRefused] = {}
+        for name, assignment, settings in topics:
+            try:
+                self.check_collision(name, made)
+                if name in self.topics or name in self.deletions.pending:
+                    raise self._exists(name)
+                made[name] = KeptTopic(uuid4(), [*assignment], settings)
+            except TopicRefused as error:
+                refused[name] = error
+        self.keep_topics(made)
+        registered = self.register((topic, made[topic[0]].topic_id) for topic in topics if topic[0] in made)
+        return [refused.get(name) or registered.get(name) or self._exists(name) for name, _, _ in topics]
+
+    def _exists(self, name: str) -> TopicExists:
+        if name in self.deletions.pending:
+            return TopicExists(f"topic {name} is being deleted; create it when that is over")
+        return TopicExists(f"topic {name} exists")
+
+    def register(self, topics: Iterable[tuple[NewTopic, UUID]]) -> dict[str, Topic | DirectoryError]:
+        """Register topics, and look at the tree once for each; those that exist are left out."""
+        made: dict[str, Topic | DirectoryError] = {}
+        for topic, topic_id in topics:
+            try:
+                if registered := self._create_nodes(*topic, topic_id):
+                    made[registered.name] = registered
+            except DirectoryError as error:
+                made[topic[0]] = error
+        self._take_topics(self.topics | {name: topic for name, topic in made.items() if isinstance(topic, Topic)})
+        return made
+
+    def _create_nodes(
+        self, name: str, assignment: dict[int, list[int]], settings: Mapping[str, str], topic_id: UUID
+    ) -> Topic | None:
         path, payload = paths.topic_config_path(name), paths.topic_config_payload(settings)
         while True:
             before = self._tree.get(path)
             if self._tree.get(paths.topic_path(name)) is not None:
-                return False
+                return None
             if replace_node(self._tree, path, before, payload):
                 break
-        if not create_node(self._tree, paths.topic_path(name), paths.topic_payload(assignment, topic_id or uuid4())):
+        if not create_node(self._tree, paths.topic_path(name), paths.topic_payload(assignment, topic_id)):
             if before is not None:
                 self._tree.swap(path, payload, before)  # another broker was faster: restore its settings
-            return False
+            return None
         create_node(self._tree, path, payload)  # the deletion of an earlier topic may have removed the settings
         self._put_states(name, assignment)
         # read only this topic: rereading all topics after each of a thousand creations would take minutes
         value = self._tree.get(paths.topic_path(name))
         config = self._tree.get(paths.topic_config_path(name))
-        topic = self._topic(name, value, config, {}) if value else None
-        if topic is not None:
-            self._take_topics(self.topics | {name: topic})
-        return topic is not None
+        return self._topic(name, value, config, {}) if value else None
 
     def _put_states(self, name: str, assignment: Mapping[int, Sequence[int]]) -> None:
-        for partition, replicas in assignment.items():
-            payload = paths.partition_state_payload(replicas[0], replicas[:1])
-            self._tree.put(paths.partition_state_path(name, partition), payload)
+        states = {
+            paths.partition_state_path(name, partition): paths.partition_state_payload(replicas[0], replicas[:1])
+            for partition, replicas in assignment.items()
+        }
+        self._tree.put_many(states, lasting=False)  # the controller writes what is missing
 
     def add_partitions(
         self, name: str, count: int, assignment: Sequence[Sequence[int]] | None = None, *, validate_only: bool = False
@@ -497,6 +533,8 @@ class Registry:
                 return
             known = self.topics.get(name)
             topic_id = topic_id or (known.topic_id if known is not None else None)
+            if topic_id is not None:
+                self.keep_topics({name: KeptTopic(topic_id, [*before, *new], self.settings(name))})
             if self._tree.swap(path, value, paths.topic_payload({**before, **new}, topic_id)):
                 break
         self._put_states(name, new)
@@ -534,6 +572,8 @@ class Registry:
             settings = alter(self.settings(name) if known is None else known)
             if validate_only:
                 return
+            if (topic := self.topics.get(name)) is not None:
+                self.keep_topics({name: KeptTopic(topic.topic_id, [*topic.assignment], settings)})
             if replace_node(self._tree, path, value, paths.topic_config_payload(settings)):
                 break
         _log.info("topic %s now has the settings %s", name, dict(settings))
@@ -574,18 +614,25 @@ class Registry:
         self.group_settings = paths.parse_group_configs(payload)
         self._tree.put(paths.GROUP_CONFIGS_PATH, payload)
 
-    def begin_deletion(self, name: str, topic_id: UUID | None = None) -> bool:
-        """Ask for a topic's deletion, and forget the topic; False if its nodes are gone already.
+    def begin_deletions(self, topics: Mapping[str, UUID | None]) -> dict[str, Asked]:
+        """Ask for the deletion of topics, given by name, and forget them. `DirectoryError` if none was asked for.
 
-        When its logs are dropped, `deletions.finish` goes on. Raises `UnknownTopic` if `topic_id` is given and the
-        topic has another id by now.
+        When their logs are dropped, `deletions.finish` goes on.
         """
-        known = self.topics.get(name)
-        asked = self.deletions.request(name, topic_id, None if known is None else known.topic_id)
-        if asked is not None:
-            self.deletions.add(name, asked)
-        self._take_topics({other: topic for other, topic in self.topics.items() if other != name})
-        return asked is not None
+        known = {name: topic.topic_id for name in topics if (topic := self.topics.get(name)) is not None}
+        self.keep_topics(
+            {name: KeptTopic(topic_id, (), {}) for name, topic_id in known.items() if topics[name] in (None, topic_id)}
+        )
+        asked: dict[str, Asked] = {}
+        for name, topic_id in topics.items():
+            try:
+                asked[name] = self.deletions.request(name, topic_id, known.get(name))
+            except (UnknownTopic, DirectoryError) as error:
+                asked[name] = error
+        self.deletions.add({name: topic_id for name, topic_id in asked.items() if isinstance(topic_id, UUID)})
+        gone = {name for name, outcome in asked.items() if not isinstance(outcome, Exception)}
+        self._take_topics({name: topic for name, topic in self.topics.items() if name not in gone})
+        return asked
 
     def group_offsets(self, group: str) -> OffsetDirectory:
         """Committed offsets of a group, in the place where consumers older than Kafka 0.9 keep them."""

@@ -12,7 +12,7 @@ import click
 
 from spark_klog.cli.output import Bar, os_error_text, say
 from spark_klog.errors import ConfigError, DataDirectoryError, DecodeError
-from spark_klog.log.partition_files import SUFFIX_07
+from spark_klog.log.partition_files import PARTITION_METADATA, SUFFIX_07
 from spark_klog.log.segments.segment import LOG
 from spark_klog.log.tools.dump import INDEX_SUFFIXES, Damage, Dumped, IndexEntry, Padding, dump as dump_file, dump_index
 from spark_klog.log.tools.upgrade import Upgraded, old_logs_size, upgrade as upgrade_logs
@@ -178,14 +178,14 @@ def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
 
 
 def _files_to_dump(path: Path) -> list[Path]:
-    """`path` itself or the log files in the folder; `ConfigError` if there is no log file."""
+    """`path` itself or the log files in the folder; `ConfigError` if it is no partition's."""
     if not path.is_dir():
         known = (LOG, SUFFIX_07, *INDEX_SUFFIXES)
         if not set(path.suffixes) & set(known):  # .log.damaged and .log.deleted count, too
             raise ConfigError(f"{path} is not a log file: these end with {', '.join(known)}")
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in (LOG, SUFFIX_07))
-    if not files:
+    if not files and not (path / PARTITION_METADATA).exists():  # one without records has no file yet
         raise ConfigError(f"{path} contains neither {LOG} nor {SUFFIX_07} files: give the folder of one partition")
     return files
 

@@ -105,6 +105,8 @@ class Segment:
         self._has_rest = False
         #: The segment has left the log.
         self.is_detached = False
+        #: False for the first segment of a log without records: its files are created by the first append.
+        self.is_made = True
         self._first_timestamp: int | None = None
         #: None until the indexes have been compared with the log.
         self._state: IndexState | None = None
@@ -125,10 +127,11 @@ class Segment:
     def open_for_appends(self) -> None:
         """Make this the active segment: keep the file open until `close`. Creates files of a new segment; OSError."""
         if not self.size:
-            self._kept_file = self._files.create(self.path)
-            self._open_file = weakref.ref(self._kept_file)
+            made = self._files.create(self.path)
+            self._open_file = weakref.ref(made)
             self.offset_index.clear()
             self.time_index.clear()
+            self.is_made = True
         self._kept_file = self.file
 
     def _cut_rest(self) -> None:
@@ -151,6 +154,8 @@ class Segment:
     def unsynced_files(self) -> list[File]:
         """The open files that a flush must sync, which contain all appends; OSError."""
         self.complete()
+        if not self.is_made:
+            return []
         return [self.file, *self._written_indexes(), *filter(None, [self.transaction_index.unsynced_file()])]
 
     def _written_indexes(self) -> list[File]:
@@ -228,8 +233,11 @@ class Segment:
         """Append record batches with assigned offsets, as `run` describes. An OSError leaves the segment unchanged."""
         if self._has_rest:
             self._cut_rest()
+        if self._kept_file is None:
+            self.open_for_appends()  # only now: logs that get no records need no descriptor
+            assert self._kept_file
         try:
-            write_all(self._kept_file or self.file, self.size, data)
+            write_all(self._kept_file, self.size, data)
         except OSError:
             self._has_rest = True
             try:
@@ -270,12 +278,16 @@ class Segment:
     def _headers(self, position: int) -> Iterator[tuple[int, Header]]:
         """(position, header) of the batches from a position on; `LogCorrupted` at an incomplete batch."""
         end = self.size  # batches may be appended meanwhile
-        for each in headers(self.file, self.path, position, end):
+        for each in self.headers(position):
             yield each
             position = each[0] + each[1].size
         if position != end:
             left = end - position
             raise LogCorrupted(f"{self.path}: incomplete batch at position {position}, {left} bytes left")
+
+    def headers(self, position: int) -> Iterator[tuple[int, Header]]:
+        """(position, header) of the complete batches there are now, from a position on; `LogCorrupted`, OSError."""
+        return headers(self.file, self.path, position, self.size) if position < self.size else iter(())
 
     def read(self, offset: int, max_bytes: int, end: int | None = None) -> FileRange | None:
         """A range of up to `max_bytes`, but at least one batch, from the batch with `offset` on.
@@ -382,7 +394,7 @@ class Segment:
     def first_timestamp(self) -> int:
         """The largest timestamp (ms) of the first batch, or -1; segment.ms counts from it."""
         if self._first_timestamp is None:
-            first = next(headers(self.file, self.path, 0, self.size), None)
+            first = next(self.headers(0), None)
             if first is None:
                 return -1
             self._first_timestamp = first[1].max_timestamp
@@ -400,7 +412,7 @@ class Segment:
         timestamp, timestamp_offset = known = self.time_index.last or _NO_TIMESTAMP
         end = 0
         try:
-            for position, header in headers(self.file, self.path, start, self.size):
+            for position, header in self.headers(start):
                 is_of_entry = entry is not None and position == entry[1]
                 if entry and is_of_entry and not self._is_entry_of(entry[0], header):
                     return None

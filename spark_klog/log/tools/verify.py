@@ -52,6 +52,7 @@ from spark_klog.log.layout import check_no_cluster
 from spark_klog.log.partition_files import (
     LEADER_EPOCHS,
     LOG_START,
+    OVERRIDES,
     PARTITION_METADATA,
     RECOVERY_POINT,
     SUFFIX_07,
@@ -329,12 +330,18 @@ def _partition(folder: Path, progress: Progress | None) -> Iterator[Finding]:
             yield Finding(path, None, f"{path.stem}{LOG} is missing beside it")
         elif reader := _reader(path):
             yield from _guarded(path, _small_file(path, reader))
-    if not any(path.suffix in (LOG, SUFFIX_07) for path in files):
+    if not any(path.suffix in (LOG, SUFFIX_07) for path in files) and not _is_new(folder):
         yield Finding(folder, None, f"it has no {LOG} files: its records are gone")
     yield from _log_07([path for path in files if path.suffix == SUFFIX_07], progress)
     transactions = TransactionCheck()
     for path, after in zip_longest(segments, segments[1:]):
         yield from _guarded(path, _segment(path, int(after.stem) if after else None, transactions, progress))
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether a folder without .log files is that of a partition that has had no records yet."""
+    names = {path.name for path in _files(folder)}
+    return {PARTITION_METADATA} <= names <= {PARTITION_METADATA, OVERRIDES} and not _recovery_point(folder / LOG)
 
 
 def _misnamed(path: Path) -> Finding | None:
@@ -504,6 +511,8 @@ def repair(folder: Path) -> Repaired | None:
     bases = sorted(int(path.stem) for path in folder.glob("*" + LOG) if path.stem.isdecimal())
     files, memory = FileSystem(), IndexMemory()
     end_offset = 0 if bases or key is None else _last_known_end(files, folder, key)
+    if key is not None and not (bases or end_offset) and folder.is_dir() and _is_new(folder):
+        return None
     if key is None or not (bases or end_offset):
         raise LogCorrupted(
             f"{folder} is not a partition's folder, named TOPIC-PARTITION, with {LOG} files or an entry in "

@@ -91,7 +91,7 @@ async def change(broker: Broker, history: History, end: float) -> None:
         if log is None:
             await broker.changes.create_topic(name, 1, {"cleanup.policy": rng.choice(["delete", "compact"])})
         elif rng.random() < 0.6:
-            await broker.changes.delete_topic(name)
+            await broker.changes.delete_topics({name: None})
         elif log.config.deletes:
             assert log.topic_id is not None
             start = log.delete_records(rng.randint(log.start_offset, log.end_offset))

@@ -271,7 +271,7 @@ def test_the_care_of_a_deleted_log_leaves_the_new_topic_of_its_name_alone(
             await until(waits.is_set, "retention of the first log")
             house_is_at_first = old.start_offset == 0
             assert house_is_at_first
-            await broker.changes.delete_topic("b")
+            await broker.changes.delete_topics({"b": None})
             await broker.changes.create_topic("b", 1, {"retention.bytes": "-1"})
             append(broker.logs.get("b", 0), 3)
             files = sorted(path.name for path in (tmp_path / "data" / "b-0").iterdir())

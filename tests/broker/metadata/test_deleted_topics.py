@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -47,13 +48,13 @@ async def _made_anew(broker: Broker, name: str) -> AsyncIterator[None]:
     is_made, goes_on = threading.Event(), threading.Event()
 
     def read() -> None:
-        assert broker.registry.begin_deletion(name)
+        assert broker.registry.begin_deletions({name: None})[name]
         assert broker.registry.deletions.finish(name)
-        assert broker.registry.create_topic(name, {0: [broker.config.broker_id]}, {})
+        assert broker.registry.register([((name, {0: [broker.config.broker_id]}, {}), uuid4())])
         is_made.set()
         assert goes_on.wait(60)
 
-    reading = asyncio.create_task(broker.follower.change(name, read))
+    reading = asyncio.create_task(broker.follower.change(read))
     await until(is_made.is_set, "the thread")
     await broker.follower.update_logs()  # as after an earlier change
     yield
@@ -85,7 +86,7 @@ def test_a_topic_made_anew_before_its_deletion_is_noticed_keeps_its_metrics(tmp_
                 log = await _fetch(broker, 7)
             assert broker.metrics.records_out["t"] == 7
             late = log.read(0, 100)
-            await broker.changes.delete_topic("t")
+            await broker.changes.delete_topics({"t": None})
             broker.metrics.fetched("t", 0, late, broker.logs)
             assert not broker.metrics.bytes_out
             await broker.changes.create_topic("t", 1)
@@ -155,7 +156,7 @@ def test_a_commit_that_was_checked_before_the_deletion(
             way = _in_transaction if is_transactional else commit
             committed = asyncio.create_task(way(broker, "t", "other", offset=5))
             await asyncio.wait_for(waits.wait(), 20)
-            await broker.changes.delete_topic("t")
+            await broker.changes.delete_topics({"t": None})
             if then == "made anew":
                 await broker.changes.create_topic("t", 1)
             await broker.changes.ended()
@@ -195,7 +196,7 @@ def test_a_log_that_can_not_be_opened_is_of_a_topic_deleted_meanwhile(
             monkeypatch.setattr(broker.logs, "make", fail_late)
             created = asyncio.create_task(broker.changes.create_topic("t", 1))
             await until(waits.is_set, "the log")
-            deleted = asyncio.create_task(broker.changes.delete_topic("t"))
+            deleted = asyncio.create_task(broker.changes.delete_topics({"t": None}))
             await until(lambda: "t" not in broker.registry.topics, "the deletion")
             monkeypatch.setattr(broker.logs, "make", make)
             made = asyncio.create_task(broker.changes.create_topic("t", 1)) if again else None
@@ -225,14 +226,14 @@ def test_a_topic_with_the_longest_name(tmp_path: Path, length: int) -> None:
                     await broker.changes.create_topic(topic, 2)
                     append(broker.logs.get(topic, 0), 1)
                 for topic in (name, other):
-                    await broker.changes.delete_topic(topic)
+                    await broker.changes.delete_topics({topic: None})
             await until(lambda: not folders(tmp_path))
             await broker.changes.create_topic(name, 1)
 
     async def served() -> None:
         async with running(tmp_path) as broker:
             assert set(broker.registry.topics) == {name}
-            await broker.changes.delete_topic(name)
+            await broker.changes.delete_topics({name: None})
             await until(lambda: folders(tmp_path) == [stray.name])
 
     asyncio.run(made_and_deleted())

@@ -63,7 +63,7 @@ def _controller(tree: MemoryTree, registry: Registry) -> Controller:
 
 
 def _create(registry: Registry, assignment: dict[int, list[int]]) -> UUID:
-    assert registry.create_topic("t", assignment, SETTINGS)
+    assert registry.register([(("t", assignment, SETTINGS), uuid4())])
     return registry.topics["t"].topic_id
 
 
@@ -72,7 +72,7 @@ def test_a_broker_that_registers_just_before_the_nodes_are_removed() -> None:
     hooked, tree = _sessions()
     first = _member(tree, 0)
     _create(first, {0: [1]})
-    assert first.begin_deletion("t")
+    assert first.begin_deletions({"t": None})["t"]
 
     def remove(read: Sequence[str]) -> None:
         if NODE in read:
@@ -90,7 +90,7 @@ def test_a_topic_created_again_with_the_same_settings_keeps_them() -> None:
     hooked, tree = _sessions()
     first, second = _member(hooked, 0), _member(tree, 1)
     _create(first, {0: [0]})
-    assert first.begin_deletion("t")
+    assert first.begin_deletions({"t": None})["t"]
 
     def create(read: Sequence[str]) -> None:
         if NODE in read and tree.get(NODE) is None:
@@ -153,7 +153,7 @@ def test_a_tool_that_alters_a_topic_while_it_is_deleted_removes_its_id(when: str
     altered = b'{"version":1,"partitions":{"0":[1],"1":[1]}}'
     if when == "before":
         tree.put(NODE, altered)
-    assert first.begin_deletion("t")
+    assert first.begin_deletions({"t": None})["t"]
     if when == "after":
         tree.put(NODE, altered)
     for _ in range(3):

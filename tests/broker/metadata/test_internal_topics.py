@@ -87,7 +87,7 @@ def test_an_internal_topic_that_is_deleted_while_it_is_read(
                 caring = asyncio.create_task(broker.transactions.run(loading))
                 await until(reading.waits.is_set, "the loader")
                 reading.fails = fails
-                await broker.changes.delete_topic(topic)
+                await broker.changes.delete_topics({topic: None})
                 await broker.changes.create_topic(topic, 1)
             await until(lambda: not broker.transactions.is_loading, "the end of the loading")
             assert await broker.coordinator.code("g") is ErrorCode.NONE

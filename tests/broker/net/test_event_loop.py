@@ -78,7 +78,7 @@ def test_topics_are_changed_in_threads(tmp_path: Path, monkeypatch: pytest.Monke
                 await broker.changes.create_topic("t", 3, {"retention.ms": "1000"})
                 await broker.changes.create_partitions("t", 5)
                 await broker.changes.alter_topic_settings("t", lambda _: {"retention.ms": "2000"})
-                await broker.changes.delete_topic("t")
+                await broker.changes.delete_topics({"t": None})
 
     asyncio.run(run())
 
@@ -88,7 +88,7 @@ def test_a_topic_deleted_and_created_again_while_it_is_created(tmp_path: Path) -
         async with running(tmp_path) as broker:
             created = asyncio.create_task(broker.changes.create_topic("t", 400))
             await until(lambda: partitions(broker, "t"), "the first logs")
-            deleted = asyncio.create_task(broker.changes.delete_topic("t"))
+            deleted = asyncio.create_task(broker.changes.delete_topics({"t": None}))
             await deleted
             topic_id = await broker.changes.create_topic("t", 2)
             await asyncio.gather(created, return_exceptions=True)
@@ -195,7 +195,7 @@ def test_groups_go_with_the_topic_of_offsets(tmp_path: Path) -> None:
             join = Join("", None, "client", "host", 1000, 60_000, "consumer", (("range", b""),), False)
             joining = asyncio.create_task(broker.groups.join("joins", join))
             await until(lambda: broker.groups.get("joins"), "a member that waits")
-            await broker.changes.delete_topic(OFFSETS_TOPIC)
+            await broker.changes.delete_topics({OFFSETS_TOPIC: None})
             assert (await joining)["error_code"] == ErrorCode.NOT_COORDINATOR
             assert broker.offsets.groups == []
             assert list(broker.groups) == []
@@ -369,7 +369,7 @@ def test_many_offsets_are_removed_in_threads_and_slices(
                     answer = await handlers.groups.delete_groups(broker, client_request(2), {"groups_names": ["g"]})
                     assert answer["results"] == [{"group_id": "g", "error_code": ErrorCode.NONE}]
                 else:
-                    await broker.changes.delete_topic("t")
+                    await broker.changes.delete_topics({"t": None})
                     await until(lambda: not broker.offsets.has("g"), "the topic's offsets go")
             assert not broker.offsets.has("g")
             assert max(removed) <= 100

@@ -56,7 +56,7 @@ def test_a_deleted_topic_leaves_no_cycle(tmp_path: Path) -> None:
         gone = [weakref.ref(broker.logs.logs["t", partition]) for partition in (0, 1)]
         gone += [weakref.ref(segment) for segment in broker.logs.logs["t", 0].segments]
         topic = weakref.ref(broker.registry.topics["t"])
-        await broker.changes.delete_topic("t")
+        await broker.changes.delete_topics({"t": None})
         await broker.changes.ended()
         await until(lambda: topic() is None and not any(one() for one in gone), "the topic's objects are freed")
         broker.close()
@@ -100,7 +100,7 @@ def test_a_group_that_goes_leaves_no_cycle(tmp_path: Path) -> None:
         assert group is not None
         gone = weakref.ref(group)
         del group
-        await broker.changes.delete_topic(OFFSETS_TOPIC)
+        await broker.changes.delete_topics({OFFSETS_TOPIC: None})
         await joining
         del joining
         await until(lambda: gone() is None, "the group is freed")

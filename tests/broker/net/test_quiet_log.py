@@ -184,7 +184,7 @@ def test_topics_that_are_deleted_while_they_are_used(tmp_path: Path, caplog: pyt
                     for _ in range(10 + number):
                         append(broker.logs.logs["t", partition], 200)
                 await asyncio.sleep(0.01 * (number % 3))
-                await broker.changes.delete_topic("t")
+                await broker.changes.delete_topics({"t": None})
             house.cancel()
             await asyncio.gather(house, return_exceptions=True)
 
@@ -212,7 +212,7 @@ def test_a_deleted_topic_whose_index_entries_are_not_written(
                 del broker.logs.logs["t", 0]
                 log.retire("stray")
             else:
-                await broker.changes.delete_topic("t")
+                await broker.changes.delete_topics({"t": None})
 
     asyncio.run(first_life())
     asyncio.run(second_life())

@@ -87,7 +87,7 @@ class _Session:
         self._stores, self._name, self._tree = stores, name, tree
         self.closed = False
 
-    def put_many(self, values: Mapping[str, bytes]) -> None:
+    def put_many(self, values: Mapping[str, bytes], *, lasting: bool = True) -> None:
         self._stores._check(self._name)
         self._tree.put_many(values)
 

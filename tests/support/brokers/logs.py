@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import Appended, PartitionLog
 
 
-def add_log(logs: LogDirectory, topic: str, partition: int, overrides: Mapping[str, Any] | None = None) -> PartitionLog:
+def add_log(
+    logs: LogDirectory,
+    topic: str,
+    partition: int,
+    overrides: Mapping[str, Any] | None = None,
+    topic_id: UUID | None = None,
+) -> PartitionLog:
     """Create a partition's log and serve it."""
-    log = logs.logs[topic, partition] = logs.make(topic, partition, overrides=overrides)
+    log = logs.logs[topic, partition] = logs.make(topic, partition, topic_id, overrides)
     return log
 
 

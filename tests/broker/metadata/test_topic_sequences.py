@@ -1,0 +1,277 @@
+"""Topics of a standalone broker against a simple model: events in any order on a disk that loses what is not synced.
+
+Whatever was answered holds: a created topic is there with its id, partitions and settings, a deleted one is not, and
+acknowledged records are served, after a power failure those that were flushed. A change that a kill interrupted is
+there or not, whole. The disk is that of faulty_files.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+import pytest
+
+from spark_klog.broker import broker as broker_module
+from spark_klog.broker.broker import Broker
+from spark_klog.broker.settings.config import BrokerConfig
+from spark_klog.log.directory import LogDirectory
+from spark_klog.log.topic_journal import JOURNAL
+from spark_klog.trees.paths import Endpoint
+from tests.log.faulty_files import FaultyFiles, Killed
+from tests.support.brokers.batches import make_batch, read_records
+from tests.support.runs.soak import SOAK
+
+_SEQUENCES = 3000 if SOAK else 400
+_NAMES = "abc"
+_EVENTS = 25
+_Key = tuple[str, int]
+
+
+@dataclass
+class _Topic:
+    topic_id: UUID
+    partitions: int
+    settings: dict[str, str]
+    #: By partition: the values of its records, and how many of them are flushed.
+    records: dict[int, list[bytes]] = field(default_factory=dict)
+    flushed: Counter[int] = field(default_factory=Counter)
+
+
+class _Run:
+    """One sequence; `seed` decides it."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.rng = folder, random.Random(seed)
+        self.files = FaultyFiles()
+        self.broker: Broker
+        self.topics: dict[str, _Topic] = {}
+        #: Names of topics that an interrupted change was about.
+        self.unclear: set[str] = set()
+        self.number = 0
+        #: Calls of the disk until the process is killed there.
+        self.left: int | None = None
+        self.story: list[str] = []
+
+    async def run(self) -> None:
+        self.start()
+        for _ in range(_EVENTS):
+            event = self.rng.choice(
+                [self.create] * 4
+                + [self.delete] * 3
+                + [self.grow, self.alter]
+                + [self.produce] * 4
+                + [self.flush, self.flush, self.checkpoint, self.stop, self.kill, self.power]
+            )
+            self.left = self.rng.randrange(1, 25) if event.__func__ in _KILLED and self.rng.random() < 0.15 else None
+            self.story.append(event.__name__)
+            try:
+                await event()
+            except Killed:
+                await self.die(power=self.rng.random() < 0.5)
+            self.left = None
+        await self.die(power=False)
+
+    # the broker
+
+    def fails(self, operation: str, path: Path) -> bool:
+        if self.left is not None:
+            self.left -= 1
+            if self.left <= 0:
+                raise Killed
+        return False
+
+    def start(self) -> None:
+        self.files.faults.fails = self.fails
+        config = BrokerConfig("127.0.0.1", 1000, self.folder)
+        with patch.object(broker_module, "LogDirectory", partial(LogDirectory, files=self.files)):
+            self.broker = Broker(config)
+        self.broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 1000)])
+
+    async def die(self, *, power: bool) -> None:
+        """Kill the broker, start it again, and compare."""
+        self.story.append(f"died, power={power}")
+        self.left = 0  # the dead process does nothing more
+        await asyncio.sleep(0)
+        self.files = self.files.after_crash(self.rng, power=power)
+        if self.rng.random() < 0.3:
+            self.tear()
+        self.left = None
+        _unlock(self.broker)
+        self.start()
+        self.check(power=power)
+
+    def tear(self) -> None:
+        """A write to the journal that was under way has left a part of itself."""
+        content = self.files._entries.get(self.folder / JOURNAL)
+        if content is not None:
+            rest = b'{"topic": "z", "id": "%032d", "partitions": [0], "settings": {}}\n' % 5
+            content.data += self.rng.choice([rest[: self.rng.randrange(len(rest))], bytes(self.rng.randrange(60))])
+            content.sync()
+
+    def check(self, *, power: bool) -> None:
+        there = self.broker.registry.topics
+        for name in self.unclear:
+            topic = there.get(name)
+            known = self.topics.get(name)
+            if topic is None:
+                self.topics.pop(name, None)
+            elif known is None or topic.topic_id != known.topic_id:
+                self.topics[name] = _Topic(topic.topic_id, len(topic.assignment), dict(topic.settings))
+            else:
+                assert len(topic.assignment) in (known.partitions, known.partitions + 2)
+                known.partitions, known.settings = len(topic.assignment), dict(topic.settings)
+        self.unclear.clear()
+        assert {name: topic.topic_id for name, topic in there.items()} == {
+            name: topic.topic_id for name, topic in self.topics.items()
+        }
+        assert not self.broker.logs.offline
+        assert set(self.broker.logs.logs) == {
+            (name, partition) for name, topic in self.topics.items() for partition in range(topic.partitions)
+        }
+        for name, topic in self.topics.items():
+            assert [*there[name].assignment] == [*range(topic.partitions)]
+            assert dict(there[name].settings) == topic.settings
+            for partition in range(topic.partitions):
+                self.check_log(name, topic, partition, power=power)
+
+    def check_log(self, name: str, topic: _Topic, partition: int, *, power: bool) -> None:
+        log = self.broker.logs.logs[name, partition]
+        assert log.topic_id == topic.topic_id
+        assert {key.replace("_", "."): str(value) for key, value in log.overrides.items()} == topic.settings
+        values, written = _values(log), topic.records.get(partition, [])
+        assert values == written[: len(values)], (name, partition, values, written)
+        assert len(values) >= (topic.flushed[partition] if power else len(written)), (name, partition, values, written)
+        topic.records[partition] = values
+        topic.flushed[partition] = min(topic.flushed[partition], len(values))
+
+    # events
+
+    async def create(self) -> None:
+        names = self.rng.sample(_NAMES, self.rng.randrange(1, 3))
+        new = [(name, self.rng.randrange(1, 4), self.some_settings()) for name in names]
+        self.unclear |= {*names} - self.topics.keys()
+        made = await self.broker.changes.create_topics([self.broker.changes.new_topic(*topic) for topic in new])
+        for (name, partitions, settings), outcome in zip(new, made, strict=True):
+            assert isinstance(outcome, UUID) == (name not in self.topics), outcome
+            if isinstance(outcome, UUID):
+                self.topics[name] = _Topic(outcome, partitions, settings)
+        self.unclear.clear()
+
+    def some_settings(self) -> dict[str, str]:
+        return self.rng.choice([{}, {"retention.ms": str(self.rng.randrange(10**9, 10**10))}])
+
+    async def delete(self) -> None:
+        names = self.rng.sample(_NAMES, self.rng.randrange(1, 3))
+        self.unclear |= {*names} & self.topics.keys()
+        gone = await self.broker.changes.delete_topics(dict.fromkeys(names))
+        assert gone.keys() == {*names} & self.topics.keys()
+        assert not any(isinstance(outcome, Exception) for outcome in gone.values())
+        for name in gone:
+            del self.topics[name]
+        self.unclear.clear()
+
+    async def grow(self) -> None:
+        if (name := self.some_topic()) is not None:
+            topic = self.topics[name]
+            self.unclear.add(name)
+            await self.broker.changes.create_partitions(name, topic.partitions + 2)
+            topic.partitions += 2
+            self.unclear.clear()
+
+    async def alter(self) -> None:
+        if (name := self.some_topic()) is not None:
+            settings = self.some_settings()
+            self.unclear.add(name)
+            await self.broker.changes.alter_topic_settings(name, lambda _: settings)
+            self.topics[name].settings = settings
+            self.unclear.clear()
+
+    async def produce(self) -> None:
+        if (name := self.some_topic()) is not None:
+            topic, partition = self.topics[name], self.rng.randrange(self.topics[name].partitions)
+            for _ in range(self.rng.randrange(1, 4)):
+                self.number += 1
+                value = b"%s-%d-%d" % (name.encode(), partition, self.number)
+                values = topic.records.setdefault(partition, [])
+                values.append(value)
+                self.log_of(name, partition).append(memoryview(bytearray(make_batch([(None, value)], [1]))))
+
+    async def flush(self) -> None:
+        if (name := self.some_topic()) is not None:
+            topic, partition = self.topics[name], self.rng.randrange(self.topics[name].partitions)
+            self.log_of(name, partition).flush()
+            topic.flushed[partition] = len(topic.records.get(partition, []))
+
+    async def checkpoint(self) -> None:
+        self.broker.logs.write_checkpoints()
+
+    async def stop(self) -> None:
+        await self.broker.changes.ended()
+        self.broker.close()
+        self.story.append(f"stopped, {sorted(self.files.names(self.folder))}")
+        for topic in self.topics.values():
+            topic.flushed = Counter({partition: len(values) for partition, values in topic.records.items()})
+        await self.die(power=self.rng.random() < 0.5)
+
+    async def kill(self) -> None:
+        await self.die(power=False)
+
+    async def power(self) -> None:
+        await self.die(power=True)
+
+    def some_topic(self) -> str | None:
+        return self.rng.choice(sorted(self.topics)) if self.topics else None
+
+    def log_of(self, name: str, partition: int) -> Any:
+        return self.broker.logs.logs[name, partition]
+
+
+_KILLED = [_Run.create, _Run.delete, _Run.grow, _Run.alter, _Run.flush, _Run.stop]
+
+
+def _values(log: Any) -> list[bytes]:
+    values, offset = [], log.start_offset
+    while (part := log.read(offset, 1 << 20)) is not None:
+        for record in read_records(part.read()):
+            values.append(bytes(record.value))
+            offset = record.offset + 1
+    return values
+
+
+def _unlock(broker: Broker) -> None:
+    """Release the lock of the data directory, as the death of the process does."""
+    with suppress(OSError):
+        os.close(broker.logs._lock)
+
+
+async def _inline(function: Callable[..., Any], /, *arguments: Any) -> Any:
+    await asyncio.sleep(0)
+    return function(*arguments)
+
+
+def run_seeds(folder: Path, seeds: range) -> None:
+    """Run the sequences of some seeds."""
+    with patch.object(asyncio, "to_thread", _inline):
+        for seed in seeds:
+            run = _Run(folder / str(seed), seed)
+            run.folder.mkdir()
+            try:
+                asyncio.run(run.run())
+            except Exception as error:
+                raise AssertionError(f"seed {seed}: {error}; {run.story}") from error
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(_SEQUENCES, marks=pytest.mark.test_all("long"))])
+def test_topics_are_what_the_model_says(tmp_path: Path, count: int) -> None:
+    run_seeds(tmp_path, range(count))
