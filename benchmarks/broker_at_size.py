@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from benchmarks.broker_inside import Client, create_topics, delete_topics, frame, longest_pause
@@ -46,12 +47,10 @@ def _at_size(bench: Bench) -> Iterator[Result]:
 
 
 def _partitions(folder: Path, count: int) -> Iterator[tuple[tuple[str, str], float]]:
-    names = [f"topic-{number}" for number in range(count)]
-    for what, topics, partitions in (
-        (f"a topic of {count:,} partitions", ["wide"], count),
-        (f"{count:,} topics of a partition", names, 1),
-    ):
-        broker = KlogBroker(folder / str(len(topics)))
+    names = [f"topic-{number}" for number in range(count // 10)]
+    for kind, (topics, partitions) in product(("alone", "in a shared folder"), ((["wide"], count), (names, 10))):
+        what = f"{len(topics)} topics of {partitions:,} partitions {kind}"
+        broker = KlogBroker(folder / f"{kind}-{len(topics)}", is_alone=kind == "alone")
         broker.start()
         before = _megabytes(broker.pid)
         for verb, work in (
@@ -61,6 +60,9 @@ def _partitions(folder: Path, count: int) -> Iterator[tuple[tuple[str, str], flo
             if verb == "deleted":
                 yield (f"memory of {what}", "MB"), _megabytes(broker.pid) - before
                 yield (f"open files of {what}", "files"), float(len(os.listdir(f"/proc/{broker.pid}/fd")))
+                broker.stop(kills=True)
+                broker.start()
+                yield (f"start after a kill with {what}", "s"), broker.ready_seconds
                 started = time.perf_counter()
                 broker.stop()
                 yield (f"first stop with {what}", "s"), time.perf_counter() - started
@@ -141,8 +143,9 @@ AT_SIZE = Work(
     "at_size",
     _at_size,
     (
-        f"At size: {_PARTITIONS:,} partitions without records, of one topic or of as many topics in one request; "
-        "wanted: 3 s each. Pauses are as above; wanted: 10 ms. Consumers wait in Fetch on connections of their own, "
+        f"At size: {_PARTITIONS:,} partitions without records, of one topic or of {_PARTITIONS // 10} topics in one "
+        "request, of a broker that is alone or that shares a folder with others; wanted: 3 s each. Pauses are as "
+        "above; wanted: 10 ms. Consumers wait in Fetch on connections of their own, "
         "and one Produce has a record for each partition, twenty times; wanted: 20 ms for all but one of a hundred. "
         "Idle connections have asked for ApiVersions; wanted: 20 MB for a thousand.",
     ),

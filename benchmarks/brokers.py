@@ -47,11 +47,14 @@ class Broker(Protocol):
 
 
 class KlogBroker:
-    """The embedded broker, started by its command; `start` returns at its ready line. Its directories are files."""
+    """The embedded broker, started by its command; `start` returns at its ready line.
 
-    def __init__(self, work_dir: Path, settings: Mapping[str, str] | None = None) -> None:
+    Its directories are files that brokers could share, or it `is_alone`.
+    """
+
+    def __init__(self, work_dir: Path, settings: Mapping[str, str] | None = None, *, is_alone: bool = False) -> None:
         """`settings` are the broker's, by Kafka's names."""
-        self._work_dir = work_dir
+        self._work_dir, self._is_alone = work_dir, is_alone
         self._settings = [word for item in (settings or {}).items() for word in ("--set", "=".join(item))]
         self._log = work_dir / "klog-broker.log"
         self.bootstrap_servers = f"{HOST}:{free_port()}"
@@ -65,7 +68,8 @@ class KlogBroker:
     def start(self) -> None:
         self._work_dir.mkdir(parents=True, exist_ok=True)
         data = ["--listen", self.bootstrap_servers, "--data-dir", str(self._work_dir / "data")]
-        data += ["--directories", str(self._work_dir / "directories"), *self._settings]
+        data += [] if self._is_alone else ["--directories", str(self._work_dir / "directories")]
+        data += self._settings
         data.append("--stop-with-stdin")  # the broker ends when this process does
         started = time.perf_counter()
         self._process = subprocess.Popen(
@@ -92,11 +96,14 @@ class KlogBroker:
                 self.ready_seconds = line[0] - started
                 return
 
-    def stop(self) -> None:
+    def stop(self, *, kills: bool = False) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
+        if kills:
+            process.kill()
+        else:
+            process.terminate()
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:

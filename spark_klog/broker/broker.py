@@ -17,7 +17,7 @@ from spark_klog.broker.metadata.controller import Controller, Topics07
 from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.metrics import Metrics
 from spark_klog.broker.partitions import RENEWAL_POLL_SECONDS, RENEWAL_SECONDS, ServedPartitions
-from spark_klog.broker.registry_follower import RegistryFollower, register_logs
+from spark_klog.broker.registry_follower import RegistryFollower, register_logs, settle_logs
 from spark_klog.broker.schema_validation import SchemaValidator
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
@@ -98,6 +98,7 @@ class Broker:
             self.transactions = TransactionCoordinator(config, self.partitions, self.changes, self.coordinator, claim)
             self.verifier = TransactionVerifier(self.registry, self.transactions)
             self.follower.on_dropped += self.coordinator.forget_topic, self.metrics.forget_topic
+            self.follower.forgotten = self.coordinator.remove_deleted
             self.follower.on_set_aside += self.coordinator.forget_logs_of, self.transactions.forget_logs_of
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
         except BaseException:
@@ -114,6 +115,8 @@ class Broker:
         if self.config.directories is None:
             self.changes.restore_group_settings()
             register_logs(self.logs, self.registry)
+        else:
+            settle_logs(self.logs)
         self.registry.registration.register(endpoints, self.config.transaction_version)
         self.follower.start()
         deadline = time.monotonic() + RENEWAL_SECONDS

@@ -17,7 +17,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,9 @@ from spark_klog.broker.fetches import Purgatory
 from spark_klog.broker.metadata.controller import Controller, Topics07
 from spark_klog.broker.metadata.registry import Asked, Registry, Topic
 from spark_klog.broker.settings.log_settings import known_topic_settings, topic_settings_of
-from spark_klog.errors import DirectoryError, LogCorrupted
+from spark_klog.errors import DataDirectoryError, DirectoryError, LogCorrupted
 from spark_klog.log.directory import LogDirectory
+from spark_klog.log.layout import usable
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.topic_journal import KeptTopic
 
@@ -50,8 +51,8 @@ _AT_ONCE = 64
 _MOST_LOGGED = 1000
 _T = TypeVar("_T")
 _Overrides = Mapping[str, Any]
-#: (topic, partition), and the function that renames its folder.
-_Dropped = tuple[tuple[str, int], Callable[[], Path]]
+#: (topic, partition), and the function that renames its folder, if there is one.
+_Dropped = tuple[tuple[str, int], Callable[[], Path | None]]
 #: A change of files; returns the log to serve, if it is a new one.
 _Work = Callable[[], PartitionLog | None]
 
@@ -74,6 +75,8 @@ class RegistryFollower:
         #: know of them by name, or have read in them, is to be forgotten at once.
         self.on_dropped: list[Callable[[str], None]] = []
         self.on_set_aside: list[Callable[[str], None]] = []
+        #: Removes what others keep durably of dropped topics; waited for before a deletion ends.
+        self.forgotten: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._tree_lock = asyncio.Lock()
         self._looked_again_at = -_LOOK_AGAIN_SECONDS
         #: Why the last reading of the tree failed.
@@ -93,7 +96,7 @@ class RegistryFollower:
         self._failures: dict[tuple[str, int], str] = {}
         #: Failures that were logged, by partition, until its log is made: clients and housekeeping retry every second.
         self._logged: dict[tuple[str, int], str] = {}
-        self._removals = BackgroundTasks()
+        self._removals, self._removing = BackgroundTasks(), asyncio.Lock()
 
     def start(self) -> None:
         """Read the tree and create the logs; blocks during the requests to the tree."""
@@ -180,6 +183,7 @@ class RegistryFollower:
         async with self._tree_lock:
             known = {name: topic_id for name, topic_id in topics.items() if name in self._registry.topics}
             asked = await self._in_tree(partial(self._registry.begin_deletions, known))
+            await self._forget()
             await self._in_tree(partial(self._finish, asked))
         await self.update_logs()
         return asked
@@ -204,6 +208,7 @@ class RegistryFollower:
         try:
             await self._in_tree(self._registry.refresh)
             for _ in range(_MOST_ROUNDS):
+                await self._forget()
                 if not await self._in_tree(self._work):
                     break
             self._failure = None
@@ -216,9 +221,19 @@ class RegistryFollower:
     async def _in_tree(self, work: Callable[[], _T]) -> _T:
         self.drop_gone()
         try:
-            return await asyncio.to_thread(work)
+            return await asyncio.to_thread(self._lasting, work)
         finally:
             self.drop_gone()
+
+    def _lasting(self, work: Callable[[], _T]) -> _T:
+        outcome = work()
+        self._registry.sync()  # once for all topics of a request
+        return outcome
+
+    async def _forget(self) -> None:
+        """Wait a few seconds until nothing is left that a later topic of the name would get after a kill."""
+        if self.forgotten is not None:
+            await asyncio.wait({self._changes.start(self.forgotten())}, timeout=_SETTLE_SECONDS)
 
     def drop_gone(self) -> None:
         """Drop the topics that are gone. The registry changes in a thread: call this before new state gets a name."""
@@ -279,12 +294,15 @@ class RegistryFollower:
             log = self._logs.get(name, partition)
             if log is not None and log.topic_id not in (topic.topic_id, None):  # mostly the same object
                 continue  # `update_logs` has seen the new topic before its deletion was noticed here
-            rename = self._logs.take(name, partition)
+            rename: Callable[[], Path | None] | None = self._logs.take(name, partition)
+            has_failed = self._failures.pop((name, partition), None) is not None
             if rename is not None:
                 was_served = True
+            elif has_failed:
+                rename = partial(self._logs.rename_unmade, name, partition, topic.topic_id)
+            if rename is not None:
                 self._dropped.append(((name, partition), rename))
             self._purgatory.wake((name, partition))
-            self._failures.pop((name, partition), None)
         self._followed.pop(name, None)
         self._overrides.pop(name, None)
         if was_served:
@@ -425,6 +443,8 @@ class RegistryFollower:
                 self._dropped.append((key, rename))  # the topic was deleted meanwhile
         elif result is not None and self._is_current(topic):
             self._failures[key] = str(result)
+        elif result is not None:
+            self._dropped.append((key, partial(self._logs.rename_unmade, *key, topic.topic_id)))
 
     async def _rename_dropped(self) -> None:
         while self._dropped:
@@ -432,7 +452,11 @@ class RegistryFollower:
             renamed, failed = await asyncio.to_thread(self._renamed, now)
             self._not_renamed += failed
             # the new names are unique: nothing needs to wait for the removal
-            self._removals.start(asyncio.to_thread(_remove, renamed))
+            self._removals.start(self._remove_later(renamed))
+
+    async def _remove_later(self, paths: list[Path]) -> None:
+        async with self._removing:  # several threads would keep the event loop from the interpreter
+            await asyncio.to_thread(_remove, paths)
 
     def _renamed(self, dropped: list[_Dropped]) -> tuple[list[Path], list[_Dropped]]:
         """(new paths, entries that could not be renamed)."""
@@ -440,7 +464,8 @@ class RegistryFollower:
         for drop in dropped:
             (name, partition), rename = drop
             try:
-                paths.append(rename())
+                if (path := rename()) is not None:
+                    paths.append(path)
             except FileNotFoundError as error:
                 text = "the folder of the deleted partition %s-%d was missing already: %s"
                 _log.warning(text, name, partition, error)
@@ -497,6 +522,7 @@ def _restore(logs: LogDirectory, topics: dict[str, list[int]]) -> dict[str, Kept
         if {logs.topic_id(name, partition) for partition in there} <= {None, topic.topic_id}:
             topics[name] = sorted({*there, *topic.partitions})
             kept[name] = topic
+    journal.topics = kept
     return kept
 
 
@@ -510,9 +536,7 @@ def _remove_deleted(logs: LogDirectory, name: str, partition: int) -> None:
 
 def register_logs(logs: LogDirectory, registry: Registry) -> None:
     """Register the topics of the logs, for a broker without a shared tree: its folders are its only registry."""
-    topics: dict[str, list[int]] = {}
-    for topic, partition in sorted({*logs.logs, *logs.offline}):
-        topics.setdefault(topic, []).append(partition)
+    topics = _partitions(logs)
     kept = _restore(logs, topics)
     registered = []
     for topic, partitions in topics.items():
@@ -525,7 +549,35 @@ def register_logs(logs: LogDirectory, registry: Registry) -> None:
         new = topic, assignment, kept[topic].settings if topic in kept else settings
         registered.append((new, topic_id or uuid4()))
     registry.register(registered)
-    registry.keep_topics = logs.journal.note
+    registry.keep_topics, logs.journal.is_settled = logs.journal.note, True
+
+
+def settle_logs(logs: LogDirectory) -> None:
+    """For a broker of a cluster: make the folders what the journal of a time without a cluster says, and remove it.
+
+    Nobody writes it from now on: a later start without the cluster goes by the folders. `DataDirectoryError`.
+    """
+    topics = _partitions(logs)
+    with usable(logs.path):
+        for name, kept in _restore(logs, topics).items():
+            overrides = known_topic_settings(name, kept.settings)
+            for key in ((name, partition) for partition in topics[name]):
+                if key not in logs.logs and key not in logs.offline:
+                    logs.logs[key] = logs.make(*key, kept.topic_id, overrides)
+                if (log := logs.get(*key)) is not None:
+                    log.set_overrides(overrides)
+                    log.flush()
+        if left := logs.journal.left():
+            raise DataDirectoryError(f"{logs.path} has folders of deleted topics: remove those of {set(left.values())}")
+        logs.journal.clear()
+
+
+def _partitions(logs: LogDirectory) -> dict[str, list[int]]:
+    """The partitions of the topics that have folders."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted({*logs.logs, *logs.offline}):
+        topics.setdefault(topic, []).append(partition)
+    return topics
 
 
 def _change(log: PartitionLog, topic: Topic, overrides: _Overrides) -> None:

@@ -16,6 +16,7 @@ import base64
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import RLock
@@ -23,7 +24,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from spark_klog.base.clock import system_ms
-from spark_klog.errors import DataDirectoryError, LogCorrupted
+from spark_klog.errors import DataDirectoryError, DecodeError, LogCorrupted
 from spark_klog.log.compaction.cleaner import plan
 from spark_klog.log.compaction.plan import Cleanable
 from spark_klog.log.config import LogConfig
@@ -41,6 +42,7 @@ from spark_klog.log.partition_files import (
     mark_deleted,
     partition_of_folder,
     read_checkpoint,
+    read_topic_id,
     retired_folder,
     topic_id_of,
     write_checkpoint,
@@ -149,7 +151,9 @@ class LogDirectory:
                 except OSError as error:
                     _log.error("%s is of a deleted topic, not served, and can't be removed: %s", folder, error)
                 continue
-            if not (clean or recovery_points.get(key)) and is_unfinished(self._files, folder):
+            if not (clean or recovery_points.get(key)) and is_unfinished(
+                self._files, folder, is_ours=key[0] in self.journal.topics
+            ):
                 self._set_aside(folder)
                 continue
             try:
@@ -292,6 +296,20 @@ class LogDirectory:
         folder = self.path / f"{topic}-{partition}"
         return partial(self._rename_deleted, folder) if self.offline.pop(key, None) else None
 
+    def rename_unmade(self, topic: str, partition: int, topic_id: UUID) -> Path | None:
+        """Rename what a failure of `make` has left of a deleted partition, and return the path, which may be removed.
+
+        None if there is no folder, or it may be an earlier topic's. Runs in any thread. OSError.
+        """
+        folder, whose = self.path / f"{topic}-{partition}", None
+        with suppress(DecodeError, OSError):
+            whose = read_topic_id(self._files, folder)
+        with suppress(FileNotFoundError):
+            has_records = any(name.endswith(LOG) for name in self._files.names(folder))
+            if whose == topic_id or not (whose or has_records):
+                return self._rename_deleted(folder)
+        return None
+
     def mark_deleted(self, topic: str, partition: int) -> None:
         """Mark the folder of a deleted partition that can't be renamed, so that no start serves it; OSError."""
         mark_deleted(self._files, self.path / f"{topic}-{partition}")
@@ -321,9 +339,9 @@ class LogDirectory:
                 is_clean = False
         try:
             self.write_checkpoints()
-            # a log that could not be made is known to the journal alone
+            # the journal alone knows of a log that could not be made, and of folders that could not be removed
             is_made = all(key in self.logs for key in self.journal.partitions())
-            if is_clean and is_made:
+            if is_clean and is_made and self.journal.is_settled and not self.journal.left():
                 self.journal.clear()
                 self._files.replace(self._clean_marker, b'{"version":0,"brokerEpoch":-1}')
         except OSError as error:

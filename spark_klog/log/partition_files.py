@@ -138,12 +138,15 @@ def _write(files: FileSystem, path: Path, content: bytes, *, is_new: bool) -> No
         files.replace(path, content)
 
 
-def is_unfinished(files: FileSystem, folder: Path) -> bool:
-    """Whether a failure may have come before the first flush of the log in a folder: its id is not whole. OSError."""
+def is_unfinished(files: FileSystem, folder: Path, *, is_ours: bool = False) -> bool:
+    """Whether a failure may have come before the first flush of the log in a folder: its id is not whole. OSError.
+
+    `is_ours`: the folder has had an id, so that a missing one is not whole either. Kafka before 2.8 writes none.
+    """
     try:
         content = files.read(folder / PARTITION_METADATA)
     except FileNotFoundError:
-        return False  # Kafka before 2.8 writes none
+        return is_ours
     return not _METADATA.fullmatch(content) and _is_unfinished(content, _METADATA_HEAD, _PART_OF_ID.fullmatch)
 
 

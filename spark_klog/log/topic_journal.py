@@ -48,6 +48,8 @@ class TopicJournal:
         self.deleted: dict[UUID, str] = {}
         #: Deletions wait to be written.
         self.is_behind = False
+        #: False while changes that were read are still to be made.
+        self.is_settled = True
         #: Bytes and lines of the file; None if it must be written anew.
         self._size: int | None = None
         self._lines = 0
@@ -62,6 +64,7 @@ class TopicJournal:
             return
         except (ValueError, AttributeError):
             version, lines = None, []
+        self.is_settled = False
         check_version(version, _VERSION, str(self._path), "remove it to go by the folders", DataDirectoryError)
         for number, line in enumerate(lines, 2):
             try:
@@ -84,7 +87,8 @@ class TopicJournal:
         _apply(topics, alive, deleted)
         try:
             if self._size is None or self._lines + len(topics) > 2 * len(alive) + _MOST_SPARE:
-                deleted = self._left(deleted)
+                self.deleted = deleted
+                deleted = self.left(_NEWEST)
                 self._replace(deleted, alive)
             else:
                 self._append(_encoded(topics.items()), self._size)
@@ -118,13 +122,14 @@ class TopicJournal:
         self._files.replace(self._path, content)
         self._size, self._lines = len(content), len(gone) + len(alive)
 
-    def _left(self, deleted: Mapping[UUID, str]) -> dict[UUID, str]:
-        """The deleted topics but for those whose folders are gone, also after a power failure; OSError.
+    def left(self, newest: int = 0) -> dict[UUID, str]:
+        """`deleted` but for those whose folders are gone, also after a power failure; OSError.
 
-        Threads may be making folders of the newest ones.
+        Threads may be making folders of the `newest` ones.
         """
-        entries = [*deleted.items()]
-        names, ids = {name for _, name in entries[:-_NEWEST]}, {topic_id for topic_id, _ in entries[-_NEWEST:]}
+        entries = [*self.deleted.items()]
+        older = entries[: max(0, len(entries) - newest)]
+        names, ids = {name for _, name in older}, {topic_id for topic_id, _ in entries[len(older) :]}
         for folder in self._files.folders(self._folder):
             parsed = partition_of_folder(folder)
             if parsed is not None and parsed[0] in names:
@@ -141,9 +146,10 @@ class TopicJournal:
 
     def clear(self) -> None:
         """Remove the file: the folders tell all; OSError."""
+        self._files.sync_folder(self._folder)
         self._files.remove(self._path)
         self._files.sync_folder(self._folder)
-        self.topics, self.deleted, self._size, self.is_behind = {}, {}, None, False
+        self.topics, self.deleted, self._size, self.is_behind, self.is_settled = {}, {}, None, False, True
 
 
 def _apply(changes: Mapping[str, KeptTopic], alive: dict[str, KeptTopic], deleted: dict[UUID, str]) -> None:

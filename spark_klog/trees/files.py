@@ -25,10 +25,11 @@ import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
 
-from spark_klog.base.durable import locked
+from spark_klog.base.durable import locked, sync_folder
 from spark_klog.errors import DirectoryError
 from spark_klog.files.folder import TEMPORARY, LocalFolder
 from spark_klog.trees.tree import EPHEMERAL, VALUE, NodeExists, SerialTree, components, inner_components
@@ -52,6 +53,8 @@ class LocalFiles(LocalFolder):
         super().__init__(root)
         self._lock = threading.Lock()
         self._own: dict[str, int] = {}  # path of an ephemeral file -> descriptor with its lock
+        #: Folders in which names have changed since they were synced.
+        self._unsynced: set[str] = set()
         _instances.add(self)
         try:
             os.makedirs(self._root, exist_ok=True)
@@ -75,6 +78,8 @@ class LocalFiles(LocalFolder):
 
     def write(self, path: str, value: bytes, *, lasting: bool = True) -> None:
         os.close(self._replace_node(path, value, lasting=lasting))
+        if lasting:
+            self._unsynced.add(os.path.dirname(path))
 
     def _replace_node(self, path: str, value: bytes, *, lock: bool = False, lasting: bool = True) -> int:
         """Replace a file; return its descriptor. Readers see it only when it is complete, and locked if `lock`."""
@@ -98,12 +103,29 @@ class LocalFiles(LocalFolder):
 
     def make_folder(self, path: str) -> None:
         """Create a folder and its parents; no error if it exists."""
+        missing = path
+        while missing and not os.path.isdir(self._at(missing)):
+            missing = os.path.dirname(missing)
+            self._unsynced.add(missing)
         os.makedirs(self._at(path), exist_ok=True)
+
+    def sync(self) -> None:
+        """Wait until the names that have changed are on disk; OSError."""
+        for folder in list(self._unsynced):
+            self._unsynced.discard(folder)  # before: another thread may change names meanwhile
+            try:
+                sync_folder(Path(self._at(folder)))
+            except FileNotFoundError:
+                pass  # removed since
+            except OSError:
+                self._unsynced.add(folder)
+                raise
 
     def remove(self, path: str) -> None:
         for own in [own for own in self._own if own == path or own.startswith(f"{path}/")]:
             self._release(own)
         super().remove(path)
+        self._unsynced.add(os.path.dirname(path))
 
     def read_ephemeral(self, path: str) -> bytes | None:
         """The content of an ephemeral file; None if there is none, or its creator has ended."""
@@ -234,6 +256,11 @@ class FileTree(SerialTree):
                     real = _real(names)
                     at = real + VALUE if self._files.kind(real) == "folder" else real
                     self._files.write(at, value, lasting=False)
+
+    def sync(self) -> None:
+        if isinstance(self._files, LocalFiles):
+            with self._errors("sync", "/"):
+                self._files.sync()
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
         names = inner_components(path)

@@ -90,6 +90,9 @@ class Tree(Protocol):
         connection it is called once more. The node need not exist.
         """
 
+    def sync(self) -> None:
+        """Wait until a power failure can't undo this object's changes; of ZooKeeper and in memory there is no wait."""
+
     def lease(self) -> Lease:
         """The tree's session; ZooKeeper is asked often from the first call on."""
 
@@ -105,6 +108,9 @@ class ProcessLease:
 
 class SerialTree(Tree):
     """A tree in memory or in files: it reads and writes several nodes one after the other, and has no timeout."""
+
+    def sync(self) -> None:
+        """Files override this."""
 
     def lease(self) -> Lease:
         return ProcessLease()

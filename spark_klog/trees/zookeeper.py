@@ -558,6 +558,9 @@ class ZooKeeperTree:
                 callbacks.remove(callback)
             raise
 
+    def sync(self) -> None:
+        """ZooKeeper answers a change when most of its servers have it on the disk."""
+
     def lease(self) -> Lease:
         with self._ephemeral_lock:  # `_restore` notes the next session under it
             if self._lease is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -51,7 +52,7 @@ class GroupCoordinator(Coordinator):
         self.offsets = OffsetManager(self.groups.load, self.consumer_groups.load)
         #: Deleted topics whose offsets are still to be removed.
         self._deleted: dict[str, Since] = {}
-        self._removes_deleted = False
+        self._removal = asyncio.Lock()
 
     async def log_of(self, key: str, *, for_reading: bool = False) -> PartitionLog | ErrorCode:
         """As in `Coordinator`. An id that is too long gets INVALID_GROUP_ID, unless it is known: Kafka may have it."""
@@ -240,13 +241,16 @@ class GroupCoordinator(Coordinator):
 
     async def load(self) -> None:
         """Read groups and offsets from the log; until then requests get COORDINATOR_LOAD_IN_PROGRESS."""
+        known = self._registry.topics.keys() | self._registry.unread  # a later topic is a new one
         is_read = await self._read_logs(self.offsets.load) is not None
-        self.is_loading = False
         if not is_read:
             self._forget_all()
+        for name in self.offsets.loaded_topics - known:
+            self.forget_topic(name)  # a kill may have come between its deletion and the removal of its offsets
+        self.is_loading = False
         self.groups.start()
         self.consumer_groups.start()
-        await self._remove_deleted()
+        await self.remove_deleted()
 
     def forget_topic(self, name: str) -> None:
         """Remove the offsets that groups have committed of a deleted topic until now."""
@@ -254,23 +258,18 @@ class GroupCoordinator(Coordinator):
             self.offsets.forget_since(self._deleted[name])
         self._deleted[name] = self.offsets.since_now(topic=name)
         if not self.is_loading:
-            self._tasks.start(self._remove_deleted())
+            self._tasks.start(self.remove_deleted())
 
-    async def _remove_deleted(self) -> None:
-        """Remove the offsets of deleted topics. Only one run at a time: it also handles topics added meanwhile."""
-        if self._removes_deleted:
-            return
-        self._removes_deleted = True
-        try:
-            while self._deleted:
+    async def remove_deleted(self) -> None:
+        """Remove the offsets of topics that were deleted until now; before `load` nothing: it does that itself."""
+        async with self._removal:
+            while self._deleted and not self.is_loading:
                 topics, self._deleted = self._deleted, {}
                 try:
                     await self._flushes.take(forget_topics(topics, self.offsets, self.local_log))
                 finally:
                     for since in topics.values():
                         self.offsets.forget_since(since)
-        finally:
-            self._removes_deleted = False
 
     def forget_logs_of(self, name: str) -> None:
         """Forget all groups if `name` is __consumer_offsets, whose logs were deleted or set aside."""

@@ -75,6 +75,7 @@ async def create_topics(broker: Broker, request: Request, message: Message) -> M
     answers = {name: _refused(name, ErrorCode.INVALID_REQUEST, NAMED_TWICE) for name in twice}
     topics: list[NewTopic] = []
     for entry in message["topics"]:
+        await broker.turns.take()
         if entry["name"] not in twice:
             topic = await _checked(broker, entry, ahead=len(topics))
             answers[entry["name"]] = topic if isinstance(topic, dict) else {}  # in their order
@@ -220,6 +221,7 @@ async def _finish(broker: Broker, response: Message, deadline: float) -> Message
 
 async def _known(broker: Broker, name: str | None, topic_id: UUID) -> tuple[str, UUID | None, UUID] | Message:
     """Name of a topic to delete, the id that the request gives, and its id; or the answer if nothing is to be done."""
+    await broker.turns.take()
     by_id, deletions = name is None, broker.registry.deletions
     if by_id:
         named = await broker.partitions.topic_by_id(topic_id)

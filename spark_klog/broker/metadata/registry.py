@@ -255,6 +255,8 @@ class Registry:
         self.nameless: dict[str, Nameless] = {}
         #: Topics whose node has no value, because they are being deleted.
         self.empty: list[str] = []
+        #: Names whose node does not tell a topic: one may be there.
+        self.unread: set[str] = set()
         #: Id of the broker that is registered as the controller.
         self.controller: int | None = None
         #: By group: its own settings.
@@ -277,6 +279,10 @@ class Registry:
         assert payload is not None
         self._cluster_id = paths.parse_cluster_id(payload)
         return self._cluster_id
+
+    def sync(self) -> None:
+        """Wait until no power failure can undo the changes of the tree made here; `DirectoryError`."""
+        self._tree.sync()
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` (from any thread) when brokers, topics, their settings or the controller may have changed."""
@@ -333,6 +339,7 @@ class Registry:
         pending = self.deletions.pending
         self._take_topics({name: topic for name, topic in topics.items() if name not in pending})
         self.empty = [name for name, value in payloads if not value]
+        self.unread = {name for name, _ in payloads} - topics.keys()
         self._session = session if is_registered else None  # last: from now on it is taken for true
 
     def _finalize(self, transaction_version: int) -> None:

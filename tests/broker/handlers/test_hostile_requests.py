@@ -361,6 +361,7 @@ def test_long_ids_that_kafka_has_written_are_served_and_expire(server_dir: Path)
     rows = [(key, group), (struct.pack(">hh", 2, 4) + b"wide", wide), (offset_key, offset)]
     log.append(memoryview(make_batch(rows, [now] * len(rows))))
     log.close()
+    PartitionLog(broker.data_dir / "t-0", LogConfig(), clean=True).close()
 
     def offsets(client: RawClient) -> list[int]:
         request = {"groups": [{"group_id": name, "topics": None}]}
@@ -371,7 +372,6 @@ def test_long_ids_that_kafka_has_written_are_served_and_expire(server_dir: Path)
         return [group["group_id"] for group in client.request(apis.LIST_GROUPS, 4, {})["groups"]]
 
     with broker, RawClient(broker.port) as client:
-        _create(client, "t")
         wait_until(lambda: offsets(client), "loading", seconds=30)
         assert (offsets(client), listed(client)) == ([42], [name])
     expiring = KlogBroker(server_dir, "--set", "offsets.retention.check.interval.ms=50")

@@ -299,6 +299,7 @@ def test_groups_are_read_while_their_log_is_compacted(
     async def first_life() -> None:
         async with running(tmp_path, log=config, offsets_partitions=1) as broker:
             await broker.coordinator.load()
+            await broker.changes.create_topic("t", 1)
             assert await broker.coordinator.code("g") is ErrorCode.NONE
             settings = {"segment.bytes": "20000", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.0"}
             await broker.changes.alter_topic_settings(OFFSETS_TOPIC, lambda _: settings)

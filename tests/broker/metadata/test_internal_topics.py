@@ -31,6 +31,7 @@ async def fill(broker: Broker) -> None:
     """Write `_MANY` offset commits and transactional id records, each kind to one partition."""
     await broker.coordinator.load()
     await broker.transactions.load()
+    await broker.changes.create_topic("t", 1)
     assert await broker.coordinator.code("g") is ErrorCode.NONE
     log = broker.coordinator.local_log("g")
     assert log is not None

@@ -27,7 +27,7 @@ from spark_klog.log.directory import CLEAN_STOP, LogDirectory
 from spark_klog.log.file_system import File, FileSystem
 from spark_klog.log.segments import segment
 from spark_klog.log.topic_journal import JOURNAL, KeptTopic, TopicJournal
-from tests.support.brokers.loop_broker import append, folders, running
+from tests.support.brokers.loop_broker import append, folders, running, running_as
 from tests.support.checker.interrupts import LinesRun
 from tests.support.runs.soak import SOAK
 
@@ -228,6 +228,18 @@ def test_after_a_clean_stop_the_folders_tell_all(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_a_start_that_fails_leaves_the_journal_to_the_next_one(tmp_path: Path) -> None:
+    killed = _copied(tmp_path, lambda broker: _create(broker, "t", 1, _SETTINGS)) / "data"
+    (killed / "t-0" / "klog.json").write_bytes(b"")
+    LogDirectory(killed, 0, LogConfig()).close()  # another part of the broker can't start
+
+    async def check() -> None:
+        async with running(killed.parent) as broker:
+            assert broker.registry.settings("t") == _SETTINGS
+
+    asyncio.run(check())
+
+
 def test_folders_of_another_topic_of_the_name_count(tmp_path: Path) -> None:
     async def work(broker: Broker) -> None:
         await _create(broker, "t", 2)
@@ -423,3 +435,55 @@ def test_folders_of_a_deleted_topic_that_a_power_failure_brings_back(tmp_path: P
     for _ in range(2):
         asyncio.run(check())
         assert (killed / "data" / "t-0" / "partition.metadata").read_text() == topic_id
+
+
+def test_names_in_a_shared_folder_are_on_the_disk_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of topics; what is below them is made again."""
+    unsynced: set[str] = set()
+    tree = tmp_path / "directories"
+
+    def noting(name: str, which: int) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if os.path.isabs(arguments[which]) and not options.get("dir_fd"):
+                unsynced.add(os.path.dirname(arguments[which]))
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(os, name, call)
+
+    def left() -> list[str]:
+        names = ["", "brokers", "brokers/topics", "config", "config/topics", "admin", "admin/delete_topics"]
+        return [name for name in names if str(tree / name).rstrip("/") in unsynced]
+
+    for name, which in (("replace", 1), ("rename", 1), ("mkdir", 0), ("unlink", 0), ("rmdir", 0)):
+        noting(name, which)
+    sync, synced = os.fsync, Counter[str]()
+
+    def fsync(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        unsynced.discard(path)
+        synced[path] += os.path.isdir(path)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    async def run() -> None:
+        async with running_as(tmp_path, shared=True, watches=False) as broker:
+            changes = broker.changes
+            assert str(tree / "brokers" / "ids") in unsynced, "an ephemeral node ends with its process"
+            for number in range(2):
+                synced.clear()
+                await changes.create_topics([changes.new_topic(f"{name}{number}", 2) for name in "abc"])
+                assert not left()
+                assert synced[str(tree / "brokers" / "topics")] == 1, "once for the topics of a request"
+            await changes.create_partitions("a0", 4)
+            assert not left()
+            await changes.alter_topic_settings("a0", lambda before: {**before, "retention.ms": "7"})
+            assert not left()
+            await changes.delete_topics(dict.fromkeys(["a0", "b0"]))
+            assert not left()
+
+    asyncio.run(run())

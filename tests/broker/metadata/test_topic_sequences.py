@@ -1,8 +1,10 @@
 """Topics of a standalone broker against a simple model: events in any order on a disk that loses what is not synced.
 
 Whatever was answered holds: a created topic is there with its id, partitions and settings, a deleted one is not, and
-acknowledged records are served, after a power failure those that were flushed. A change that a kill interrupted is
-there or not, whole. The disk is that of faulty_files.py.
+acknowledged records are served, after a power failure those that were flushed. A change that a kill interrupted, or
+that was refused because the disk has failed, is there or not, whole. No topic has offsets that were committed for an
+earlier one of its name. At times the broker belongs to a cluster, which has topics of its own. The disk is that of
+faulty_files.py.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +26,11 @@ import pytest
 
 from spark_klog.broker import broker as broker_module
 from spark_klog.broker.broker import Broker
+from spark_klog.broker.groups.offset_manager import DEFAULT_RETENTION, encoded_commits
+from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.log.directory import LogDirectory
+from spark_klog.log.partition_files import partition_of_folder
 from spark_klog.log.topic_journal import JOURNAL
 from spark_klog.trees.paths import Endpoint
 from tests.log.faulty_files import FaultyFiles, Killed
@@ -34,6 +39,7 @@ from tests.support.runs.soak import SOAK
 
 _SEQUENCES = 3000 if SOAK else 400
 _NAMES = "abc"
+_GROUP = "group"
 _EVENTS = 25
 _Key = tuple[str, int]
 
@@ -46,6 +52,8 @@ class _Topic:
     #: By partition: the values of its records, and how many of them are flushed.
     records: dict[int, list[bytes]] = field(default_factory=dict)
     flushed: Counter[int] = field(default_factory=Counter)
+    #: By partition: the offset that the group has committed.
+    committed: dict[int, int] = field(default_factory=dict)
 
 
 class _Run:
@@ -61,18 +69,26 @@ class _Run:
         self.number = 0
         #: Calls of the disk until the process is killed there.
         self.left: int | None = None
+        #: Whether changes in the folders of topics may fail.
+        self.is_bad = False
+        #: Whether the disk has only some bytes left.
+        self.is_full = False
         self.story: list[str] = []
 
     async def run(self) -> None:
-        self.start()
+        await self.start()
         for _ in range(_EVENTS):
             event = self.rng.choice(
                 [self.create] * 4
                 + [self.delete] * 3
                 + [self.grow, self.alter]
                 + [self.produce] * 4
-                + [self.flush, self.flush, self.checkpoint, self.stop, self.kill, self.power]
+                + [self.commit] * 3
+                + [self.flush, self.flush, self.checkpoint, self.stop, self.kill, self.power, self.join_cluster]
+                + [self.retry, self.retry]
             )
+            self.is_full = event.__func__ is _Run.create and self.rng.random() < 0.1
+            self.is_bad = event.__func__ in _FAILING and self.rng.random() < 0.3
             self.left = self.rng.randrange(1, 25) if event.__func__ in _KILLED and self.rng.random() < 0.15 else None
             self.story.append(event.__name__)
             try:
@@ -80,6 +96,9 @@ class _Run:
             except Killed:
                 await self.die(power=self.rng.random() < 0.5)
             self.left = None
+            if self.is_bad and self.rng.random() < 0.3:
+                self.is_bad = False
+                await self.stop()
         await self.die(power=False)
 
     # the broker
@@ -89,17 +108,35 @@ class _Run:
             self.left -= 1
             if self.left <= 0:
                 raise Killed
-        return False
+        key = partition_of_folder(path.name) or partition_of_folder(path.parent.name.partition(".")[0])
+        is_topic = key is not None and key[0] in _NAMES
+        if not (self.is_bad and is_topic and operation != "read" and self.rng.random() < 0.3):
+            return False
+        if path.parent == self.folder and path not in self.files._folders:
+            self.files._gone.add(path)  # it is not made: no file can be made in it either
+        return True
 
-    def start(self) -> None:
+    async def start(self, directories: str | None = None) -> None:
         self.files.faults.fails = self.fails
-        config = BrokerConfig("127.0.0.1", 1000, self.folder)
+        config = BrokerConfig("127.0.0.1", 1000, self.folder, 0, directories)
         with patch.object(broker_module, "LogDirectory", partial(LogDirectory, files=self.files)):
             self.broker = Broker(config)
-        self.broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 1000)])
+        take = self.broker.flushes.take
 
-    async def die(self, *, power: bool) -> None:
-        """Kill the broker, start it again, and compare."""
+        async def take_later(steps: Iterable[Any]) -> None:
+            for _ in range(self.rng.randrange(60)):  # there may be many offsets to remove
+                await asyncio.sleep(0)
+            await take(steps)
+
+        self.broker.flushes.take = take_later  # type: ignore[method-assign, assignment]
+        self.broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 1000)])
+        await self.broker.coordinator.load()
+
+    async def die(self, *, power: bool, directories: str | None = None) -> None:
+        """Kill the broker and start it again; compare unless it starts in a cluster."""
+        self.is_bad = False
+        if self.broker.logs.journal.is_behind:  # a topic that could not be created on a full disk
+            self.unclear |= {*_NAMES}
         self.story.append(f"died, power={power}")
         self.left = 0  # the dead process does nothing more
         await asyncio.sleep(0)
@@ -108,8 +145,9 @@ class _Run:
             self.tear()
         self.left = None
         _unlock(self.broker)
-        self.start()
-        self.check(power=power)
+        await self.start(directories)
+        if directories is None:
+            self.check(power=power)
 
     def tear(self) -> None:
         """A write to the journal that was under way has left a part of itself."""
@@ -120,7 +158,7 @@ class _Run:
             content.sync()
 
     def check(self, *, power: bool) -> None:
-        there = self.broker.registry.topics
+        there = {name: topic for name, topic in self.broker.registry.topics.items() if name != OFFSETS_TOPIC}
         for name in self.unclear:
             topic = there.get(name)
             known = self.topics.get(name)
@@ -136,7 +174,7 @@ class _Run:
             name: topic.topic_id for name, topic in self.topics.items()
         }
         assert not self.broker.logs.offline
-        assert set(self.broker.logs.logs) == {
+        assert {key for key in self.broker.logs.logs if key[0] != OFFSETS_TOPIC} == {
             (name, partition) for name, topic in self.topics.items() for partition in range(topic.partitions)
         }
         for name, topic in self.topics.items():
@@ -144,6 +182,16 @@ class _Run:
             assert dict(there[name].settings) == topic.settings
             for partition in range(topic.partitions):
                 self.check_log(name, topic, partition, power=power)
+        self.check_offsets(power=power)
+
+    def check_offsets(self, *, power: bool) -> None:
+        """A power failure may take those that nobody has flushed, and the removal of others."""
+        there = {key: committed.offset for key, committed in self.broker.offsets.all(_GROUP).items()}
+        assert {name for name, _ in there} <= self.topics.keys()
+        for name, topic in self.topics.items():
+            now = {partition: offset for (other, partition), offset in there.items() if other == name}
+            assert power or now == topic.committed, (name, now, topic.committed)
+            topic.committed = now
 
     def check_log(self, name: str, topic: _Topic, partition: int, *, power: bool) -> None:
         log = self.broker.logs.logs[name, partition]
@@ -161,9 +209,12 @@ class _Run:
         names = self.rng.sample(_NAMES, self.rng.randrange(1, 3))
         new = [(name, self.rng.randrange(1, 4), self.some_settings()) for name in names]
         self.unclear |= {*names} - self.topics.keys()
+        if self.is_full:
+            self.files.faults.capacity = self.files.used() + self.rng.randrange(500)
         made = await self.broker.changes.create_topics([self.broker.changes.new_topic(*topic) for topic in new])
+        self.files.faults.capacity = None
         for (name, partitions, settings), outcome in zip(new, made, strict=True):
-            assert isinstance(outcome, UUID) == (name not in self.topics), outcome
+            assert isinstance(outcome, UUID) == (name not in self.topics) or self.is_bad or self.is_full, outcome
             if isinstance(outcome, UUID):
                 self.topics[name] = _Topic(outcome, partitions, settings)
         self.unclear.clear()
@@ -213,6 +264,42 @@ class _Run:
             self.log_of(name, partition).flush()
             topic.flushed[partition] = len(topic.records.get(partition, []))
 
+    async def commit(self) -> None:
+        if (name := self.some_topic()) is not None:
+            if OFFSETS_TOPIC not in self.broker.registry.topics:
+                await self.broker.changes.create_topic(OFFSETS_TOPIC, 1)
+            topic, partition = self.topics[name], self.rng.randrange(self.topics[name].partitions)
+            self.number += 1
+            log = self.broker.coordinator.local_log(_GROUP)
+            assert log is not None
+            commits = encoded_commits(_GROUP, {(name, partition): (self.number, -1, "")}, DEFAULT_RETENTION, None)
+            self.broker.offsets.append(log, commits)
+            topic.committed[partition] = self.number
+
+    async def join_cluster(self) -> None:
+        """In a cluster, a topic takes the place of one of that name, and is deleted; then the broker is alone again."""
+        self.number += 1
+        await self.retry()  # then it is known what there is
+        await self.die(power=False, directories=str(self.folder.with_name(f"{self.folder.name}-tree-{self.number}")))
+        assert not self.broker.registry.topics
+        name = self.rng.choice(_NAMES)
+        known = self.topics.pop(name, None)
+        await self.broker.changes.create_topic(name, known.partitions if known else 1)
+        await self.broker.changes.delete_topics({name: None})
+        self.topics["d"] = _Topic(await self.broker.changes.create_topic("d", 2), 2, {})
+        if self.rng.random() < 0.5:
+            await self.broker.changes.ended()
+            self.broker.close()
+        else:
+            self.broker.registry.close()
+        await self.die(power=False)
+        await self.broker.changes.delete_topics({"d": None})
+        del self.topics["d"]
+
+    async def retry(self) -> None:
+        """What housekeeping does."""
+        await self.broker.follower.retry_logs()
+
     async def checkpoint(self) -> None:
         self.broker.logs.write_checkpoints()
 
@@ -237,6 +324,7 @@ class _Run:
         return self.broker.logs.logs[name, partition]
 
 
+_FAILING = [_Run.create, _Run.delete]
 _KILLED = [_Run.create, _Run.delete, _Run.grow, _Run.alter, _Run.flush, _Run.stop]
 
 
