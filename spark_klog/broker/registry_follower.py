@@ -189,12 +189,14 @@ class RegistryFollower:
         return asked
 
     def _finish(self, asked: dict[str, Asked]) -> None:
-        for name, outcome in asked.items():
-            if isinstance(outcome, UUID):
-                try:
+        failure: DirectoryError | None = None
+        for name in [name for name, outcome in asked.items() if isinstance(outcome, UUID)]:
+            try:
+                if failure is None:  # in an outage each would wait as long
                     self._registry.deletions.finish(name)
-                except DirectoryError as error:
-                    asked[name] = error
+            except DirectoryError as error:
+                failure = error
+            asked[name] = failure or asked[name]
 
     async def _refresh_and_follow(self, *, waits: bool = True) -> None:
         async with self._tree_lock:

@@ -16,6 +16,7 @@ pyarrow's file systems nothing excludes writers in other processes: let each nod
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from spark_klog.trees.arrow_files import ArrowFiles
 
 _log = logging.getLogger(__name__)
+#: Consumers' nodes: thousands of folders, of whose names a power failure may take the latest.
+_UNSYNCED = "consumers"
 _UNSAFE = re.compile(rf"[%\x00-\x1f\x7f]|^\.|\.(?=(?:{VALUE[1:]}|{EPHEMERAL[1:]})$)")
 
 
@@ -79,7 +82,7 @@ class LocalFiles(LocalFolder):
     def write(self, path: str, value: bytes, *, lasting: bool = True) -> None:
         os.close(self._replace_node(path, value, lasting=lasting))
         if lasting:
-            self._unsynced.add(os.path.dirname(path))
+            self._note_changed(os.path.dirname(path))
 
     def _replace_node(self, path: str, value: bytes, *, lock: bool = False, lasting: bool = True) -> int:
         """Replace a file; return its descriptor. Readers see it only when it is complete, and locked if `lock`."""
@@ -106,7 +109,7 @@ class LocalFiles(LocalFolder):
         missing = path
         while missing and not os.path.isdir(self._at(missing)):
             missing = os.path.dirname(missing)
-            self._unsynced.add(missing)
+            self._note_changed(missing)
         os.makedirs(self._at(path), exist_ok=True)
 
     def sync(self) -> None:
@@ -117,15 +120,20 @@ class LocalFiles(LocalFolder):
                 sync_folder(Path(self._at(folder)))
             except FileNotFoundError:
                 pass  # removed since
-            except OSError:
-                self._unsynced.add(folder)
-                raise
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # else the mount does it by itself, or never
+                    self._unsynced.add(folder)
+                    raise
+
+    def _note_changed(self, folder: str) -> None:
+        if folder.partition("/")[0] != _UNSYNCED:
+            self._unsynced.add(folder)
 
     def remove(self, path: str) -> None:
         for own in [own for own in self._own if own == path or own.startswith(f"{path}/")]:
             self._release(own)
         super().remove(path)
-        self._unsynced.add(os.path.dirname(path))
+        self._note_changed(os.path.dirname(path))
 
     def read_ephemeral(self, path: str) -> bytes | None:
         """The content of an ephemeral file; None if there is none, or its creator has ended."""

@@ -241,12 +241,13 @@ class GroupCoordinator(Coordinator):
 
     async def load(self) -> None:
         """Read groups and offsets from the log; until then requests get COORDINATOR_LOAD_IN_PROGRESS."""
-        known = self._registry.topics.keys() | self._registry.unread  # a later topic is a new one
+        # of deletions after which a kill may have come before their offsets were removed; a later topic is a new one
+        gone = {*self._logs.journal.deleted.values()} - self._registry.topics.keys() - self._registry.unread
         is_read = await self._read_logs(self.offsets.load) is not None
         if not is_read:
             self._forget_all()
-        for name in self.offsets.loaded_topics - known:
-            self.forget_topic(name)  # a kill may have come between its deletion and the removal of its offsets
+        for name in gone:
+            self.forget_topic(name)
         self.is_loading = False
         self.groups.start()
         self.consumer_groups.start()

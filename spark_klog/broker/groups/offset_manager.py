@@ -110,8 +110,6 @@ class OffsetManager:
         #: only.
         self._pending: dict[tuple[int, int], dict[str, Offsets]] = defaultdict(dict)
         self._noting: list[Since] = []
-        #: Topics of the offsets that `load` has read.
-        self.loaded_topics: set[str] = set()
 
     def load(self, log: PartitionLog) -> None:
         """Load a partition of __consumer_offsets; later records win.
@@ -156,7 +154,6 @@ class OffsetManager:
         key = decode_key(data)
         if isinstance(key, OffsetKey):
             group, topic, partition = key
-            self.loaded_topics.add(topic)
             if value is None:
                 self._forget(group, [(topic, partition)])
                 decoded.clear()

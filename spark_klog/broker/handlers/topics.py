@@ -12,7 +12,7 @@ from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import repeated
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.metadata.nodes import UnknownTopic, refusal
-from spark_klog.broker.metadata.registry import Asked, NewTopic
+from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Asked, NewTopic
 from spark_klog.broker.settings.described_settings import topic_entries
 from spark_klog.broker.settings.log_settings import check_of_client
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode, OffsetOutOfRange
@@ -65,12 +65,17 @@ async def _delete_records_before(broker: Broker, request: Request, topic: str, e
 async def create_topics(broker: Broker, request: Request, message: Message) -> Message:
     """CreateTopics v0-7. The replication factor is 1 or -1 (the default); -1 partitions means num.partitions.
 
+    A request for more than 10,000 partitions gets POLICY_VIOLATION, as from Kafka.
     Settings are those of `broker.settings.log_settings.topic_settings`; others get INVALID_CONFIG, so that no setting
     is accepted without effect.
     """
     if not broker.authorizer.is_admin(request.session):
         code, reason = ErrorCode.TOPIC_AUTHORIZATION_FAILED, "only admins create topics"
         return {"topics": [_refused(entry["name"], code, reason) for entry in message["topics"]]}
+    counts = [_partitions(broker, entry) for entry in message["topics"]]
+    if sum(count for count in counts if 0 < count <= MAX_PARTITIONS) > MAX_PARTITIONS:
+        reason = f"a request creates {MAX_PARTITIONS} partitions at most: create some topics by another one"
+        return {"topics": [_refused(entry["name"], ErrorCode.POLICY_VIOLATION, reason) for entry in message["topics"]]}
     twice = repeated(entry["name"] for entry in message["topics"])
     answers = {name: _refused(name, ErrorCode.INVALID_REQUEST, NAMED_TWICE) for name in twice}
     topics: list[NewTopic] = []
@@ -98,9 +103,7 @@ async def _checked(broker: Broker, entry: dict[str, Any], ahead: int) -> NewTopi
     """The topic to create, or the answer that refuses it."""
     name = entry["name"]
     assignment = {config["partition_index"]: config["broker_ids"] for config in entry["assignments"]} or None
-    partitions = len(entry["assignments"]) if assignment else entry["num_partitions"]
-    if partitions == _DEFAULT:
-        partitions = broker.config.default_partitions(name)
+    partitions = _partitions(broker, entry)
     settings = {config["name"]: config["value"] or "" for config in entry["configs"]}
     try:
         check_topic_name(name)
@@ -123,6 +126,13 @@ async def _checked(broker: Broker, entry: dict[str, Any], ahead: int) -> NewTopi
         return broker.changes.new_topic(name, partitions, settings, assignment, ahead)
     except ConfigError as error:
         return {"name": name} | refusal(error)
+
+
+def _partitions(broker: Broker, entry: dict[str, Any]) -> int:
+    if entry["assignments"]:
+        return len(entry["assignments"])
+    count: int = entry["num_partitions"]
+    return broker.config.default_partitions(entry["name"]) if count == _DEFAULT else count
 
 
 def _created(

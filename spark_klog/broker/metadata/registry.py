@@ -480,12 +480,15 @@ class Registry:
     def register(self, topics: Iterable[tuple[NewTopic, UUID]]) -> dict[str, Topic | DirectoryError]:
         """Register topics, and look at the tree once for each; those that exist are left out."""
         made: dict[str, Topic | DirectoryError] = {}
+        failure: DirectoryError | None = None
         for topic, topic_id in topics:
             try:
-                if registered := self._create_nodes(*topic, topic_id):
+                if failure is not None:  # in an outage each would wait as long
+                    made[topic[0]] = failure
+                elif registered := self._create_nodes(*topic, topic_id):
                     made[registered.name] = registered
             except DirectoryError as error:
-                made[topic[0]] = error
+                made[topic[0]] = failure = error
         self._take_topics(self.topics | {name: topic for name, topic in made.items() if isinstance(topic, Topic)})
         return made
 
@@ -631,11 +634,14 @@ class Registry:
             {name: KeptTopic(topic_id, (), {}) for name, topic_id in known.items() if topics[name] in (None, topic_id)}
         )
         asked: dict[str, Asked] = {}
+        failure: DirectoryError | None = None
         for name, topic_id in topics.items():
             try:
-                asked[name] = self.deletions.request(name, topic_id, known.get(name))
-            except (UnknownTopic, DirectoryError) as error:
+                asked[name] = failure or self.deletions.request(name, topic_id, known.get(name))
+            except UnknownTopic as error:
                 asked[name] = error
+            except DirectoryError as error:
+                asked[name] = failure = error
         self.deletions.add({name: topic_id for name, topic_id in asked.items() if isinstance(topic_id, UUID)})
         gone = {name for name, outcome in asked.items() if not isinstance(outcome, Exception)}
         self._take_topics({name: topic for name, topic in self.topics.items() if name not in gone})
