@@ -46,6 +46,8 @@ class TopicJournal:
         self.topics: dict[str, KeptTopic] = {}
         #: Names, by id, of deleted topics whose folders may be there, also after one of the name was created again.
         self.deleted: dict[UUID, str] = {}
+        #: Names of topics that were deleted when the file was read.
+        self.deleted_before: set[str] = set()
         #: Deletions wait to be written.
         self.is_behind = False
         #: False while changes that were read are still to be made.
@@ -74,6 +76,7 @@ class TopicJournal:
                 _apply({str(entry["topic"]): kept}, self.topics, self.deleted)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 _log.error("%s: line %d is damaged and passed over: %s", self._path, number, error)
+        self.deleted_before = {*self.deleted.values()} - self.topics.keys()
 
     def note(self, topics: Mapping[str, KeptTopic]) -> None:
         """Add changes, by name, and wait until they are on the disk; `DirectoryError` if that fails.

@@ -242,7 +242,7 @@ class GroupCoordinator(Coordinator):
     async def load(self) -> None:
         """Read groups and offsets from the log; until then requests get COORDINATOR_LOAD_IN_PROGRESS."""
         # of deletions after which a kill may have come before their offsets were removed; a later topic is a new one
-        gone = {*self._logs.journal.deleted.values()} - self._registry.topics.keys() - self._registry.unread
+        gone = self._logs.journal.deleted_before - self._registry.topics.keys() - self._registry.unread
         is_read = await self._read_logs(self.offsets.load) is not None
         if not is_read:
             self._forget_all()
