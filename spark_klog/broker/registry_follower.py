@@ -35,7 +35,7 @@ from spark_klog.errors import DataDirectoryError, DirectoryError, LogCorrupted
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.layout import usable
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.topic_journal import KeptTopic
+from spark_klog.log.topic_journal import JOURNAL, KeptTopic
 
 _log = logging.getLogger(__name__)
 #: How long clients may not know of a deletion, and how many are remembered.
@@ -158,9 +158,15 @@ class RegistryFollower:
             pass
 
     async def retry(self) -> None:
-        """Begin to read the tree again if that failed: there need be no later change, and others may wait for this."""
+        """Begin to read the tree again if that failed: there need be no later change, and others may wait for this.
+
+        Write what the journal of topics lacks: until then a kill brings deleted topics back.
+        """
         if self._failure is not None and not self._tree_lock.locked():
             self._changes.start(self._refresh_and_follow())
+        if self._logs.journal.is_behind and not self._tree_lock.locked():
+            with suppress(DirectoryError):  # the journal has logged the first one
+                await self.change_in_tree(partial(self._registry.keep_topics, {}))
 
     async def change(self, work: Callable[[], _T]) -> _T:
         """Change the tree in a thread, and the logs after that; return what `work` returns."""
@@ -208,7 +214,7 @@ class RegistryFollower:
 
     async def _refresh(self) -> None:
         try:
-            await self._in_tree(self._registry.refresh)
+            await self._in_tree(self._registry.refresh, lasts=False)  # nothing is changed
             for _ in range(_MOST_ROUNDS):
                 await self._forget()
                 if not await self._in_tree(self._work):
@@ -220,16 +226,20 @@ class RegistryFollower:
                 text = "following the directories failed; answering from the last view of them, trying again: %s"
                 _log.error(text, error, exc_info=not isinstance(error, DirectoryError))
 
-    async def _in_tree(self, work: Callable[[], _T]) -> _T:
+    async def _in_tree(self, work: Callable[[], _T], *, lasts: bool = True) -> _T:
         self.drop_gone()
         try:
-            return await asyncio.to_thread(self._lasting, work)
+            return await asyncio.to_thread(partial(self._lasting, work) if lasts else work)
         finally:
             self.drop_gone()
 
     def _lasting(self, work: Callable[[], _T]) -> _T:
         outcome = work()
-        self._registry.sync()  # once for all topics of a request
+        try:
+            self._registry.sync()  # once for all topics of a request
+        except DirectoryError:
+            self._failure = self._failure or ""  # makes `retry` follow what is done all the same
+            raise
         return outcome
 
     async def _forget(self) -> None:
@@ -271,11 +281,9 @@ class RegistryFollower:
         return self._folders_lock.locked()
 
     async def retry_logs(self) -> None:
-        """Retry failed changes of logs, and of their journal. A retry under way counts: it may fail again."""
+        """Retry failed changes of logs. A retry under way counts: it may fail again."""
         if self.is_busy or self._failures or self._not_renamed:
             await self._changes.finish(self.update_logs())
-        if self._logs.journal.is_behind:
-            await self.change_in_tree(partial(self._registry.keep_topics, {}))
 
     def check(self, topic: Topic) -> None:
         """Raise `DirectoryError` if the topic's logs could not be created or changed."""
@@ -509,13 +517,17 @@ def _restore(logs: LogDirectory, topics: dict[str, list[int]]) -> dict[str, Kept
     """
     journal, kept = logs.journal, {}
     for name in {*journal.deleted.values()} & topics.keys():
-        left = []
+        gone: list[int] = []
+        left: list[int] = []
         for partition in topics[name]:
             topic_id = logs.topic_id(name, partition)
-            if topic_id in journal.deleted or (topic_id is None and name not in journal.topics):
-                _remove_deleted(logs, name, partition)
-            else:
-                left.append(partition)
+            is_gone = topic_id in journal.deleted or (topic_id is None and name not in journal.topics)
+            (gone if is_gone else left).append(partition)
+        if gone:  # what the deletion left; a copy that was put back since looks the same
+            text = "topic %s was deleted, says %s: removing its folders in %s, %d of them, with their records"
+            _log.warning(text, name, JOURNAL, logs.path, len(gone))
+        for partition in gone:
+            _remove_deleted(logs, name, partition)
         topics[name] = left
         if not left:
             del topics[name]

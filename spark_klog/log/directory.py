@@ -24,7 +24,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from spark_klog.base.clock import system_ms
-from spark_klog.errors import DataDirectoryError, DecodeError, LogCorrupted
+from spark_klog.errors import DataDirectoryError, DecodeError, DirectoryError, LogCorrupted
 from spark_klog.log.compaction.cleaner import plan
 from spark_klog.log.compaction.plan import Cleanable
 from spark_klog.log.config import LogConfig
@@ -151,7 +151,8 @@ class LogDirectory:
                 except OSError as error:
                     _log.error("%s is of a deleted topic, not served, and can't be removed: %s", folder, error)
                 continue
-            if not (clean or recovery_points.get(key)) and is_unfinished(
+            # also after a clean stop, before which the log could not be made
+            if not recovery_points.get(key) and is_unfinished(
                 self._files, folder, is_ours=key[0] in self.journal.topics
             ):
                 self._set_aside(folder)
@@ -337,6 +338,10 @@ class LogDirectory:
                 text = "%s can't be closed, it will be checked at the next start: %s"
                 _log.error(text, log.directory, error, exc_info=not isinstance(error, OSError))
                 is_clean = False
+        try:
+            self.journal.note({})  # deletions that are not in it yet
+        except DirectoryError as error:
+            _log.error("deleted topics may come back at the next start: %s", error)
         try:
             self.write_checkpoints()
             # the journal alone knows of a log that could not be made, and of folders that could not be removed

@@ -19,6 +19,7 @@ import pytest
 
 from spark_klog.broker import registry_follower, topic_changes
 from spark_klog.broker.broker import Broker
+from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.metadata import registry
 from spark_klog.errors import DataDirectoryError, DirectoryError
 from spark_klog.log import directory, partition_files, partition_log, recovery, topic_journal
@@ -27,6 +28,7 @@ from spark_klog.log.directory import CLEAN_STOP, LogDirectory
 from spark_klog.log.file_system import File, FileSystem
 from spark_klog.log.segments import segment
 from spark_klog.log.topic_journal import JOURNAL, KeptTopic, TopicJournal
+from spark_klog.trees import files
 from tests.support.brokers.loop_broker import append, folders, running, running_as
 from tests.support.checker.interrupts import LinesRun
 from tests.support.runs.soak import SOAK
@@ -386,26 +388,135 @@ def test_a_topic_that_is_not_in_the_journal_is_not_made(tmp_path: Path, monkeypa
     asyncio.run(run())
 
 
-def test_topics_are_deleted_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is what gives it room; the journal follows when there is some."""
+async def _delete_on_a_full_disk(broker: Broker, name: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topic_journal, "write_all", _full)
+        patch.setattr(FileSystem, "replace", _full)
+        assert not isinstance((await broker.changes.delete_topics({name: None}))[name], Exception)
+        assert name not in broker.registry.topics
+        await broker.follower.retry()
+    assert broker.logs.journal.is_behind
+
+
+def test_topics_are_deleted_while_the_disk_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is what gives it room; the journal follows soon after there is some."""
 
     async def run() -> None:
         async with running(tmp_path) as broker:
             await _create(broker, "t", 1)
-            with monkeypatch.context() as patch:
-                patch.setattr(topic_journal, "write_all", _full)
-                patch.setattr(FileSystem, "replace", _full)
-                assert not isinstance((await broker.changes.delete_topics({"t": None}))["t"], Exception)
-                assert not broker.registry.topics
-                assert "t-0" not in folders(tmp_path)
-                with pytest.raises(DirectoryError):
-                    await broker.follower.retry_logs()
-            await broker.follower.retry_logs()
+            await _delete_on_a_full_disk(broker, "t")
+            assert "t-0" not in folders(tmp_path)
+            house = asyncio.create_task(keep_house(broker))
+            for _ in range(200):
+                if not broker.logs.journal.is_behind:
+                    break
+                await asyncio.sleep(0.05)
+            house.cancel()
             again = TopicJournal(FileSystem(), tmp_path / "data")
             again.read()
             assert not again.topics
 
     asyncio.run(run())
+    assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
+
+
+def test_a_stop_writes_what_a_full_disk_kept_from_the_journal(tmp_path: Path) -> None:
+    """Also one that is not clean: a partition is offline."""
+
+    async def prepare() -> None:
+        async with running(tmp_path) as broker:
+            await _create(broker, "bad", 1)
+
+    asyncio.run(prepare())
+    (tmp_path / "data" / "bad-0" / "partition.metadata").write_bytes(b"rubbish")
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            assert broker.logs.offline
+            await _create(broker, "t", 1)
+            await _delete_on_a_full_disk(broker, "t")
+
+    asyncio.run(run())
+
+    async def check() -> None:
+        async with running(tmp_path) as broker:
+            assert [*broker.registry.topics] == ["bad"]
+
+    asyncio.run(check())
+
+
+def test_a_partition_of_a_cluster_whose_disk_was_full_is_made_after_a_clean_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure has left a file that is empty, as no crash of a log with records does."""
+
+    async def run() -> None:
+        async with running_as(tmp_path, shared=True, watches=False) as broker:
+            new = broker.changes.new_topic("t", 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(partition_files, "write_all", _full)  # another broker creates the topic
+                await broker.follower.change(partial(broker.registry.create_topics, [new]))
+            assert not broker.logs.logs
+        assert (tmp_path / "0" / CLEAN_STOP).exists()
+        async with running_as(tmp_path, shared=True, watches=False) as broker:
+            assert not broker.logs.offline
+            assert broker.logs.logs["t", 0].topic_id == broker.registry.topics["t"].topic_id
+
+    asyncio.run(run())
+
+
+def test_what_is_done_in_a_shared_folder_is_followed_although_it_can_not_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with running_as(tmp_path, shared=True, watches=False) as broker:
+
+            async def housekeeping() -> None:
+                for _ in range(2):
+                    await broker.follower.retry()
+                    await broker.changes.ended()
+
+            with monkeypatch.context() as patch:
+                patch.setattr(files, "sync_folder", _full)
+                with pytest.raises(DirectoryError, match="No space left"):
+                    await _create(broker, "t", 1)
+                await housekeeping()
+                assert broker.logs.logs["t", 0].topic_id == broker.registry.topics["t"].topic_id
+                assert isinstance((await broker.changes.delete_topics({"t": None}))["t"], DirectoryError)
+                await housekeeping()
+                assert not broker.registry.deletions.pending
+                assert not (tmp_path / "directories" / "brokers" / "topics" / "t").exists()
+                assert not (tmp_path / "0" / "t-0").exists()
+            await housekeeping()
+            await _create(broker, "t", 1)
+
+    asyncio.run(run())
+
+
+def test_the_removal_of_a_deleted_topic_that_was_put_back_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until a clean stop a copy looks like what a kill has left of the deletion."""
+
+    async def work(broker: Broker) -> None:
+        await _create(broker, "t", 2)
+        append(broker.logs.logs["t", 0], 3)
+        shutil.copytree(tmp_path / "data", tmp_path / "backup")
+        await broker.changes.delete_topics({"t": None})
+
+    killed = _copied(tmp_path, work)
+
+    async def check(there: list[str]) -> None:
+        for name in ("t-0", "t-1"):
+            shutil.copytree(tmp_path / "backup" / name, killed / "data" / name)
+        async with running(killed) as broker:
+            assert [*broker.registry.topics] == there
+
+    asyncio.run(check([]))
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1
+    assert f"topic t was deleted, says {JOURNAL}" in told[0]
+    asyncio.run(check(["t"]))
 
 
 def test_folders_of_a_deleted_topic_that_a_power_failure_brings_back(tmp_path: Path) -> None:
