@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
 
@@ -297,6 +298,7 @@ class Workers:
         self._name, self._count = name, count
         self._calls: queue.Queue[tuple[Future[Any], Callable[[], None]]] = queue.Queue(most)
         self._threads: list[threading.Thread] = []
+        self._idle = threading.Semaphore(0)
         self._is_closed = False
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -305,14 +307,17 @@ class Workers:
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
+                self._idle.release()
                 return
             try:
-                future.set_result(call(*arguments))
+                tell = partial(future.set_result, call(*arguments))
             except BaseException as error:
-                future.set_exception(error)
+                tell = partial(future.set_exception, error)
+            self._idle.release()  # before it is told, as the next call may come at once
+            tell()
 
         self._calls.put_nowait((future, run))
-        if len(self._threads) < self._count:
+        if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
             thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()

@@ -22,6 +22,12 @@ def test_calls_have_results_and_errors() -> None:
     workers.close()
 
 
+def test_calls_one_after_the_other_are_made_by_one_thread() -> None:
+    workers = Workers("one", 8, 10)
+    assert len({workers.submit(threading.get_ident).result(10) for _ in range(50)}) == 1
+    workers.close()
+
+
 def test_calls_that_wait_are_bounded_and_cancelled() -> None:
     workers = Workers("test", 1, 2)
     is_over, has_begun = threading.Event(), threading.Event()
