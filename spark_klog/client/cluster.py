@@ -136,10 +136,12 @@ class Cluster:
         if there is None or not there.is_usable():
             if there is not None and there.was_open:
                 self._reached.add(key[:2])
-            source, expected = self._source(key[:2]), self._expected(key[:2])
+            source, expected, before = self._source(key[:2]), self._expected(key[:2]), there
             there = Connection(key[0], key[1], self.config, wait=False, source=source, expected=expected)
             self._connections[key] = there
             there.is_proven = self._is_known
+            if before is not None and not before.was_open:  # perhaps it only takes longer
+                there.patience = 2 * before.patience
         elif there.must_renew:
             there.renew()
         return there

@@ -31,17 +31,16 @@ def finding_coordinators(
     One request, to brokers before Kafka 3.0 one for each. Raises what `Cluster.asking_any` and `by_key` raise.
     """
     nodes: dict[str, int | ProtocolError] = {}
-    is_of_several = False
 
     def message(version: int) -> Message:
-        nonlocal is_of_several
-        is_of_several = version >= _FIRST_OF_SEVERAL
-        return {"coordinator_keys": rest, "key_type": kind} if is_of_several else {"key": rest[0], "key_type": kind}
+        if version >= _FIRST_OF_SEVERAL:
+            return {"coordinator_keys": rest, "key_type": kind}
+        return {"key": rest[0], "key_type": kind}
 
     while rest := [key for key in keys if key not in nodes]:
         answer = yield from cluster.asking_any(FIND_COORDINATOR, message, outer)
         entries = {rest[0]: answer}
-        if is_of_several:
+        if answer["node_id"] < 0 and not answer["error_code"]:  # of a version with several
             several = ((str(each["key"]), each) for each in answer["coordinators"])
             entries = by_key(FIND_COORDINATOR, answer, several, rest)
         for key, entry in entries.items():

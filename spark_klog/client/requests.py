@@ -96,13 +96,11 @@ def received(connection: Connection, handle: Handle, begin: float, deadline: flo
     """Wait for the answer to a request that was sent at `begin`; raises what `Connection` raises."""
     try:
         connection.check_under_way(handle)  # an answer that was received does not come again
-        until = deadline
         while True:
-            yield Wait(connection, until, handle)
+            yield Wait(connection, deadline, handle)
             if connection.poll(handle):
                 return connection.receive(handle)
-            until = connection.answer_until(begin, deadline)
-            connection.check_time(begin, until)
+            connection.check_time(begin, deadline)
     finally:
         connection.forget(handle)  # if nobody waits for it any more
 

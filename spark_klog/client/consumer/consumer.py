@@ -184,8 +184,7 @@ class Consumer(ConsumerCore):
         Columns are those of the Spark source: key, value (binary, or what deserializers make of them), topic,
         partition, offset, timestamp, timestampType, and headers with `include_headers`. A batch has at most 65,536 rows
         or about 8 MiB. A call that needs metadata or offsets may take a second longer, and one more for each 5,000
-        partitions whose leaders it looks for, or up to request.timeout.ms while the answer comes in. Errors: see the
-        class.
+        partitions whose leaders it looks for. Errors: see the class.
         `ConfigError` with retry.topics, whose records wait one by one.
         """
         self._check_arrow()

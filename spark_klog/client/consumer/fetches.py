@@ -140,16 +140,11 @@ class _Source:
     connection: Connection | None = None
     handle: Handle | None = None
     is_opening: bool = False
-    #: When the answer is late of which nothing has come yet, a reading of `time.monotonic`.
+    #: The deadline of the answer, a reading of `time.monotonic`.
     until: float = 0.0
     chunks: deque[Fetched] = field(default_factory=deque)
     attempts: int = 0
     retry_at: float = 0.0
-
-    @property
-    def late_at(self) -> float:
-        """When the answer is late: a slow line may take as long as it needs."""
-        return self.until if self.connection is None else max(self.until, self.connection.stalls_at)
 
 
 class Fetches:
@@ -252,7 +247,7 @@ class Fetches:
         assert handle is not None
         try:
             if not connection.poll(handle):
-                if time.monotonic() < source.late_at:
+                if time.monotonic() < source.until:
                     return
                 connection.close()
                 self._cluster.suspect(source.node)
@@ -420,7 +415,7 @@ class Fetches:
             if source.connection is not None and (source.handle is not None or source.is_opening):
                 connections.append(source.connection)
                 if source.handle is not None:
-                    until = min(until, source.late_at)
+                    until = min(until, source.until)
         return until, connections
 
     def rewind(self) -> None:

@@ -6,7 +6,6 @@ Each step also works without blocking: `open_step`, `send` and `poll`; see `wait
 from __future__ import annotations
 
 import logging
-import math
 import mmap
 import os
 import select
@@ -22,7 +21,7 @@ from spark_klog.base.interrupts import between_steps
 from spark_klog.base.names import VERSION
 from spark_klog.client.answers import check_code
 from spark_klog.client.net.dial import Dial
-from spark_klog.client.net.waiting import LEAST_ANSWER, STALL, Work, wait_until_ready
+from spark_klog.client.net.waiting import LEAST_ANSWER, Work, wait_until_ready
 from spark_klog.client.retry import shown_seconds
 from spark_klog.client.settings import ClientConfig
 from spark_klog.errors import (
@@ -65,6 +64,8 @@ _MOST_AT_ONCE = 1024 * 1024
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 #: Seconds after which a connection that opens counts as left by all that waited for it.
 _LEFT = 1.0
+#: Seconds without progress after which an opening is given up with the call that waits for it, at the first attempt.
+_PATIENCE = 1.0
 #: Stands for the correlation id of a bare SASL token, which has none.
 _BARE = -1
 #: The last versions used unless a caller asks for a later one: those need topic ids, which are not always known, or are
@@ -116,8 +117,6 @@ class FrameStream:
         #: The frame being read: its size if known, and the bytes in the buffer.
         self._size: int | None = None
         self._filled = 0
-        #: When bytes were read last, a reading of `time.monotonic`.
-        self._read_at = -math.inf
         #: What the socket has not accepted yet.
         self.unsent: deque[memoryview] = deque()
 
@@ -127,11 +126,6 @@ class FrameStream:
         if not self._is_plain and self._socket.pending():  # type: ignore[attr-defined]  # a TLS socket
             return 0
         return select.POLLIN | select.POLLOUT if self.unsent else select.POLLIN
-
-    @property
-    def stalls_at(self) -> float:
-        """When a frame of which a part was read counts as stalled, a reading of `time.monotonic`; else -inf."""
-        return self._read_at + STALL if self._filled or self._size is not None else -math.inf
 
     def append(self, parts: Iterable[Buffer]) -> None:
         """Append the parts of a frame to what `flush` sends. They must not change until they are sent."""
@@ -196,7 +190,6 @@ class FrameStream:
             if received == 0:
                 raise ConnectionResetError(f"closed by the broker after {self._filled} of {size} bytes")
             self._filled += received
-            self._read_at = time.monotonic()
             if enough <= self._filled < size:  # an event comes at once; an event loop's other tasks come between
                 return False
         return True
@@ -250,6 +243,8 @@ class Connection:
         self.closed = False
         #: `is_proven`: a broker has answered with these settings, so that no error hints at them.
         self._is_open = self.is_proven = False
+        #: See `late`.
+        self.patience = _PATIENCE
         #: When the broker's throttling ends, a reading of `time.monotonic`.
         self.throttled_until = 0.0
         #: The finalized level of each of the cluster's features (KIP-584), and when the broker told it, a reading of
@@ -567,22 +562,8 @@ class Connection:
         begin = time.monotonic()
         deadline = self._default_deadline() if deadline is None else deadline
         while not self.poll(handle):
-            until = self.answer_until(begin, deadline)
-            self.check_time(begin, until)
-            wait_until_ready((self,), until - time.monotonic())
-
-    def answer_until(self, begin: float, deadline: float) -> float:
-        """The deadline of a call since `begin`: later, up to request.timeout.ms, while an answer comes in.
-
-        A call that gave it up would leave it to the next one to ask for it again, on a slow line again and again.
-        """
-        longest = begin + self._config.request_timeout_ms / 1000
-        return max(deadline, min(self.stalls_at, longest))
-
-    @property
-    def stalls_at(self) -> float:
-        """See `FrameStream`."""
-        return self._stream.stalls_at
+            self.check_time(begin, deadline)
+            wait_until_ready((self,), deadline - time.monotonic())
 
     def poll(self, handle: Handle | None) -> bool:
         """Send and read what can be done without waiting; return whether the response to a request has arrived.
@@ -690,21 +671,19 @@ class Connection:
 
     def opening_until(self, deadline: float) -> float:
         """The deadline of a call for which the connection opens: later if the last step has just got further."""
-        transport = self._transport
-        further_at = transport.further_at if isinstance(transport, Dial) else self._further_at
-        return max(deadline, further_at + LEAST_ANSWER)
+        return max(deadline, self._got_further_at() + LEAST_ANSWER)
 
     def late(self, begin: float) -> KlogError:
         """The error of a call since `begin` that waits no longer for the connection.
 
-        It goes on opening, unless the broker has done nothing for `STALL` seconds: then the next call begins anew.
+        It goes on opening, unless the broker has done nothing for `patience`: another one may have more luck.
         """
-        transport = self._transport
-        if isinstance(transport, Dial):
-            return transport.late()
-        if time.monotonic() >= self._further_at + STALL:
+        if self._sasl_work is None and time.monotonic() >= self._got_further_at() + self.patience:
             self.close()
-        return self._timed_out(begin)
+        return self._transport.late() if isinstance(self._transport, Dial) else self._timed_out(begin)
+
+    def _got_further_at(self) -> float:
+        return self._transport.further_at if isinstance(self._transport, Dial) else self._further_at
 
     def _timed_out(self, begin: float) -> RequestTimedOut:
         seconds = shown_seconds(time.monotonic() - begin)

@@ -16,8 +16,6 @@ _LONGEST_WAIT = 3600.0
 #: Seconds that a broker has for an answer at least, if a request is sent late in a call, or after its deadline: the
 #: steps of a busy event loop come late, and each attempt would time out at the same step.
 LEAST_ANSWER = 0.1
-#: Seconds without a byte after which an answer is late that has begun to come in.
-STALL = 1.0
 _T = TypeVar("_T")
 
 

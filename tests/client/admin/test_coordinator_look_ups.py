@@ -13,7 +13,7 @@ from spark_klog.client import requests
 from spark_klog.client.admin import admin as admin_module
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.coordinator import finding_coordinators
+from spark_klog.client.coordinator import find_coordinator, finding_coordinators
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.client.requests import run
@@ -21,7 +21,7 @@ from spark_klog.errors import ErrorCode, ProtocolError, RequestTimedOut
 from spark_klog.protocol.apis import END_TXN
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import GROUP, TRANSACTION
-from tests.support.brokers.faults import Fault
+from tests.support.brokers.faults import Fault, late
 from tests.support.brokers.kafka_python_wire import Message
 from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.brokers.sound_brokers import NOT_COORDINATOR
@@ -170,3 +170,18 @@ def test_calls_that_share_coordinators(brokers: Brokers) -> None:
         assert [one.node for one in brokers.asked if one.name == "EndTxn"] == [1, 1, 1, 1, 0, 0]
         refused = admin.end_transactions(transactions("a", REFUSED), commits=True)
         assert [one.transactional_id for one in refused.failures] == [REFUSED]
+
+
+@pytest.mark.parametrize(("first", "second"), [(4, 3), (3, 4)])
+def test_brokers_of_two_versions_that_are_asked_at_once(first: int, second: int) -> None:
+    """As in a rolling upgrade: the answer is that of the broker that was asked first, after the other one was asked."""
+    with (
+        ScriptedCluster({"t": 1}, versions={"FindCoordinator": (0, first)}) as slow,
+        ScriptedCluster({"t": 1}, versions={"FindCoordinator": (0, second)}) as silent,
+    ):
+        slow.on("FindCoordinator", late(0.7))
+        silent.on("FindCoordinator", late(5))
+        settings = {"bootstrap.servers": f"{slow.bootstrap_servers},{silent.bootstrap_servers}"}
+        with Cluster.connect(settings) as cluster, cluster.within(1000):
+            assert find_coordinator(cluster, "g") == 0
+        assert silent.count("FindCoordinator") == 1

@@ -1,15 +1,19 @@
-"""Lines that are slower than the timeouts of calls and requests: what has begun goes on, also in the next call."""
+"""Connections that open more slowly than a call may take: they go on opening in the next one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from spark_klog.client import Consumer, ConsumerRecord
+from spark_klog.client import Consumer
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.settings import client_config
+from spark_klog.errors import ConnectionFailed, RequestTimedOut
+from tests.support.brokers.faults import late
 from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.brokers.tcp_proxy import TcpProxy
 from tests.support.clients.topics import make_topic
@@ -20,9 +24,6 @@ from tests.support.servers.secure_broker import SecureBroker
 pytestmark = pytest.mark.usefixtures("driver")
 #: Seconds: less than a connection takes, with TLS and SASL, at this latency; the group's look-ups come after it.
 _POLL, _LATENCY = 0.1, 0.15
-
-#: Bytes a second.
-_RATE = 100_000
 
 
 @pytest.fixture(scope="module")
@@ -50,36 +51,35 @@ def test_short_polls_join_a_group(broker: SecureBroker, topic: str) -> None:
         assert sum(line.connections for line in lines) <= 6  # else calls give up what has begun
 
 
-@pytest.fixture
-def brokers() -> Iterator[ScriptedCluster]:
-    """A broker at the end of a slow line, on which the metadata of one of its topics take some seconds."""
-    with ScriptedCluster({"t": 8000, "u": 1}) as running:
-        port, real = free_port(), running.ports[0]
-        running.ports[0] = port
-        with TcpProxy(port, real, rate=_RATE):
-            yield running
+def test_a_broker_that_is_slow_to_open() -> None:
+    """More than a look-up has: it gets more time at each attempt."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.append("t", 0, [b"v"])
+        brokers.always("ApiVersions", late(2.5))
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers}) as consumer:
+            consumer.assign([("t", 0, 0)])
+            until = time.monotonic() + 30
+            while not (records := consumer.poll(_POLL)):
+                assert time.monotonic() < until, "no records"
+        assert [record.value for record in records] == [b"v"]
+        assert brokers.count("ApiVersions") <= 6
 
 
-def test_metadata_that_take_longer_than_a_call(brokers: ScriptedCluster) -> None:
-    brokers.append("t", 0, [b"v"])
-    with Consumer({"bootstrap.servers": brokers.bootstrap_servers}) as consumer:
-        consumer.assign([("t", 0, 0)])
-        assert [record.value for record in _polled(consumer)] == [b"v"]
-    assert brokers.count("Metadata") == 1
+class _FirstIsLost(TcpProxy):
+    """Takes the first connection and does nothing with it, as a frozen process."""
+
+    def _accept(self) -> None:
+        with self._listener.accept()[0]:
+            super()._accept()
 
 
-def test_records_that_take_longer_than_request_timeout_ms(brokers: ScriptedCluster) -> None:
-    value = bytes(300_000)
-    brokers.append("u", 0, [value])
-    settings = {"bootstrap.servers": brokers.bootstrap_servers, "fetch.max.wait.ms": "100"}
-    with Consumer({**settings, "request.timeout.ms": "1000"}) as consumer:
-        consumer.assign([("u", 0, 0)])
-        assert [record.value for record in _polled(consumer)] == [value]
-    assert brokers.count("Fetch") <= 2
-
-
-def _polled(consumer: Consumer) -> list[ConsumerRecord]:
-    until = time.monotonic() + 30
-    while not (records := consumer.poll(_POLL)):
-        assert time.monotonic() < until, "no records"
-    return records
+def test_an_opening_that_gets_nowhere_is_given_up(broker: SecureBroker) -> None:
+    with _FirstIsLost(free_port(), broker.ports["SSL"]) as line:
+        settings = broker.client("SSL") | {"bootstrap.servers": f"{HOST}:{line.port}"}
+        with Cluster(client_config(settings)) as cluster:
+            calls, is_answered = 0, False
+            while not is_answered:
+                calls += 1
+                with suppress(ConnectionFailed, RequestTimedOut), cluster.within(500):
+                    is_answered = cluster.metadata([]) is not None
+    assert calls < 6
