@@ -1,6 +1,6 @@
 """A TCP proxy that delays, splits and coalesces data and cuts connections, in both directions; never reorders bytes.
 
-With `latency` or `rate` it is a slow line.
+With `latency` it is a long line.
 
 with TcpProxy(port, broker.port, seed=7) as proxy:
     proxy.disturb()
@@ -10,7 +10,6 @@ with TcpProxy(port, broker.port, seed=7) as proxy:
 
 from __future__ import annotations
 
-import math
 import random
 import select
 import socket
@@ -20,16 +19,15 @@ import time
 from tests.support.servers.kafka import HOST
 
 _MOST = 1 << 16
-_A_LITTLE = 1 << 13
 
 
 class TcpProxy:
     """Forwards to port `target` of the same host, with a random fault for some of the chunks that arrive."""
 
-    def __init__(self, port: int, target: int, seed: int = 0, *, latency: float = 0.0, rate: float = math.inf) -> None:
-        """`latency`: seconds that all data take, each way; `rate`: bytes a second of each direction."""
+    def __init__(self, port: int, target: int, seed: int = 0, *, latency: float = 0.0) -> None:
+        """`latency`: seconds that all data take, each way."""
         self.port, self._target = port, target
-        self._latency, self._rate = latency, rate
+        self._latency = latency
         self._choose = random.Random(seed)
         self._faulty = False
         self._lock = threading.Lock()
@@ -91,9 +89,9 @@ class TcpProxy:
     def _pass(self, source: socket.socket, sink: socket.socket, seed: float) -> None:
         choose = random.Random(seed)
         try:
-            while data := source.recv(_MOST if self._rate == math.inf else _A_LITTLE):
-                if pause := self._latency + len(data) / self._rate:
-                    self._stopping.wait(pause)
+            while data := source.recv(_MOST):
+                if self._latency:
+                    self._stopping.wait(self._latency)
                 if self._faulty:
                     data = self._hurt(source, sink, data, choose)
                 sink.sendall(data)
