@@ -18,7 +18,7 @@ from tests.support.clients.java import Java39
 from tests.support.clients.process import ClientFailed
 from tests.support.servers.shared_kafka import SharedKafkas
 
-pytestmark = [pytest.mark.peer, pytest.mark.test_all("client")]
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("client"), pytest.mark.usefixtures("driver")]
 _ALL = ("range", "roundrobin", "sticky", "cooperative-sticky")
 _STRATEGIES = _ALL if os.environ.get("SPARK_KLOG_KAFKAS") == "all" else ("cooperative-sticky",)
 _JAVAS = {

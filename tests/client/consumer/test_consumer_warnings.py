@@ -19,6 +19,8 @@ from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.clients.consumers import SECONDS, Server, short
 from tests.support.servers.broker import KlogBroker
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 
 @pytest.fixture(scope="module")
 def server(module_server_dir: Path) -> Iterator[Server]:

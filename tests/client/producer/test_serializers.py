@@ -40,6 +40,8 @@ from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat
 from tests.support.clients.topics import make_topic
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 _AT = dt.datetime(2024, 5, 6, 7, 8, 9, 10, dt.timezone.utc)
 _SCHEMA: dict[str, Any] = {
     "type": "record",
@@ -178,7 +180,7 @@ def test_a_value_that_does_not_serialize(
     with Producer(settings | {"value.schema": _TEXT, "enable.idempotence": True}) as producer:
         first = producer.send(topic, order(1))
         with pytest.raises(EncodeError, match=f"the value of a record for refused does not serialize: .*{said}"):
-            producer.send(topic, value)
+            producer.send(topic, value).result(60)
         second = producer.send(topic, order(2))
         producer.flush()
     assert second.result(0).offset == first.result(0).offset + 1
@@ -189,7 +191,7 @@ def test_keys_and_partitions(cluster: EmbeddedCluster, registry: str, topic: str
     own = {"key.serializer": "avro", "key.schema": '"string"', "value.schema": _TEXT}
     with Producer(settings | own) as producer:
         with pytest.raises(EncodeError, match="the key of a record for"):
-            producer.send(topic, order(0), key=5)
+            producer.send(topic, order(0), key=5).result(60)
         deliveries = [producer.send(topic, order(number), key=f"k{number}") for number in range(9)]
         table = pa.table({"key": [f"k{number}" for number in range(9)], "value": [b"x"] * 9})
         with pytest.raises(SchemaError, match="binary can't be written as"):
@@ -239,7 +241,7 @@ def test_objects_and_functions(cluster: EmbeddedCluster, registry: str, topic: s
         producer.send(topic, order(1), key="k", headers=[("h", b"1")])
         producer.send(topic, None)
         with pytest.raises(EncodeError, match=r"the value of a record for .* does not serialize") as caught:
-            producer.send(topic, {"id": "x"})
+            producer.send(topic, {"id": "x"}).result(60)
         assert caught.value.__cause__ is not None
 
     def with_context(value: Any, context: Any) -> bytes | None:
@@ -259,7 +261,7 @@ def test_objects_and_functions(cluster: EmbeddedCluster, registry: str, topic: s
         Producer(own | {"value.serializer": lambda value: 5}) as producer,
         pytest.raises(EncodeError, match="its serializer returns int, not bytes"),
     ):
-        producer.send(topic, 1)
+        producer.send(topic, 1).result(60)
     # their header's id is read by ours, too
     found = records(cluster, topic, 4)
     assert of_confluent(registry, found[0]) == order(1)
@@ -289,7 +291,7 @@ def test_a_message_that_is_not_the_first(
         producer.send(topic, {"by": "ada"})
         producer.send_arrow(pa.table({"value": pa.array([{"by": "bob"}])}), topic)
         with pytest.raises(EncodeError, match="there is no field 'id'"):
-            producer.send(topic, {"id": 1})
+            producer.send(topic, {"id": 1}).result(60)
     reading = {"value.deserializer": "protobuf", "value.message": "Paid"}
     reading |= {name: own[name] for name in own if name.startswith("schema.registry.")} or {"value.schema": text}
     assert [one.value for one in records(cluster, topic, 2, **reading)] == [{"by": "ada"}, {"by": "bob"}]
@@ -327,14 +329,14 @@ def test_plain_types(cluster: EmbeddedCluster, topic: str) -> None:
         producer.send_arrow(pa.table({"key": pa.array([7], pa.int8()), "value": [2.5]}), topic)
         for bad in ("x", 1 << 31):
             with pytest.raises(EncodeError, match="the key of a record"):
-                producer.send(topic, 1, key=bad)
+                producer.send(topic, 1, key=bad).result(60)
         with pytest.raises(EncodeError, match="column value, row 1: "):
             producer.send_arrow(pa.table({"value": [None, "x"]}), topic)
     own["value.serializer"] = "boolean"
     with Producer(own | {"key.serializer": "uuid"}) as producer, pytest.raises(EncodeError, match="must be a bool"):
-        producer.send(topic, 1)
+        producer.send(topic, 1).result(60)
     with Producer(own | {"key.serializer": "uuid"}) as producer, pytest.raises(EncodeError, match="the key of a"):
-        producer.send(topic, True, key="no uuid")
+        producer.send(topic, True, key="no uuid").result(60)
     context = SerializationContext(topic, MessageField.VALUE)
     found = [
         (IntegerDeserializer()(one.key, context), DoubleDeserializer()(one.value, context))
@@ -371,25 +373,27 @@ def test_columns_of_several_topics(
 def test_which_schema(cluster: EmbeddedCluster, registry: str, topic: str, settings: dict[str, Any]) -> None:
     client = SchemaRegistryClient({"url": registry})
     with Producer(settings) as producer, pytest.raises(SchemaError, match=r"set value.schema, value.schema.id, or use"):
-        producer.send(topic, order(1))
+        producer.send(topic, order(1)).result(60)
     latest = settings | {"use.latest.version": True}
     with Producer(latest) as producer:
         with pytest.raises((SchemaError, RegistryError), match=f"{topic}-value"):
-            producer.send(topic, order(1))
+            producer.send(topic, order(1)).result(60)
         number = client.register_schema(f"{topic}-value", Schema(_TEXT, "AVRO"))
         producer.send(topic, order(1))  # the error before has changed nothing
     with Producer(settings | {"value.schema.id": number}) as producer:
         producer.send(topic, order(2))
-    lookup = settings | {"auto.register.schemas": "false"}
-    with Producer(lookup | {"value.schema": _TEXT, "value.subject.name.strategy": "RecordNameStrategy"}) as producer:
-        with pytest.raises(RegistryError, match=r"shop\.Order.*; set auto\.register\.schemas=true, use\."):
-            producer.send(topic, order(3))
-        client.register_schema("shop.Order", Schema(_TEXT, "AVRO"))
+    lookup = settings | {"auto.register.schemas": "false", "value.subject.name.strategy": "RecordNameStrategy"}
+    name = f"shop.Order{''.join(filter(str.isalnum, topic))}"
+    text = json.dumps({**_SCHEMA, "name": name})
+    with Producer(lookup | {"value.schema": text}) as producer:
+        with pytest.raises(RegistryError, match=rf"{name}.*; set auto\.register\.schemas=true, use\."):
+            producer.send(topic, order(3)).result(60)
+        client.register_schema(name, Schema(text, "AVRO"))
         producer.send(topic, order(3))
     assert [of_confluent(registry, one)["id"] for one in records(cluster, topic, 3)] == [1, 2, 3]
     incompatible = json.dumps({**_SCHEMA, "fields": [{"name": "id", "type": "string"}]})
     with Producer(settings | {"value.schema": incompatible}) as producer, pytest.raises(RegistryError) as caught:
-        producer.send(topic, {"id": "x"})
+        producer.send(topic, {"id": "x"}).result(60)
     assert caught.value.status == 409
     assert "or set use.latest.version=true to write by the subject's schema" in str(caught.value)
 
@@ -397,12 +401,12 @@ def test_which_schema(cluster: EmbeddedCluster, registry: str, topic: str, setti
 def test_transactions(cluster: EmbeddedCluster, registry: str, topic: str, settings: dict[str, Any]) -> None:
     with Producer(settings | {"value.schema": _TEXT, "transactional.id": topic}) as producer:
         with pytest.raises(InvalidTransactionState):
-            producer.send(topic, order(0))
+            producer.send(topic, order(0)).result(60)
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(topic, order(1))
+        producer.send(topic, order(1)).result(60)
         with pytest.raises(EncodeError):
-            producer.send(topic, {})
+            producer.send(topic, {}).result(60)
         producer.send(topic, order(2))
         producer.commit_transaction()  # the caller's decision: the transaction has not failed
         producer.begin_transaction()
@@ -417,11 +421,11 @@ def test_a_producer_that_takes_nothing_asks_no_registry(settings: dict[str, Any]
     table = pa.table({"value": [1]})
     with Producer(away | {"transactional.id": topic}) as producer:
         with pytest.raises(InvalidTransactionState):
-            producer.send(topic, order(1))
+            producer.send(topic, order(1)).result(60)
         with pytest.raises(InvalidTransactionState):
             producer.send_arrow(table, topic)
     with pytest.raises(ProducerClosed):
-        producer.send(topic, order(1))
+        producer.send(topic, order(1)).result(60)
     with pytest.raises(ProducerClosed):
         producer.send_arrow(table, topic)
 
@@ -454,11 +458,11 @@ def test_a_registry_that_dies_and_comes_back(make_cluster: Callable[..., Embedde
         "value.schema": '"long"',
     }
     with Producer(settings) as producer:
-        producer.send(topic, 1)
+        producer.send(topic, 1).result(60)
         cluster.kill_schema_registry()
-        producer.send(topic, 2)  # the schema is known
+        producer.send(topic, 2).result(60)  # the schema is known
         with pytest.raises(ConnectionFailed, match="schema registry"):
-            producer.send(f"{topic}-2", 3)
+            producer.send(f"{topic}-2", 3).result(60)
         with pytest.raises(ConnectionFailed, match="schema registry"):
             producer.send_arrow(pa.table({"value": [3]}), f"{topic}-2")
         producer.send(topic, 3)
