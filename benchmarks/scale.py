@@ -110,7 +110,7 @@ def _client(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
 
 def _consumer(cluster: SimulatedCluster, partitions: int) -> Iterator[Step]:
     keys = [(name, number) for name in _topics(cluster) for number in range(_EACH)]
-    others = sum((number // _EACH + number) % cluster.brokers != 7 for number in range(partitions))
+    others = sum((number // _EACH + number % _EACH) % cluster.brokers != 7 for number in range(partitions))
     with Consumer(_settings(cluster, **{"auto.offset.reset": "latest"})) as consumer:
 
         def assign() -> None:
