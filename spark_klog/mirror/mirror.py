@@ -389,7 +389,7 @@ class Session:
         if new or gone:
             self._begin(bounds)
             self._assigned = assigned
-            self._consumer.assign([(*key, self._positions[key]) if key in new else key for key in assigned])
+            self._consumer.assign([(*key, self._positions[key]) if key in bounds else key for key in assigned])
             self._consumer.expect(self._topics.ids)
             self._until = {key: end for key, end in self._until.items() if key not in gone}
             self._until |= self._ends(key for key in new if key in self._until)
