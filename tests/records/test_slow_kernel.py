@@ -19,6 +19,7 @@ from tests.support.packages.wheel import copied_checkout
 _PROGRAM = """
 import os
 import sys
+import traceback
 sys.modules["spark_klog.records.kernels._kernel"] = None  # as if it had not been built
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
@@ -62,10 +63,13 @@ for choice in ("", "reference"):
                 for _ in range(3):
                     process()
                 code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stderr.flush()
                 os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0, process
+        status = os.waitpid(child, 0)[1]
+        assert status == 0, (process, status)
 """
 
 
