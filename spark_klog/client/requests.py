@@ -67,7 +67,7 @@ def unsent() -> Iterator[None]:
 def opened(connection: Connection, deadline: float) -> Steps[None]:
     """Open a connection, and wait while it is throttled unless that lasts beyond the deadline.
 
-    One that is not open by then is left opening: the next request may have more luck with less time.
+    One that is not open by then goes on opening, see `Connection.late`: the next request may have more luck.
     """
     begin = time.monotonic()
     while not connection.open_step():

@@ -259,11 +259,7 @@ class FileTree(SerialTree):
         elif values:
             with self._errors("write", next(iter(values))), self._files.writing():
                 for path, value in values.items():
-                    names = inner_components(path)
-                    self._make_parents(names)
-                    real = _real(names)
-                    at = real + VALUE if self._files.kind(real) == "folder" else real
-                    self._files.write(at, value, lasting=False)
+                    self._files.write(self._place(inner_components(path)), value, lasting=False)
 
     def sync(self) -> None:
         if isinstance(self._files, LocalFiles):
@@ -291,11 +287,15 @@ class FileTree(SerialTree):
                 self._write(names, value)
 
     def _write(self, names: tuple[str, ...], value: bytes) -> None:
+        self._files.write(self._place(names), value)
+
+    def _place(self, names: tuple[str, ...]) -> str:
+        """The path of a node's value; makes its parents."""
         real = _real(names)
         kind = self._files.kind(real)
         if kind is None:
             self._make_parents(names)
-        self._files.write(real + VALUE if kind == "folder" else real, value)
+        return real + VALUE if kind == "folder" else real
 
     def _make_parents(self, names: tuple[str, ...]) -> None:
         for depth in range(len(names) - 1, 0, -1):  # upwards: usually the direct parent is a folder already
