@@ -47,7 +47,7 @@ _SMALL_BYTES = 256 * 1024
 
 @contextmanager
 def short_collections() -> Iterator[None]:
-    """Freeze the survivors of slow full collections while the context is open.
+    """Freeze what there is, the logs, and the survivors of slow full collections while the context is open.
 
     A collection stops all threads while it scans; a full one scans all objects: 50 ms for 2,000 topics, a second for a
     million offsets. Later collections skip what is frozen (`gc.freeze`). Frozen objects are still freed when their last
@@ -64,6 +64,8 @@ def short_collections() -> Iterator[None]:
         elif time.thread_time() - started >= _LONG_SECONDS:
             gc.freeze()
 
+    gc.collect()
+    gc.freeze()
     gc.callbacks.append(note)
     try:
         yield

@@ -112,8 +112,10 @@ def test_a_group_that_goes_leaves_no_cycle(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_collections")
 def test_what_lives_long_is_looked_at_once() -> None:
-    """A long full collection freezes what it leaves; data loaded without collections is frozen at the end."""
+    """What is there before is frozen, and what a long full collection leaves, and data loaded without collections."""
+    before = [[number] for number in range(1000)]
     with short_collections():
+        assert gc.get_freeze_count() >= len(before)
         long_lived = [[number] for number in range(300_000)]
         gc.collect()
         assert gc.get_freeze_count() >= len(long_lived)
