@@ -314,7 +314,9 @@ async def _replies(kind: str, servers: str, topics: tuple[str, str], requests: i
 def _latency(bench: Bench, _folder: Path, _libs: Path, servers: str, broker: str) -> Iterator[Result]:
     samples: dict[str, tuple[Side, list[float]]] = {kind: (Side(kind), []) for kind in (_KLOG, _AIOKAFKA, _CONFLUENT)}
     for number in range(bench.repeat + 1):
-        for kind, (side, milliseconds) in samples.items():
+        kinds = list(samples)
+        for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:  # what follows what is not always the same
+            side, milliseconds = samples[kind]
             if number == 1:  # what came before warmed the broker
                 milliseconds.clear()
             topics = next(_names), next(_names)

@@ -54,6 +54,8 @@ _STOP_SECONDS = 30.0
 _LOG_TAIL_LINES = 60
 #: Of Java, for short-lived or idle processes.
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+#: What Kafka's own start script gives a broker's JVM.
+_FULL_SPEED = ("-Xms1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
 _PR_SET_PDEATHSIG = 1
 # Loaded here, not in the child, which should do as little as possible between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -462,7 +464,7 @@ class Kafka(Process):
         ]
 
     def _command(self) -> Sequence[str]:
-        options = () if self._full_speed else QUICK_START
+        options = _FULL_SPEED if self._full_speed else QUICK_START
         return [*self._java(*options), "kafka.Kafka", str(self._config)]
 
     def _is_ready(self) -> bool:
