@@ -315,7 +315,9 @@ def _latency(bench: Bench, _folder: Path, _libs: Path, servers: str, broker: str
     samples: dict[str, tuple[Side, list[float]]] = {kind: (Side(kind), []) for kind in (_KLOG, _AIOKAFKA, _CONFLUENT)}
     for number in range(bench.repeat + 1):
         kinds = list(samples)
-        for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:  # what follows what is not always the same
+        for kind in (
+            kinds[number % len(kinds) :] + kinds[: number % len(kinds)]
+        ):  # what follows what is not always the same
             side, milliseconds = samples[kind]
             if number == 1:  # what came before warmed the broker
                 milliseconds.clear()

@@ -25,7 +25,14 @@ from spark_klog.client.arguments import mapping_of, name_of, partition_of
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.client.producer.core import LAST_ABORT_MS, ProducerCore, producer_settings, unclosed
-from spark_klog.client.producer.intake import Gathering, check_bytes, check_headers, check_size, check_timestamp
+from spark_klog.client.producer.intake import (
+    AsItIs,
+    Gathering,
+    check_bytes,
+    check_headers,
+    check_size,
+    check_timestamp,
+)
 from spark_klog.client.producer.receipts import OnDelivery, Receipt, RecordMetadata, fresh
 from spark_klog.client.producer.transactions import PreparedTransaction, State
 from spark_klog.client.requests import Steps, Wait, run
@@ -57,13 +64,15 @@ _OVERHEAD = 300
 _CHUNK = 512
 #: What becomes of a record: its future, its callback, and its timestamp.
 _Outcome = tuple["asyncio.Future[RecordMetadata]", OnDelivery | None, int]
+#: Topic, value, key, partition, timestamp and headers of a record.
+_Arguments = tuple[str, Any, Any, int | None, int, Headers]
 
 
 @dataclass(slots=True, eq=False)
 class _Record:
     """A record that waits for its topic; `size` is what it counts for. `is_awaited`: its call raises its error."""
 
-    arguments: tuple[str, Any, Any, int | None, int, Headers]
+    arguments: _Arguments
     outcome: _Outcome
     size: int
     is_awaited: bool
@@ -201,7 +210,7 @@ class Producer(ProducerCore):
         """Add the rows of an Arrow table or record batch, as `client.Producer.send_arrow`; `flush` confirms them.
 
         Rows are checked, serialized and encoded in threads. Waits for room as `send`. If the task is cancelled, part of
-        the rows may be written.
+        the rows may be written; a transaction can only be aborted then.
         """
         steps = self._adding_rows(rows, topic, is_any_time=is_any_time)
         # all of them are of one transaction
@@ -222,13 +231,16 @@ class Producer(ProducerCore):
         counts = {name: choice.count(name) for name in checked.topics}
         yield from in_thread(checked.check_partitions, counts)
         batches = iter(checked)
-        while (batch := (yield from in_thread(next, batches, None))) is not None:
-            parts = yield from in_thread(lambda rows: list(by_topic(rows, checked.topic)), batch[1])
-            for name, part in parts:
-                placement = yield from in_thread(Placement, part, counts[name], self.batch_size, choice.partitioning)
-                encoded = partial(self._encoded, placement, choice.turns(name, placement.turns))
-                for partition, gathering in (yield from in_thread(encoded)):
-                    yield from self._adding_batch((name, partition), *gathering)
+        with self._whole():
+            while (batch := (yield from in_thread(next, batches, None))) is not None:
+                parts = yield from in_thread(lambda rows: list(by_topic(rows, checked.topic)), batch[1])
+                for name, part in parts:
+                    placement = yield from in_thread(
+                        Placement, part, counts[name], self.batch_size, choice.partitioning
+                    )
+                    encoded = partial(self._encoded, placement, choice.turns(name, placement.turns))
+                    for partition, gathering in (yield from in_thread(encoded)):
+                        yield from self._adding_batch((name, partition), *gathering)
 
     def _encoded(self, placement: Placement, turns: list[int]) -> list[tuple[int, tuple[Buffer, int, int, int]]]:
         """The bodies of rows by partition, each with the number of its records, its first and its last timestamp."""
@@ -277,7 +289,7 @@ class Producer(ProducerCore):
 
     def _take(
         self,
-        arguments: tuple[str, Any, Any, int | None, int, Headers],
+        arguments: _Arguments,
         on_delivery: OnDelivery | None,
         *,
         is_awaited: bool,
@@ -286,8 +298,7 @@ class Producer(ProducerCore):
         assert self._loop is not None
         future: asyncio.Future[RecordMetadata] = self._loop.create_future()
         topic, outcome = arguments[0], (future, on_delivery, arguments[4])
-        is_known = self._choice.knows(topic) and (self._serializers is None or self._serializers.knows(topic))
-        if is_known and topic not in self._arrivals:
+        if topic not in self._arrivals and self._choice.knows(topic) and self._is_ready(arguments):
             self._add(arguments, outcome)
             return future
         record = _Record(arguments, outcome, _size(arguments[1], arguments[2]), is_awaited)
@@ -299,7 +310,12 @@ class Producer(ProducerCore):
             self._driver.start(self._admitting(topic)).add_done_callback(self._interrupted)
         return future
 
-    def _add(self, arguments: tuple[str, Any, Any, int | None, int, Headers], outcome: _Outcome) -> None:
+    def _is_ready(self, arguments: _Arguments) -> bool:
+        """Whether the record needs no schema registry."""
+        topic, value, key = arguments[:3]
+        return self._serializers is None or AsItIs in (type(value), type(key)) or self._serializers.knows(topic)
+
+    def _add(self, arguments: _Arguments, outcome: _Outcome) -> None:
         """Add a record of a topic that is known to those that gather."""
         topic, value, key, partition, timestamp, headers = arguments
         if self._serializers is not None:
@@ -409,8 +425,6 @@ class Producer(ProducerCore):
         arrivals = self._arrivals[topic]
         failure: Exception | None = None
         try:
-            if self._serializers is not None and not self._serializers.knows(topic):
-                yield from self._driver.in_thread(self._serializers.prepare, topic)
             yield from self._choice.looking_up(topic)
         except Exception as error:
             failure = error
@@ -418,6 +432,8 @@ class Producer(ProducerCore):
         while arrivals:
             record = arrivals[0]  # until it is added: an interrupt leaves it to those that are told of the end
             try:
+                if failure is None and not self._is_ready(record.arguments):
+                    failure = yield from self._preparing(topic)
                 if not record.outcome[0].done():  # cancelled, or of a transaction that was aborted
                     if failure is not None:
                         raise failure
@@ -435,6 +451,14 @@ class Producer(ProducerCore):
                 until = time.monotonic() + SLICE
         del self._arrivals[topic]
         self._let_in()
+
+    def _preparing(self, topic: str) -> Steps[Exception | None]:
+        assert self._serializers is not None
+        try:
+            yield from self._driver.in_thread(self._serializers.prepare, topic)
+        except Exception as error:
+            return error
+        return None
 
     def _building(self) -> Steps[None]:
         """Make batches of what is full or due; long compressions are done in threads."""

@@ -17,10 +17,12 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_klog.aio import Producer
 from spark_klog.aio.driver import LoopDriver
+from spark_klog.broker.faults import Delay, Fault
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.producer.sender import Sender
 from spark_klog.embedded import EmbeddedCluster
@@ -547,6 +549,35 @@ async def _end_of(producer: Producer) -> None:
             return
         except InvalidTransactionState:
             pass  # committing, or it has ended
+
+
+@pytest.mark.parametrize("api", ["FindCoordinator", "TxnOffsetCommit"])
+def test_a_commit_after_offsets_that_were_cancelled(api: str) -> None:
+    """A transaction without the offsets that belong to it is not committed; nor is one with a part of the rows."""
+
+    async def main(cluster: EmbeddedCluster) -> None:
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": "x", "linger.ms": "0"}
+        few = {"buffer.memory": "40000", "batch.size": "16000", "max.request.size": "30000"}
+        async with Producer({**settings, **few}) as producer:
+            await producer.init_transactions()
+            rows = pa.table({"value": [bytes(10_000)] * 10})
+            for slow, call in (
+                (api, lambda: producer.send_offsets_to_transaction({("t", 0): 7}, "g")),
+                ("Produce", lambda: producer.send_arrow(rows, "t")),
+            ):
+                await producer.begin_transaction()
+                await producer.send("t", b"out")
+                cluster.inject(Fault(Delay(500), api=slow, count=1))
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(call(), 0.2)
+                with pytest.raises(InvalidTransactionState, match="abort_transaction"):
+                    await producer.commit_transaction()
+                await producer.abort_transaction()
+
+    with EmbeddedCluster(faults=[]) as cluster:
+        with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+            admin.create_topic("t", 1)
+        run(main(cluster))
 
 
 def test_transactions_that_are_cancelled_at_any_round(monkeypatch: pytest.MonkeyPatch) -> None:

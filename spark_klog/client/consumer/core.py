@@ -497,7 +497,8 @@ class ConsumerCore(Calls):
         fetched_at, connections = self._fetches.awaited()
         until = min(deadline, self._positions.look_at(), fetched_at)
         if self._group is not None:
-            until = min(until, self._group.look_at())
+            # a long call polls all the time
+            until = min(until, self._group.look_at(), time.monotonic() + self._config.max_poll_interval_ms / 2000)
             connections += [] if self._group.connection is None else [self._group.connection]
         yield Wait(None, until, others=(*self._waited, *connections))
         self._guard.waited()

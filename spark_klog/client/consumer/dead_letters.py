@@ -30,7 +30,7 @@ from spark_klog.client.dead_letters import CONVERTERS, PROCESSING, DeadLetter, s
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.offsets import Committed, GroupMetadata, GroupOffsets
 from spark_klog.client.producer.core import LAST_ABORT_MS, ProducerCore
-from spark_klog.client.producer.intake import Gathering, check_bytes, check_size
+from spark_klog.client.producer.intake import AsItIs, Gathering, check_bytes, check_size
 from spark_klog.client.producer.transactions import State
 from spark_klog.client.requests import Steps, Wait, paused
 from spark_klog.client.retry import pause_seconds
@@ -203,7 +203,8 @@ class DeadLetters:
             # without a span, whose context would be a header
             kind: Any = type(producer)
             send = getattr(kind, "send_nowait", kind.send)  # of a producer on asyncio's loop
-            send(producer, target, raw.value, raw.key, timestamp=raw.timestamp, headers=headers)
+            as_they_are = (None if content is None else AsItIs(content) for content in (raw.value, raw.key))
+            send(producer, target, *as_they_are, timestamp=raw.timestamp, headers=headers)
             return
         check_size(target, raw.key, raw.value, headers, _MOST_BYTES, "the limit of dead letters")
         state = self._assignment.partitions.get((record.topic, record.partition))

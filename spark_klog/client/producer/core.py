@@ -130,6 +130,10 @@ class ProducerCore(OfSettings):
         self._sender.receipts.fail_all(aborted)
         yield from transactions.abort()
 
+    def _whole(self) -> AbstractContextManager[None]:
+        """A block whose records are all of the open transaction, or it can't be committed."""
+        return nullcontext() if self._transactions is None else self._transactions.failing()
+
     def _exclusively(self) -> AbstractContextManager[None]:
         """A block in which no other call uses the producer; `RequestTimedOut` if one does for too long."""
         return nullcontext()

@@ -48,6 +48,10 @@ _LONGEST_RENEWAL = 2.0
 _PAUSE = 20.0
 
 
+class AsItIs(bytes):
+    """A key or a value that no serializer sees: of a record that is passed on."""
+
+
 class Serializers:
     """Serializes the keys and values of a producer. Threads may share it.
 
@@ -74,6 +78,8 @@ class Serializers:
         chosen = self._serialization.by_column.get(column)
         if value is None or chosen is None:
             return value
+        if type(value) is AsItIs:
+            return bytes(value)
         try:
             if isinstance(chosen, str):
                 name = f"__{column}_schema_id"  # of a record that is copied: readers would take it for this one's

@@ -332,11 +332,12 @@ class Producer(ProducerCore):
             run(choice.renewing())
             counts = {name: choice.count(name) for name in rows.topics}
             rows.check_partitions(counts)
-            for _, batch in rows:
-                for name, part in by_topic(batch, rows.topic):
-                    placement = Placement(part, counts[name], self.batch_size, choice.partitioning)
-                    for partition, columns in placement.records(choice.turns(name, placement.turns)):
-                        self._add_columns((name, partition), columns)
+            with self._whole():
+                for _, batch in rows:
+                    for name, part in by_topic(batch, rows.topic):
+                        placement = Placement(part, counts[name], self.batch_size, choice.partitioning)
+                        for partition, columns in placement.records(choice.turns(name, placement.turns)):
+                            self._add_columns((name, partition), columns)
             self._wake()
 
     def _add_columns(self, key: TopicPartition, columns: RecordColumns) -> None:

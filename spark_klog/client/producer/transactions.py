@@ -41,7 +41,6 @@ from spark_klog.client.requests import PendingRequest, Steps
 from spark_klog.errors import (
     ErrorCode,
     InvalidTransactionState,
-    KlogError,
     ProducerFenced,
     ProtocolError,
     UnsupportedVersionError,
@@ -241,7 +240,7 @@ class Transactions:
             check_committable(key, committed_offset.offset)
         group = member.group
         if member != GroupMetadata(group):
-            with self._failing():
+            with self.failing():
                 version = yield from self._version_of(TXN_OFFSET_COMMIT, group, GROUP)
             if version < _FIRST_WITH_MEMBER:
                 raise UnsupportedVersionError(
@@ -250,12 +249,12 @@ class Transactions:
                 )
         if self._version is None:
             self.asking.close()
-            with self._failing():
+            with self.failing():
                 self._version = yield from self._version_steps()
         self._is_begun = True
         if not self._is_of_2 and group not in self._groups:
             request = {**self._identity(), "group_id": group}
-            with self._failing():
+            with self.failing():
                 yield from self._request(ADD_OFFSETS_TO_TXN, request, f"offsets of group {group}")
             self._groups.add(group)
         commit = {
@@ -274,7 +273,7 @@ class Transactions:
             codes = {key: entry["error_code"] for key, entry in entries.items()}
             self._check_each(TXN_OFFSET_COMMIT, codes, f"committed for group {group}")
 
-        with self._failing():
+        with self.failing():
             yield from self._coordinators.asking(group, TXN_OFFSET_COMMIT, commit, committed, GROUP, last)
 
     def commit(self) -> Steps[None]:
@@ -406,11 +405,11 @@ class Transactions:
             raise worst(refused or failures)
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """After an error in the block only abort is allowed."""
+    def failing(self) -> Iterator[None]:
+        """After an error, a cancellation or an interrupt in the block only abort is allowed: a part may be missing."""
         try:
             yield
-        except KlogError:
+        except BaseException:
             self.fail()
             raise
 

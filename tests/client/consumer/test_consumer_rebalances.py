@@ -54,6 +54,20 @@ def _fail() -> None:
     raise RuntimeError("the program's flush failed")
 
 
+def test_a_long_poll_without_records_polls(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """Longer than max.poll.interval.ms, of a member whose partitions are paused."""
+    topic = server.topic()
+    member = Ours(server, topic, "range", max_poll_interval_ms=1000)
+    member.consumer.subscribe([topic])
+    poll_until([member], lambda: bool(member.consumer.assignment()))
+    before = member.consumer.group_metadata()
+    member.consumer.pause(member.consumer.assignment())
+    assert member.consumer.poll(2.5) == []
+    assert "max.poll.interval.ms" not in caplog.text
+    assert member.consumer.group_metadata() == before
+    member.consumer.close()
+
+
 def test_a_throttled_join_keeps_no_poll_waiting(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = server.topic()
     server.send(topic, short(3))

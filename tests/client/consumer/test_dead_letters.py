@@ -36,6 +36,7 @@ from spark_klog.errors import (
 )
 from tests.support.clients.topics import make_topic
 from tests.support.runs.soak import in_soak
+from tests.support.servers.kafka import free_port
 
 _SECONDS = 60.0
 _HEADERS = (("traceparent", b"00-ab-cd-01"), ("empty", None), ("\u20ac", b"\xff\x00"), ("traceparent", b"again"))
@@ -563,9 +564,11 @@ def test_letters_that_can_not_be_written_end_a_consumer_that_commits_by_itself(
 
 
 def test_own_transactions(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
-    _send(cluster, topic, b"0")
+    """The producer's serializers are for what the program sends, not for letters."""
+    _send(cluster, topic, b"\xff0", key=b"k\xff")
     own = {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": topic}
-    with _reader(cluster, topic) as consumer, Producer(own) as producer:
+    serializers = {"value.serializer": lambda value: json.dumps(value).encode(), "key.serializer": "string"}
+    with _reader(cluster, topic) as consumer, Producer({**own, **serializers}) as producer:
         producer.init_transactions()
         (record,) = _poll(consumer, 1)
         for commits in (False, True):
@@ -573,7 +576,19 @@ def test_own_transactions(cluster: EmbeddedCluster, driver: str, topic: str) -> 
             consumer.dead_letter(record, "no", producer=producer)
             producer.send_offsets_to_transaction({(topic, 0): 1}, consumer.group_metadata())
             producer.commit_transaction() if commits else producer.abort_transaction()
-    assert [each.value for each in _letters(cluster, f"{topic}-dlq")] == [b"0"]
+    assert [(each.key, each.value) for each in _letters(cluster, f"{topic}-dlq")] == [(b"k\xff", b"\xff0")]
+
+
+def test_a_letter_needs_no_schema(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
+    """The registry is not asked about the letters' topic, by a producer that writes rows by schemas of it."""
+    _send(cluster, topic, b"\xff0")
+    rows = {"value.serializer": "avro", "schema.registry.url": f"http://127.0.0.1:{free_port()}"}
+    with _reader(cluster, topic) as consumer:
+        (record,) = _poll(consumer, 1)
+        with Producer({"bootstrap.servers": cluster.bootstrap_servers, **rows}) as producer:
+            consumer.dead_letter(record, "no", producer=producer)
+            producer.flush()
+    assert [each.value for each in _letters(cluster, f"{topic}-dlq")] == [b"\xff0"]
 
 
 def test_a_thread_that_deserializes_adds_letters_meanwhile() -> None:
