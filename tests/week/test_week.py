@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -184,11 +184,12 @@ class _Week:
 
     def watch(self) -> Watch:
         trees = {name: partial(getattr, each, "pid") for name, each in self.running.items()}
-        folders = {
-            "data directory": self.broker.data_dir,
-            "checkpoints": self.folder / "checkpoints",
-            "log of the table": self._table / "_delta_log",
+        folders: dict[str, Callable[[], Iterable[Path]]] = {
+            "checkpoints": lambda: [self.folder / "checkpoints"],
+            "log of the table": lambda: [self._table / "_delta_log"],
         }
+        for topic in ("clicks", "copies", "quiet", "_schemas", "__consumer_offsets", "__transaction_state"):
+            folders[topic] = partial(self.broker.data_dir.glob, f"{topic}-*")
         return Watch(trees | {"broker": lambda: self.broker.pid}, folders, self.folder / "samples.jsonl")
 
     def restart_broker(self, end: Callable[[], object]) -> None:
