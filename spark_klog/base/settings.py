@@ -126,6 +126,12 @@ def any_of(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
 
 
+def some_of(names: Sequence[str], most: int = 10, separator: str = ", ") -> str:
+    """The first names, and how many more there are, for a message that may be about very many."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
+
+
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> str:
     """A question for a misspelt name, such as "did you mean acks?"; "" if no known one is near. Ignores case.
 

@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from spark_klog.base.names import TopicPartition, topic_pattern
+from spark_klog.base.settings import some_of
 from spark_klog.classic.settings import ConnectorConfig
 from spark_klog.classic.streams import Held, KafkaStream
 from spark_klog.client import Consumer
@@ -631,5 +632,4 @@ class Member:
 
 
 def _shown(keys: Collection[TopicPartition]) -> str:
-    names = [f"{topic}-{number}" for topic, number in sorted(keys)]
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return some_of([f"{topic}-{number}" for topic, number in sorted(keys)], 5)

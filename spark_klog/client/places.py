@@ -20,7 +20,7 @@ from typing import Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
-from spark_klog.base.settings import INT64_MAX, distinct
+from spark_klog.base.settings import INT64_MAX, distinct, some_of
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.errors import ConfigError, PartitionsMismatch
@@ -114,7 +114,7 @@ def check_covers(option: str, spec: Spec, partitions: Collection[TopicPartition]
     extra += [f"topic {topic}" for topic in topics if topic not in there]
     if missing or extra:
         words = [
-            f"{what}: {', '.join(names)}"
+            f"{what}: {some_of(names)}"
             for what, names in (
                 ("missing", [f"{topic}-{partition}" for topic, partition in missing]),
                 ("not read", extra),

@@ -8,6 +8,7 @@ had loaded everything in the round before, and whose topic has not changed since
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
@@ -21,24 +22,28 @@ from typing import TypeVar
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import doubled
 from spark_klog.base.names import TopicPartition, topic_pattern
+from spark_klog.base.settings import some_of
 from spark_klog.client.cluster import Cluster, numbers_of
 from spark_klog.client.offsets import list_offsets, offsets_of_led
-from spark_klog.errors import ConfigError, KlogError, LoadError, ProtocolError
+from spark_klog.errors import ConfigError, DataLossError, ErrorCode, KlogError, LoadError, ProtocolError
 from spark_klog.load.driving import Follow, Steps, drive
 from spark_klog.load.journal import paths
-from spark_klog.load.journal.model import Idle, Plan, from_json
+from spark_klog.load.journal.model import Idle, PartitionAudit, Plan, from_json
 from spark_klog.load.journal.store import Store, open_store, read_json
 from spark_klog.load.letter_topic import SCHEME
 from spark_klog.load.places import AtOffsets, Place
-from spark_klog.load.planning import Look
+from spark_klog.load.planning import Look, partitions_of
 from spark_klog.load.run import Loaded, LoadOptions, Publish, Shared, load_steps
+from spark_klog.load.settings import LOSS_ADVICE
 from spark_klog.load.tasks.task import SparkRunner
 from spark_klog.load.tasks.time_limit import TimeLimit
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.spark.read.ranges import DELETED
 from spark_klog.tables.opening import LOADING, catalog_tables, kind_and_folder, open_table, takes_plain_names
 from spark_klog.tables.table import LETTERS, STREAMS
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 #: The longest pause after failures in seconds, if the interval between rounds is not longer.
 LONGEST_PAUSE = 300.0
@@ -48,6 +53,10 @@ _FIELD = re.compile(r"\{topic(?:\[(-?[0-9]{1,3})\])?\}")
 _NOT_PLAIN = re.compile(r"[^0-9A-Za-z_]")
 #: How long leaders may take before a round loads the topics of the others first.
 _ANSWER_MS = 5000.0
+#: How long a round waits for others than these if all topics have one output: for leaders that are moving.
+_MOVING_MS = 1000.0
+#: How long a topic that the pattern has matched is looked for before it counts as deleted.
+_GONE_SECONDS = 20.0
 
 
 def is_by_topic(output: str) -> bool:
@@ -111,8 +120,11 @@ class Outcome:
 
     @property
     def lag(self) -> int | None:
-        """Records that the log had when the run planned, and that are not loaded; None after an error."""
-        return None if self.loaded is None else sum(part.lag for part in self.loaded.partitions)
+        """Records that the log had when the run planned, and that are not loaded; None after an error, and if the run
+        has not looked at all partitions."""
+        if self.loaded is None or self.loaded.left_out:
+            return None
+        return sum(part.lag for part in self.loaded.partitions)
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,8 @@ class Loads:
     `asked` says all else, and the output if it is none by topic, as are the tables of dead `letters`. Topics that a
     round has met belong to all later ones, so that one that is lost is named. `every` is in seconds from round to
     round. `around` may do something before and after the steps of a load. A round that `is_stopping` begins no further
-    loads.
+    loads. If it `follows` the topics, a later round loads the partitions that have no leader now; otherwise it waits
+    for them for `request.timeout.ms`.
     """
 
     def __init__(
@@ -152,6 +165,8 @@ class Loads:
         around: Callable[[LoadOptions, Steps[Loaded]], Steps[Loaded]] = lambda _options, steps: steps,
         is_stopping: Callable[[], bool] = lambda: False,
         letters: str = "",
+        *,
+        follows: bool = False,
     ) -> None:
         self._asked, self._runner, self._follow, self._publish = asked, runner, follow, publish
         self._every, self._around, self._is_stopping = every, around, is_stopping
@@ -159,25 +174,36 @@ class Loads:
         self._pattern = None if pattern is None else topic_pattern(f"--topics-pattern {pattern}", pattern)
         self._topics = dict.fromkeys(topics)
         self._known: dict[str, _Known] = {}
-        self._output, self._letters = output, letters
+        self._output, self._letters, self._follows = output, letters, follows
+        #: If all topics have one output: the last that is known of each partition, and since when topics of the pattern
+        #: are missing.
+        self._parts: dict[TopicPartition, PartitionAudit] = {}
+        self._missing: dict[str, float] = {}
         self.is_by_topic = is_by_topic(output)
 
     def round(self) -> list[Outcome]:
         """Load what is new, each load for itself; errors of loads are in their outcomes.
 
-        `ConfigError` if no topic matches, or if offsets are given for others; errors as of `Cluster.connect`.
+        `ConfigError` if no topic matches, or if offsets are given for others; `DataLossError` if a topic that the
+        pattern has matched was deleted before all of it was loaded; errors as of `Cluster.connect`. If all topics have
+        one output, also `LoadError` if one of them does not exist, and the errors of partitions if none has an answer.
         """
         began, self._limit = time.monotonic(), TimeLimit(self._asked.max_seconds)
         with Cluster.connect(self._asked.client) as cluster:
             looks: Mapping[str, Look] = {}
+            metadata: Mapping[str, Message] = {}
             if self.is_by_topic or self._pattern is not None:
                 metadata = cluster.metadata(None if self._pattern is not None else list(self._topics))
                 self._meet(metadata)
             if self.is_by_topic:
                 outcomes, looks = self._by_topic(cluster, metadata, began)
             else:
-                asked = replace(self._asked, topics=list(self._topics))
-                outcomes = self._drive(cluster, {"": asked}, {})
+                # with a place to begin or to end at, all partitions have to be there
+                if self._asked.start is None and self._asked.until is None:
+                    looks = {"": self._look_at_all(cluster, metadata)}
+                outcomes = self._drive(cluster, {"": replace(self._asked, topics=list(self._topics))}, looks)
+                for part in (part for loaded in (outcomes[0].loaded,) if loaded for part in loaded.partitions):
+                    self._parts[part.topic, part.partition] = part
         for outcome in outcomes:
             pause = doubled(self._every, max(self._every, LONGEST_PAUSE), outcome.failures + 1)
             held_until = began + pause - self._every / 2 if outcome.failures else 0.0
@@ -194,12 +220,68 @@ class Loads:
         for name in sorted(metadata):
             if not metadata[name]["is_internal"] and pattern.fullmatch(name):
                 self._topics[name] = None
+        if not self.is_by_topic:
+            self._forget_deleted(metadata)
         if not self._topics:
             servers = self._asked.client["bootstrap.servers"]
             names = (name for name in sorted(metadata) if not metadata[name]["is_internal"] and pattern.search(name))
             part = next(names, "")
             advice = f": whole names have to match, and of {part} only a part does" if part else ""
             raise ConfigError(f"--topics-pattern {pattern.pattern} matches no topic at {servers}{advice}")
+
+    def _forget_deleted(self, metadata: Mapping[str, Message]) -> None:
+        """Leave out topics that the pattern has matched and that have been missing for a while.
+
+        `DataLossError` if the load is known to lack records of them, and fails for that.
+        """
+        now = time.monotonic()
+        self._missing = {name: self._missing.get(name, now) for name in self._topics if name not in metadata}
+        gone = {name: None for name, since in self._missing.items() if now - since >= _GONE_SECONDS}
+        for name in gone:
+            del self._topics[name], self._missing[name]
+        parts = [self._parts.pop(key) for key in sorted(self._parts) if key[0] in gone]
+        lost = [f"{part.topic}-{part.partition} [{part.until}, {part.log_end})" for part in parts if part.lag]
+        if not gone:
+            return
+        said = f"deleted, or hidden from this user: {some_of([f'topic {name}' for name in gone])}"
+        if lost:
+            said += f"; not loaded of what the log had at the last look: {some_of(lost)}"
+            if self._asked.fail_on_loss:
+                raise DataLossError(f"{said}; {LOSS_ADVICE}", DELETED)
+        _log.warning("the load goes on without what was %s", said)
+
+    def _look_at_all(self, cluster: Cluster, metadata: Mapping[str, Message]) -> Look:
+        """A look at all topics, which are loaded into one output, without partitions that have no leader that answers.
+
+        `LoadError` if a topic does not exist, unless a pattern has matched it; the error of a partition if none has an
+        answer.
+        """
+        left_out: dict[str, KlogError] = {}
+        if self._pattern is None:
+            ids = partitions_of(cluster, list(self._topics))
+        else:
+            ids = {key: str(cluster.topic_ids.get(key[0], "")) for key in _keys(metadata, self._topics)}
+            for name in self._topics.keys() - {topic for topic, _ in ids}:
+                code = metadata[name]["error_code"] if name in metadata else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                left_out[f"topic {name}"] = ProtocolError(code, f"topic {name}")
+        last = self._known[""].outcome.loaded if "" in self._known else None
+        loaded = {} if last is None else last.offsets
+        first, end, failed = _offsets(cluster, list(ids), loaded, _ANSWER_MS)
+        if failed:
+            with suppress(KlogError), cluster.within(_MOVING_MS if self._follows and end else math.inf):
+                list_offsets(cluster, dict.fromkeys(failed, LATEST))
+            cluster.metadata(sorted({topic for topic, _ in failed}))
+            late_first, late_end, failed = _offsets(cluster, list(failed), loaded, _MOVING_MS)
+            first, end = first | late_first, end | late_end
+        left_out |= {f"{topic}-{number}": failed[topic, number] for topic, number in sorted(failed)}
+        ids = {key: topic_id for key, topic_id in ids.items() if key not in failed}
+        if left_out and not ids:
+            raise next(iter(left_out.values()))
+        if left_out and self._follows:
+            names = [f"{name} ({error})" for name, error in left_out.items()]
+            _log.warning("not loaded in this round, as no broker answers for them: %s", some_of(names))
+        end = {key: end[key] for key in ids}
+        return Look(ids, end, {key: first[key] for key in ids if key in first}, left_out)
 
     def _by_topic(
         self, cluster: Cluster, metadata: Mapping[str, Message], now: float
@@ -267,9 +349,10 @@ class Loads:
                     same[place][topic] = None
         for place, topics in same.items():
             if len(topics) > 1:
-                why = f"topics {' and '.join(topics)} would both be loaded into {place}: name more of their parts"
+                names = some_of(list(topics), separator=" and ")
+                why = f"topics {names} would both be loaded into {place}: name more of their parts"
                 if any(outputs[topic][1] == place for topic in topics):
-                    why = f"topics {' and '.join(topics)} would share {place} for dead letters: give them another name"
+                    why = f"topics {names} would share {place} for dead letters: give them another name"
                 refused |= {topic: ConfigError(why) for topic in topics}
         return outputs, refused
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from uuid import uuid4
 
 from spark_klog.base.extras import require
+from spark_klog.base.settings import some_of
 from spark_klog.lineage.datasets import DatasetUse, folder_use, kafka_namespace, topic_uses
 from spark_klog.lineage.emitter import Emitter
 from spark_klog.lineage.events import JobSettings, RunEvents, RunState, job_name
@@ -73,7 +74,7 @@ def _with_events(
     output.rows = sum(part.records for part in loaded.partitions)
     failed = [f"{part.topic}-{part.partition}: {part.error}" for part in loaded.failed]
     state = RunState.FAIL if failed else RunState.COMPLETE
-    send(state, _read(namespace, loaded, topics), "; ".join(failed) or None)
+    send(state, _read(namespace, loaded, topics), some_of(failed, separator="; ") or None)
     return loaded
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import some_of
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.fetch.ranges import MOST_RANGES
 from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import high_watermarks, list_offsets
-from spark_klog.errors import ConfigError, DataLossError, ProtocolError
+from spark_klog.errors import ConfigError, DataLossError, KlogError, LoadError, ProtocolError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.journal import paths
 from spark_klog.load.journal.model import Progress, Range, RangeResult
@@ -83,18 +84,23 @@ class Extent:
 
 
 def partitions_of(cluster: Cluster, topics: list[str]) -> dict[TopicPartition, str]:
-    """The topics' partitions, each with its topic's id ("" without one); `ConfigError` if a topic does not exist."""
+    """The topics' partitions, each with its topic's id ("" without one).
+
+    `LoadError` if a topic does not exist, `ConfigError` if none can have its name.
+    """
     try:
         counts = cluster.partitions(topics)
     except ProtocolError as error:
         if error.code in UNKNOWN_TOPIC:
             servers = ",".join(f"{host}:{port}" for host, port in cluster.config.bootstrap_servers)
-            advice = "create it, or leave it out"
+            problem = f"{error.what} does not exist at {servers}"
             if any(_NO_NAME.search(topic) for topic in topics):
                 advice = "names are taken as they are; --topics-pattern takes a pattern"
-            raise ConfigError(f"{error.what} does not exist at {servers}: {advice}") from None
+                raise ConfigError(f"{problem}: {advice}") from None
+            # a load that follows its topics tries again: the topic may be there later
+            raise LoadError(f"{problem}: create it, or leave it out") from None
         raise
-    ids = {topic: str(cluster.topic_ids[topic]) if topic in cluster.topic_ids else "" for topic in counts}
+    ids = {topic: str(cluster.topic_ids.get(topic, "")) for topic in counts}
     return {(topic, number): ids[topic] for topic in sorted(counts) for number in counts[topic]}
 
 
@@ -116,17 +122,26 @@ def check_names(store: Store, partitions: Iterable[TopicPartition], extension: s
 @dataclass(frozen=True)
 class Look:
     """What the cluster has said of partitions: the ids of their topics ("" without one), their ends, and what has been
-    asked of first offsets: a load asks for those that it needs besides."""
+    asked of first offsets: a load asks for those that it needs besides.
+
+    `left_out` are the errors of partitions and topics of which it has said nothing, by their names: a load goes on
+    without them.
+    """
 
     ids: dict[TopicPartition, str]
     end: dict[TopicPartition, int]
     first: dict[TopicPartition, int] = field(default_factory=dict)
+    left_out: Mapping[str, KlogError] = field(default_factory=dict)
 
     @classmethod
     def at(cls, cluster: Cluster, topics: list[str]) -> Look:
-        """`ConfigError` if a topic does not exist, and errors as of `list_offsets`."""
+        """Errors as of `partitions_of` and `list_offsets`."""
         ids = partitions_of(cluster, topics)
         return cls(ids, list_offsets(cluster, dict.fromkeys(ids, LATEST)))
+
+    def again(self, cluster: Cluster) -> Look:
+        """A later look at the partitions that this one has; errors as of `list_offsets`."""
+        return replace(self, end=list_offsets(cluster, dict.fromkeys(self.ids, LATEST)), first={})
 
 
 def find_extent(
@@ -152,7 +167,10 @@ def find_extent(
         start[key] = first
         lost += loss
     if lost and fail_on_loss:
-        raise DataLossError(f"records can't be loaded: {'; '.join(map(str, lost))}; {LOSS_ADVICE}", lost[0].cause)
+        raise DataLossError(
+            f"records can't be loaded: {some_of([str(loss) for loss in lost], separator='; ')}; {LOSS_ADVICE}",
+            lost[0].cause,
+        )
     end = {key: max(high[key], place.offset) for key, place in start.items()}
     return Extent(start, end, low, high, lost)
 

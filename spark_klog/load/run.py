@@ -21,11 +21,11 @@ from uuid import UUID
 import pyarrow as pa
 
 from spark_klog.base.names import TopicPartition
-from spark_klog.base.settings import any_of
+from spark_klog.base.settings import any_of, some_of
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import list_offsets
+from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.client.range_spans import RangeSpans
-from spark_klog.errors import ConfigError, DataLossError, LoadError
+from spark_klog.errors import ConfigError, DataLossError, KlogError, LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.binding import BINDING, check_output, check_schema, event_time_now, open_target
 from spark_klog.load.commit import check_results, make_manifest, settings_of
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: How many newer versions of a schema a run takes.
 _MOST_VERSIONS = 1000
+#: How long leaders may take to say where the log ends for which a killed run was planned.
+_ANSWER_MS = 5000.0
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,8 @@ class Loaded:
     lost: list[dict[str, Any]]
     offsets: dict[TopicPartition, int]
     """Where the next run begins."""
+    left_out: Mapping[str, KlogError] = field(default_factory=dict)
+    """The errors of partitions and topics that the call has not looked at, by their names."""
 
     @property
     def bad(self) -> int:
@@ -339,7 +343,9 @@ class _Run:
             _log.info("finishing run %s, which failed or was killed", paths.run_name(killed.run))
             killed = self._renewed(killed)
             progress = yield from self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
-            look = None  # that took a while
+            if look is not None:  # that took a while
+                with self._asking:
+                    look = look.again(self._cluster) if look.left_out else None
             number = history.last_committed(self._store)
             limits = limits.less(sum(part.until - part.start for each in self._loaded for part in each.partitions))
         is_done = killed is not None and killed.asked == asked != ""
@@ -371,7 +377,7 @@ class _Run:
                 tasks = make_tasks(extent, cores, self._options.max_task_records, leader_of)
             plan = self._plan(number + 1, extent, progress, asked, settings, tasks)
             progress = yield from self._execute(plan, progress, extent.log_end)
-        summary = self._summary(extent, progress)
+        summary = replace(self._summary(extent, progress), left_out={} if look is None else look.left_out)
         if not self._committed:
             idle = Idle(number, now_text(), summary.partitions)
             self._store.write(paths.IDLE, to_json(idle))
@@ -474,7 +480,8 @@ class _Run:
         with self._asking:
             there = self._cluster.partitions(sorted({topic for topic, _ in keys}), missing_ok=True)
             existing = [key for key in keys if key[1] in there.get(key[0], ())]
-            return list_offsets(self._cluster, dict.fromkeys(existing, LATEST)) if existing else {}
+            with self._cluster.within(_ANSWER_MS):  # of a partition without a leader the run has no end to show
+                return offsets_of_led(self._cluster, dict.fromkeys(existing, LATEST))[0] if existing else {}
 
     def _execute(
         self,
@@ -755,8 +762,8 @@ def _begin_at(
             )
     if lost and fail_on_loss:
         raise DataLossError(
-            f"records can't be loaded again: {'; '.join(map(str, lost))}; --fail-on-data-loss false loads what the log "
-            "still has, and keeps the files of the other records",
+            f"records can't be loaded again: {some_of([str(loss) for loss in lost], separator='; ')}; "
+            "--fail-on-data-loss false loads what the log still has, and keeps the files of the other records",
             lost[0].cause,
         )
     return replace(extent, start=starts, again=again)

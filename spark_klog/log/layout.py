@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from spark_klog.base.settings import some_of
 from spark_klog.errors import ConfigError, DataDirectoryError
 from spark_klog.log.file_system import FileSystem
 from spark_klog.log.partition_files import PARTITION_METADATA, SUFFIX_07, partition_of_folder
@@ -99,8 +100,8 @@ def check_data_directory(path: Path, broker_id: int | None = None) -> None:
                 f"its folder {inner[0]} is a data directory: give {path / inner[0]}, or {_CHOOSE}" if inner else _CHOOSE
             )
             raise DataDirectoryError(
-                f"{path} is neither empty nor a data directory: it holds {_some(contents.names)} and no {META}; "
-                f"{advice}"
+                f"{path} is neither empty nor a data directory: it holds {some_of(contents.names, _SHOWN)} and no "
+                f"{META}; {advice}"
             )
 
 
@@ -151,7 +152,7 @@ def check_cluster_directory(path: Path, *, zookeeper: bool) -> list[int]:
         if META in contents.names or _is_kafkas(contents):
             evidence = [META] if META in contents.names else contents.logs or contents.names
             raise DataDirectoryError(
-                f"{path} is the data directory of a broker, not of a cluster (it holds {_some(evidence)}): "
+                f"{path} is the data directory of a broker, not of a cluster (it holds {some_of(evidence, _SHOWN)}): "
                 f"start it with klog broker --data-dir {path}, or {_CHOOSE}"
             )
         return []
@@ -225,7 +226,7 @@ def _look(path: Path) -> _Contents | None:
 def _refuse_07(path: Path, contents: _Contents) -> None:
     if contents.logs_07:
         raise DataDirectoryError(
-            f"{path} holds logs of Kafka 0.7 ({_some(contents.logs_07)}): write them in today's format with "
+            f"{path} holds logs of Kafka 0.7 ({some_of(contents.logs_07, _SHOWN)}): write them in today's format with "
             f"klog log upgrade {path} NEW, and start on NEW"
         )
 
@@ -233,10 +234,6 @@ def _refuse_07(path: Path, contents: _Contents) -> None:
 def _is_kafkas(contents: _Contents) -> bool:
     """Whether it is a broker's data directory without meta.properties."""
     return bool(contents.logs) or any(name.endswith(_CHECKPOINT) for name in contents.names)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _registry(path: Path, contents: _Contents) -> str | None:

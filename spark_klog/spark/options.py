@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import OF_REGISTRY, Format, TopicPartition, check_topic_name, topic_pattern
-from spark_klog.base.settings import BOOLEAN, items, nearest, value_of
+from spark_klog.base.settings import BOOLEAN, items, nearest, some_of, value_of
 from spark_klog.client.places import (
     GroupSpec,
     OffsetSpec,
@@ -585,9 +585,9 @@ def _registry(settings: dict[str, str], own: dict[str, str]) -> RegistrySettings
 def _check_query(streaming: bool, starting: Spec, start_option: str, ending: Spec, end_option: str) -> None:
     nothing = "there would be nothing to read of"
     if not streaming and isinstance(starting, OffsetSpec) and (names := starting.holders(LATEST)):
-        raise ConfigError(f"option {start_option} can't be latest (-1) in a batch query: {nothing} {', '.join(names)}")
+        raise ConfigError(f"option {start_option} can't be latest (-1) in a batch query: {nothing} {some_of(names)}")
     if isinstance(ending, OffsetSpec) and (names := ending.holders(EARLIEST)):
-        raise ConfigError(f"option {end_option} can't be earliest (-2): {nothing} {', '.join(names)}")
+        raise ConfigError(f"option {end_option} can't be earliest (-2): {nothing} {some_of(names)}")
 
 
 def _trigger_limits(own: dict[str, str]) -> TriggerLimits:

@@ -157,6 +157,6 @@ def test_partitions_by_a_time_of_the_values(cluster: EmbeddedCluster, topic: str
 
 
 def test_a_topic_that_does_not_exist_leaves_nothing(cluster: EmbeddedCluster, warehouse: Warehouse) -> None:
-    with pytest.raises(ConfigError, match="does not exist at"):
+    with pytest.raises(LoadError, match="does not exist at"):
         run(cluster.bootstrap_servers, _ADDRESS, "no-such-topic")
     assert warehouse.catalog.list_namespaces() == []

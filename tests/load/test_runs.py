@@ -384,7 +384,7 @@ def test_outputs_of_others(cluster: EmbeddedCluster, topic: str, tmp_path: Path)
     with pytest.raises(LoadError, match="belongs to a load of cluster another"):
         run(servers, tmp_path, topic)
     identity.write_bytes(before[identity])
-    with pytest.raises(ConfigError, match="no-such-topic does not exist"):
+    with pytest.raises(LoadError, match="no-such-topic does not exist"):
         run(servers, tmp_path / "new", "no-such-topic")
     assert not (tmp_path / "new").exists()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

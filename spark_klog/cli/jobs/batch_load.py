@@ -38,7 +38,7 @@ import click
 from spark_klog.base.addresses import without_user
 from spark_klog.base.extras import require
 from spark_klog.base.names import ROW_FORMATS, TopicPartition, topic_pattern
-from spark_klog.base.settings import any_of
+from spark_klog.base.settings import any_of, some_of
 from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.jobs.following import EVERY, EXPIRE, MAX_FAILURES, Stop, follow_topics, loads_json
 from spark_klog.cli.jobs.running import (
@@ -614,7 +614,10 @@ def _load_files(options: JobOptions, client: dict[str, str]) -> int:
 
     pattern, output = options.topics_pattern, options.destination
     topics, letters = options.topics or (), options.dead_letters or ""
-    loads = Loads(asked, topics, pattern, output, runner, follow, publish, every, around, stop.is_asked, letters)
+    loads = Loads(
+        *(asked, topics, pattern, output, runner, follow, publish, every, around, stop.is_asked, letters),
+        follows=options.follow,
+    )
     try:
         if options.follow:
             most, upkeep = options.max_failures or MAX_FAILURES, None
@@ -629,7 +632,7 @@ def _load_files(options: JobOptions, client: dict[str, str]) -> int:
     if not loads.is_by_topic and (error := outcomes[0].error):
         raise error
     _print_loaded(outcomes, options.as_json, by_topic=loads.is_by_topic)
-    if any(outcome.has_failed for outcome in outcomes):
+    if any(outcome.has_failed or (outcome.loaded and outcome.loaded.left_out) for outcome in outcomes):
         return FAILED
     done = [outcome.loaded for outcome in outcomes if outcome.loaded is not None]
     if not any(loaded.runs for loaded in done):
@@ -657,6 +660,9 @@ def _print_loaded(outcomes: Sequence[Outcome], as_json: bool, *, by_topic: bool)
             click.echo(f"{idle:,} of {len(outcomes):,} topics have nothing new")
     for part in (part for loaded in done for part in loaded.failed):
         complain(_JOB, f"{part.topic}-{part.partition} is loaded until {part.until} only: {part.error}")
+    for left_out in (loaded.left_out for loaded in done if loaded.left_out):
+        names = some_of([f"{name} ({error})" for name, error in left_out.items()])
+        complain(_JOB, f"not loaded, as no broker answers for them: {names}")
     for outcome in outcomes:
         if outcome.error is not None:
             complain(_JOB, f"{outcome.topic}: {cause_of(outcome.error)}")

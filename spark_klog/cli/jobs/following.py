@@ -14,6 +14,7 @@ import click
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.interrupts import stop_signals
+from spark_klog.base.settings import some_of
 from spark_klog.cli.jobs.running import DONE, DONE_WITH_BAD, FAILED
 from spark_klog.metrics import metrics_page
 from spark_klog.wire.http import HttpThread
@@ -164,8 +165,10 @@ def _loaded_text(loaded: Loaded, lag: int) -> str:
     what = f"run {runs}: {records:,} records, lag {lag:,}" if runs else f"nothing new, lag {lag:,}"
     if bad := loaded.bad:
         what += f", {bad:,} bad"
+    if loaded.left_out:
+        what += f", without {some_of(list(loaded.left_out))}"
     if failed := loaded.failed:
-        what += f", failed for {', '.join(f'{part.topic}-{part.partition} ({part.error})' for part in failed)}"
+        what += f", failed for {some_of([f'{part.topic}-{part.partition} ({part.error})' for part in failed])}"
     return what
 
 

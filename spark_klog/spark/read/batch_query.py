@@ -10,6 +10,7 @@ from types import MappingProxyType
 from uuid import UUID
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import some_of
 from spark_klog.client.offsets import NO_OFFSET
 from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec, check_covers
 from spark_klog.errors import ConfigError, NoOffsetForTimestamp
@@ -93,7 +94,7 @@ class QuerySource(ABC):
         offsets = given | (self.list_offsets(times) if times else {})
         late = [key for key, offset in offsets.items() if offset == NO_OFFSET]
         if late and isinstance(spec, TimeSpec) and spec.strict:
-            names = ", ".join(f"{topic}-{partition} (at {times[topic, partition]})" for topic, partition in late)
+            names = some_of([f"{topic}-{partition} (at {times[topic, partition]})" for topic, partition in late])
             raise NoOffsetForTimestamp(
                 f"option {option}: no record at or after the timestamp in {names}; "
                 "set startingOffsetsByTimestampStrategy=latest to start at the end of such partitions"
@@ -108,7 +109,7 @@ def select(
     for topic, numbers in (assign or {}).items():
         missing = sorted(set(numbers) - set(there.get(topic, ())))
         if missing and not missing_ok:
-            raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, missing))}")
+            raise ConfigError(f"topic {topic} has no partition {some_of([str(number) for number in missing])}")
     return [
         (topic, partition)
         for topic in sorted(there)

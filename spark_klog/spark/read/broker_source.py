@@ -17,6 +17,7 @@ from functools import partial
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import doubled
 from spark_klog.base.names import TopicPartition, check_topic_name
+from spark_klog.base.settings import some_of
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, numbers_of
 from spark_klog.client.fetch.sampling import next_timestamps, record_sizes, timestamp_types
 from spark_klog.client.offsets import high_watermarks, list_offsets
@@ -31,7 +32,6 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 #: How long `close` waits for the thread to finish writing.
 _CLOSE_SECONDS = 2.0
-_NAMED = 10
 #: How long a micro-batch waits for its offsets to be written. Only the first one of an outage waits so long, so the
 #: time is generous: it includes connecting from a busy machine, and a query that ends earlier loses its last offsets.
 _PATIENCE_SECONDS = 15.0
@@ -129,7 +129,7 @@ class BrokerSource(QuerySource):
                 *(option, spec.group),
             )
         elif without:
-            names = ", ".join(f"{topic}-{partition}" for topic, partition in without)
+            names = some_of([f"{topic}-{partition}" for topic, partition in without])
             _log.warning(
                 "option %s=group: group %s has no committed offset of %s; these start at their first record",
                 *(option, spec.group, names),
@@ -187,11 +187,10 @@ class Publisher:
         with self._changed:
             rest = sorted(self._rest().items())
         if rest:
-            names = ", ".join(f"{topic}-{partition} at {offset}" for (topic, partition), offset in rest[:_NAMED])
-            more = f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
+            names = some_of([f"{topic}-{partition} at {offset}" for (topic, partition), offset in rest])
             _log.warning(
-                "the query ended before the offsets of group %s were written to %s: %s%s; its next run writes them",
-                *(self._group, self._name, names, more),
+                "the query ended before the offsets of group %s were written to %s: %s; its next run writes them",
+                *(self._group, self._name, names),
             )
 
     def _rest(self) -> Offsets:

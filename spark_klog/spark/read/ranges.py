@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import some_of
 from spark_klog.client.places import Offsets, OffsetSpec, Spec, TimeSpec
 from spark_klog.errors import DataLossError, StartAfterEnd
 from spark_klog.spark.options import SplitLimits
@@ -24,6 +25,8 @@ _FULL_TASKS, _SHARED_RECORDS = 32, 10_000
 
 RETENTION, TRUNCATED, RECREATED, DELETED = "retention", "truncated", "recreated", "deleted"
 NOT_YET, UNSUBSCRIBED = "not there yet", "unsubscribed"
+#: Lost ranges that have a line of the log each, of those of one call.
+_SHOWN = 10
 #: How a query goes on; jobs have options of their own.
 OPTION_ADVICE = "set failOnDataLoss=false or report to continue without them"
 #: The checkpoint keeps no offset of a partition that a query no longer reads.
@@ -59,7 +62,7 @@ def check_ends(first: Offsets, last: Offsets, start_option: str, end_option: str
         if first[topic, partition] > last[topic, partition] >= 0
     ]
     if wrong:
-        raise StartAfterEnd(f"{start_option} lies after {end_option}: {', '.join(wrong)}")
+        raise StartAfterEnd(f"{start_option} lies after {end_option}: {some_of(wrong)}")
 
 
 def nonempty_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
@@ -301,7 +304,7 @@ class LossReporter:
             self._micro_batch.clear()
 
     def report(self, lost: Sequence[Lost]) -> None:
-        """Raise `DataLossError` with all ranges if the mode is "fail", else log each range."""
+        """Raise `DataLossError` with the first ranges if the mode is "fail", else log these, and how many others."""
         if not lost:
             return
         if self._mode == "fail":
@@ -311,12 +314,18 @@ class LossReporter:
                 advice = f"name it again to continue with it, or {advice}: {_NAMED_AGAIN}"
             explained = f". {self._explanation[0].upper()}{self._explanation[1:]}" if self._explanation else ""
             raise DataLossError(
-                f"records can't be read: {'; '.join(map(str, lost))}; {advice}{explained}",
+                f"records can't be read: {some_of([str(loss) for loss in lost], separator='; ')}; {advice}{explained}",
                 lost[0].cause if len(causes) == 1 else "",
             )
-        for loss in lost:
+        for loss in lost[:_SHOWN]:
             text = f"{loss}; {_NAMED_AGAIN}" if loss.cause == UNSUBSCRIBED else loss
             _log.warning("records can't be read (failOnDataLoss is not true): %s", text)
+        if len(lost) > _SHOWN:
+            _log.warning(
+                "records can't be read (failOnDataLoss is not true): %s ranges more; failOnDataLoss=report shows all "
+                "of them in the progress record",
+                f"{len(lost) - _SHOWN:,}",
+            )
         if self._mode == "report":
             self._micro_batch += [loss for loss in lost if loss not in self._micro_batch]
             self._is_shown = False

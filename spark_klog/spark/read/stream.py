@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from spark_klog.base.memory import uncollected
 from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import some_of
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import list_offsets, offsets_of_led
@@ -56,7 +57,6 @@ _LEAST_RETRY_MS = 50
 _ANSWER_SECONDS = 5.0
 #: The same for leaders that are moving, or did not answer last time.
 _MOVING_SECONDS = 1.0
-_NAMED = 10
 #: A sample costs a fetch, so each partition is sampled only once in this time.
 _KEPT_SECONDS = 60.0
 
@@ -408,6 +408,8 @@ class Leaderless:
 
     def __init__(self) -> None:
         self._since: dict[TopicPartition, float] = {}
+        #: Those of which the last look at the ends has waited the whole time, and got an answer.
+        self._slow: set[TopicPartition] = set()
         self._looked_at = 0.0
         self._telling = Lasting(0.0, 1.0)
 
@@ -422,11 +424,14 @@ class Leaderless:
         """The offsets at `timestamp` (EARLIEST or LATEST) of the partitions whose leaders answer.
 
         Waits for all partitions of `required` topics, and for every partition if no leader answers. Raises
-        `RequestTimedOut` for a partition without a leader for longer than `request.timeout.ms`; other errors as of
-        `list_offsets`.
+        `RequestTimedOut` for a partition without a leader for longer than `request.timeout.ms`, if it has not answered
+        within that time once more; other errors as of `list_offsets`.
         """
         begin, limit = time.monotonic(), cluster.config.request_timeout_ms / 1000
-        silent = self._since.keys() & set(partitions)
+        if timestamp == LATEST:
+            self._slow.clear()
+        slow = self._slow & set(partitions)
+        silent = (self._since.keys() & set(partitions)) - slow
         failed: dict[TopicPartition, KlogError] = {}
 
         def ask(keys: Collection[TopicPartition], seconds: float) -> Offsets:
@@ -435,7 +440,17 @@ class Leaderless:
             failed.update(refused)
             return more
 
-        offsets = ask([key for key in partitions if key not in silent], _ANSWER_SECONDS)
+        def wait_for(keys: Collection[TopicPartition]) -> Offsets:
+            try:
+                more = list_offsets(cluster, dict.fromkeys(keys, timestamp))
+            except KlogError as error:
+                failed.update(dict.fromkeys(keys, error))
+                return {}
+            for key in keys:
+                failed.pop(key, None)
+            return more
+
+        offsets = ask([key for key in partitions if key not in silent and key not in slow], _ANSWER_SECONDS)
         moving_until = time.monotonic() + _MOVING_SECONDS
         while failed and time.monotonic() < moving_until:
             time.sleep(pause_seconds(cluster.config, 1))
@@ -445,6 +460,8 @@ class Leaderless:
             offsets |= ask(again, _MOVING_SECONDS)
         if silent:
             offsets |= ask(silent, _MOVING_SECONDS)
+        if slow:
+            offsets |= wait_for(slow)
         if failed and (not offsets or any(topic in required for topic, _ in failed)):
             offsets |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
             failed.clear()
@@ -452,16 +469,22 @@ class Leaderless:
         is_silent = any(isinstance(failure, RequestTimedOut) for failure in failed.values())
         if is_overdue and (is_silent or begin - self._looked_at > limit / 2):
             # The last call was long ago: this may be a new, short outage. Or the leader is slow: give it all the time.
-            try:
-                offsets |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
-                failed = {}
-            except KlogError as error:
-                failed = dict.fromkeys(failed, error)
+            late = list(failed)
+            offsets |= wait_for(late)
+            if timestamp == LATEST:
+                self._slow.update(offsets.keys() & set(late))
         self._looked_at = time.monotonic()
-        self._note(offsets.keys(), failed, limit)
+        self._note(offsets.keys(), failed, limit, is_overdue=is_overdue)
         return offsets
 
-    def _note(self, answered: Set[TopicPartition], failed: dict[TopicPartition, KlogError], limit: float) -> None:
+    def _note(
+        self,
+        answered: Set[TopicPartition],
+        failed: dict[TopicPartition, KlogError],
+        limit: float,
+        *,
+        is_overdue: bool,
+    ) -> None:
         now = time.monotonic()
         back = answered & self._since.keys()
         for key in back:
@@ -476,17 +499,16 @@ class Leaderless:
             self._since.setdefault(key, now)
         key = min(self._since, key=lambda partition: self._since[partition])
         waited = now - self._since[key]
-        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(self._since)[:_NAMED])
-        more = f" and {len(self._since) - _NAMED} more" if len(self._since) > _NAMED else ""
-        if waited > limit:
+        names = some_of([f"{topic}-{partition}" for topic, partition in sorted(self._since)])
+        if is_overdue:
             raise RequestTimedOut(
-                f"no leader of {names}{more} has answered for {waited:.0f} s (kafka.request.timeout.ms is "
+                f"no leader of {names} has answered for {waited:.0f} s (kafka.request.timeout.ms is "
                 f"{limit:g} s): {failed.get(key, 'its last error is unknown')}"
             )
         if self._telling.is_due(now):
             _log.warning(
-                "no leader of %s%s has answered for %.0f s; the query continues with the other partitions: %s",
-                *(names, more, waited, failed.get(key, next(iter(failed.values())))),
+                "no leader of %s has answered for %.0f s; the query continues with the other partitions: %s",
+                *(names, waited, failed.get(key, next(iter(failed.values())))),
             )
 
 

@@ -18,6 +18,7 @@ from spark_klog.spark.versions import ReadAllAvailable
 from tests.spark.support import Sent, create_topic, produce, wait_for
 from tests.support.brokers.faults import error
 from tests.support.brokers.scripted_broker import ScriptedCluster
+from tests.support.brokers.simulated_cluster import SimulatedCluster
 
 
 def reader(cluster: EmbeddedCluster, topic: str, **options: str) -> StreamReader:
@@ -129,4 +130,33 @@ def test_two_short_outages_are_not_one_long_one(monkeypatch: pytest.MonkeyPatch)
         brokers.append("t", 1, [b"y"])
         brokers.on("ListOffsets", *[error(ErrorCode.NOT_LEADER_OR_FOLLOWER, partition=1)] * 2)
         assert stream.latestOffset(first, ReadAllAvailable()) == {"t": {"0": 1, "1": 2}}
+        stream.stop()
+
+
+def test_a_leader_that_answers_late_gets_the_whole_time_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it leads is read then: it gets the time for first offsets, too."""
+    monkeypatch.setattr(stream_module, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(stream_module, "_MOVING_SECONDS", 0.1)
+    with SimulatedCluster(topics=2, partitions=2, brokers=2, records=5) as brokers:
+        settings = {"kafka.bootstrap.servers": brokers.bootstrap_servers, "kafka.request.timeout.ms": "1200"}
+        source = KlogDataSource({**settings, "subscribe": "t00000,t00001", "startingOffsets": "earliest"})
+        stream = source.streamReader(source.schema())
+        assert isinstance(stream, StreamReader)
+        end = stream.latestOffset({}, ReadAllAvailable())
+        brokers.tell("slow", node=1, seconds=0.6, apis=["ListOffsets"])
+        brokers.tell("append", every=1, records=1)
+        ends, until = [], time.monotonic() + 4
+        while time.monotonic() < until:
+            end = stream.latestOffset(end, ReadAllAvailable())
+            ends.append(end)
+        assert ends[0] == {"t00000": {"0": 6, "1": 5}, "t00001": {"0": 5, "1": 6}}
+        assert ends[-1] == {name: {"0": 6, "1": 6} for name in ("t00000", "t00001")}
+        brokers.tell("slow", node=1, seconds=60.0, apis=["ListOffsets"])
+
+        def ask_for_ever() -> None:
+            while True:
+                stream.latestOffset(end, ReadAllAvailable())
+
+        with pytest.raises(RequestTimedOut, match=r"no leader of t00000-1, t00001-0 has answered for \d+ s"):
+            ask_for_ever()
         stream.stop()

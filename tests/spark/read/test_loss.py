@@ -7,8 +7,9 @@ import pickle
 
 import pytest
 
-from spark_klog.errors import DataLossError
-from spark_klog.spark.read.ranges import DELETED, RETENTION, LossReporter, Lost
+from spark_klog.client.places import OffsetSpec, check_covers
+from spark_klog.errors import DataLossError, PartitionsMismatch, StartAfterEnd
+from spark_klog.spark.read.ranges import DELETED, RETENTION, LossReporter, Lost, check_ends
 
 ONE, OTHER = Lost("t", 0, 2, 5, 5, 9, RETENTION), Lost("t", 1, 7, 7, -1, -1, DELETED)
 
@@ -52,6 +53,26 @@ def test_nothing_lost(mode: str, caplog: pytest.LogCaptureFixture) -> None:
 def test_each_range_is_a_line_of_the_log(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     LossReporter(mode).report([ONE, OTHER])
     assert caplog.messages == [f"records can't be read (failOnDataLoss is not true): {item}" for item in (ONE, OTHER)]
+
+
+def test_many_ranges_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Messages stay short; the progress record has all of them."""
+    many = [ONE._replace(partition=number) for number in range(5000)]
+    with pytest.raises(DataLossError, match=r"t-9: .*\(retention\) and 4,990 more; set failOnDataLoss") as caught:
+        LossReporter("fail").report(many)
+    assert len(str(caught.value)) < 1000
+    losses = LossReporter("report")
+    losses.report(many)
+    assert len(caplog.messages) == 11
+    assert "4,990 ranges more" in caplog.messages[-1]
+    assert len(losses.show()) == 5000
+    keys = [("t", number) for number in range(5000)]
+    with pytest.raises(StartAfterEnd) as order:
+        check_ends(dict.fromkeys(keys, 2), dict.fromkeys(keys, 1), "startingOffsets", "endingOffsets")
+    with pytest.raises(PartitionsMismatch) as covers:
+        check_covers("startingOffsets", OffsetSpec(each=((("none", 0), 1),)), keys)
+    for error in (order, covers):
+        assert "4,990 more" in str(error.value)
 
 
 def test_report_keeps_the_ranges_of_the_batch() -> None:
