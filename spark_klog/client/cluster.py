@@ -46,6 +46,8 @@ _SHARES = 4
 _LEAST_SHARE = 1.0
 #: The first version of Metadata that does not create missing topics unless it is asked to.
 _FIRST_NOT_CREATING = 4
+#: Brokers that were silent so many seconds ago, or earlier, are asked before one whose metadata were wrong just now.
+_DOUBT_SECONDS = 10.0
 _T = TypeVar("_T")
 _Request = TypeVar("_Request", bound=Hashable)
 _Error = TypeVar("_Error", bound=KlogError)
@@ -80,8 +82,8 @@ class Cluster:
         #: (a port forward, a load balancer) must not share one.
         self._connections: dict[_Key, Connection] = {}
         self._brokers: dict[int, tuple[str, int]] = {}
-        #: Addresses that did not answer their last request, with its time, a reading of `time.monotonic`; `asking_any`
-        #: asks them last, first the one that was asked longest ago.
+        #: Addresses that did not answer their last request, with its time, a reading of `time.monotonic`, and those of
+        #: `doubt`; `asking_any` asks them last, first the one with the earliest time.
         self._silent: dict[tuple[str, int], float] = {}
         #: Addresses where a broker has answered.
         self._reached: set[tuple[str, int]] = set()
@@ -89,6 +91,8 @@ class Cluster:
         self._described_by: tuple[str, int] | None = None
         self._bounds = Bounds()
         self._leaders: dict[TopicPartition, int] = {}
+        #: The largest leader epoch that metadata have told of each partition.
+        self._epochs: dict[TopicPartition, int] = {}
         #: Seconds without an answer of any broker after which calls give up, whatever time they have left; a thread
         #: other than the cluster's may lower it.
         self.patience = math.inf
@@ -200,6 +204,11 @@ class Cluster:
         if node in self._brokers:
             self._silent[self._brokers[node]] = time.monotonic()
 
+    def doubt(self) -> None:
+        """Note that the last metadata are wrong, or may be: the next request to any broker goes to another one."""
+        if self._described_by is not None:
+            self._silent[self._described_by] = time.monotonic() - _DOUBT_SECONDS
+
     def request(self, node: int, api: Api, message: Message, last: int | None = None) -> Message:
         """Send a broker a request for anything but records; raises what `Connection` raises.
 
@@ -233,10 +242,14 @@ class Cluster:
     ) -> Steps[Message]:
         """The steps of `request`, by default within the deadline of one that begins now."""
         deadline = self.deadline() if deadline is None else deadline
-        with unsent():
-            connection = self.plain_connection(node)
-            yield from opened(connection, deadline)
-        return (yield from answered(connection, api, message, deadline, last))
+        try:
+            with unsent():
+                connection = self.plain_connection(node)
+                yield from opened(connection, deadline)
+            return (yield from answered(connection, api, message, deadline, last))
+        except (ConnectionFailed, RequestTimedOut):
+            self.suspect(node)
+            raise
 
     def asking_version(self, node: int, api: Api, deadline: float | None = None) -> Steps[int]:
         """The steps of `version_of`."""
@@ -340,8 +353,7 @@ class Cluster:
                     return self.learn(answer, topics)
                 # a broker that has just started knows none yet; perhaps another one does
                 failure = ConnectionFailed("a broker answers, but its metadata lists no brokers")
-            if self._described_by is not None:
-                self._silent[self._described_by] = time.monotonic()
+            self.doubt()
             yield from retried(retry, failure)
 
     @staticmethod
@@ -354,7 +366,10 @@ class Cluster:
         return {"topics": names, "allow_auto_topic_creation": create}
 
     def learn(self, answer: Message, topics: Collection[str] | None) -> dict[str, Message]:
-        """Take over a Metadata response; the result of `metadata`."""
+        """Take over a Metadata response; the result of `metadata`.
+
+        For leaders with smaller epochs than those known before it tells the latter (KIP-320), -1 if they are forgotten.
+        """
         self._brokers = {entry["node_id"]: (entry["host"], entry["port"]) for entry in answer["brokers"]}
         addresses = {*self._brokers.values(), *self.config.bootstrap_servers}
         self._silent = {address: at for address, at in self._silent.items() if address in addresses}
@@ -368,11 +383,22 @@ class Cluster:
             _log.warning("the brokers are of cluster %s now, before of %s", answer["cluster_id"], self.cluster_id)
         self._is_known, self.cluster_id = True, answer["cluster_id"]
         for topic in answer["topics"]:
+            is_same = topic["topic_id"].int and topic["topic_id"] == self.topic_ids.get(topic["name"])
             if not topic["error_code"] and topic["topic_id"].int:
                 self.topic_ids[topic["name"]] = topic["topic_id"]
+            elif topic["error_code"] in UNKNOWN_TOPIC:
+                self.doubt()
             for partition in topic["partitions"]:
-                self._leaders[topic["name"], partition["partition_index"]] = partition["leader_id"]
+                key, epoch = (topic["name"], partition["partition_index"]), partition["leader_epoch"]
+                if is_same and 0 <= epoch < (known := self._epochs.get(key, -1)):
+                    partition |= {"leader_id": self._leaders.get(key, -1), "leader_epoch": known}
+                    self.doubt()
+                self._leaders[key], self._epochs[key] = partition["leader_id"], partition["leader_epoch"]
         metadata = {topic["name"]: topic for topic in answer["topics"]}
+        if topics is None and (missing := self.topic_ids.keys() - metadata.keys()):
+            for name in missing:
+                del self.topic_ids[name]
+            self.doubt()
         return metadata if topics is None else {name: metadata[name] for name in topics if name in metadata}
 
     def partitions(
@@ -389,7 +415,8 @@ class Cluster:
     def candidates(self) -> list[tuple[str, int]]:
         """Addresses for a request to any broker, in this order: connected ones, known ones, bootstrap.servers.
 
-        Brokers that did not answer their last request come after all others, first the one asked longest ago.
+        Brokers that did not answer their last request, and those of `doubt`, come after all others, first the one asked
+        longest ago.
         """
         for connection in self._connections.values():
             if connection.is_misrouted:
@@ -524,7 +551,8 @@ class Cluster:
                 self._leaders.setdefault(key, node)
 
     def forget_leader(self, topic: str, partition: int) -> None:
-        """Forget this partition's leader; the next use fetches metadata."""
+        """Forget this partition's leader; the next use fetches metadata, from another broker."""
+        self.doubt()
         self._leaders.pop((topic, partition), None)
 
     def by_leader(
@@ -563,8 +591,9 @@ class Cluster:
         self.controller_id = -1
 
     def refresh_after(self, failure: KlogError) -> None:
-        """Forget leaders if the failure shows that they may be outdated; call it before a retry."""
+        """Forget leaders if the failure shows that they may be outdated, see `doubt`; call it before a retry."""
         if not isinstance(failure, ProtocolError) or failure.remedy is Remedy.REFRESH:
+            self.doubt()
             self.forget_leaders()
 
     def attempt(self, action: Callable[[], _T], timeout_ms: int | None = None, limit: str = "request.timeout.ms") -> _T:

@@ -106,6 +106,8 @@ def asking_offsets_of_led(
     for refusal in refused.values():
         if not is_retriable(refusal):
             raise refusal
+    if failed or refused:
+        cluster.doubt()
     return offsets, failed | refused
 
 

@@ -250,7 +250,6 @@ class Fetches:
                 if time.monotonic() < source.until:
                     return
                 connection.close()
-                self._cluster.suspect(source.node)
                 raise RequestTimedOut(f"broker {connection.address} did not answer a fetch in time")
             source.handle = None
             requested = source.session.requested
@@ -306,6 +305,8 @@ class Fetches:
             self._troubles.final.append(error)
             return
         is_away = not isinstance(error, ProtocolError)
+        if is_away:
+            self._cluster.suspect(source.node)
         self._troubles.note(f"broker {source.node}", error)
         for state in self._assignment.of_node(source.node):
             if is_away or state.key in requested:

@@ -74,6 +74,8 @@ class Positions:
         """
         now = time.monotonic()
         lacking = [state for state in self._assignment.restless if state.leader is None]
+        if not any(state.failure for state in self._assignment.restless):
+            self._refreshes = 0
         is_old = now >= self._all_at + self._config.client.metadata_max_age_ms / 1000
         if (lacking or (is_old and self._assignment.partitions)) and now >= self._refresh_at:
             yield from self._find_leaders(lacking, is_old=is_old)
@@ -109,6 +111,8 @@ class Positions:
         now = time.monotonic()
         self._refreshes += 1
         self._refresh_at = now + pause_seconds(self._config.client, self._refreshes)
+        if any(state.failure for state in lacking):
+            self._cluster.doubt()
         try:
             asked = self._assignment.partitions.values() if is_old else lacking
             topics, creates = {state.topic for state in asked}, self._config.allow_auto_create_topics
@@ -143,8 +147,6 @@ class Positions:
             if now < sure_at < self._refresh_at:
                 self._refresh_at = sure_at
         self._troubles.note_all(failures)
-        if all(state.leader is not None for state in self._assignment.restless):
-            self._refreshes = 0
 
     def _take_leader(self, state: Assigned, topic: Message | None) -> ProtocolError | None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]

@@ -115,6 +115,8 @@ class _RangeFetch:
                     self._check_range()
                     failure: KlogError = self._no_record()
                 except (ConnectionFailed, RequestTimedOut) as error:
+                    if (leader := self._cluster.last_leader(*self._key)) is not None:
+                        self._cluster.suspect(leader)
                     failure = error
                 except ProtocolError as error:
                     if not error.retriable:

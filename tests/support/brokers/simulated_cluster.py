@@ -5,6 +5,7 @@
         cluster.tell("append", every=500, records=100)  # each 500th partition gets 100 records
         cluster.tell("move", topic="t00007", partition=3, node=5)
         cluster.tell("stop", node=9)
+        cluster.tell("stale", node=0, lacks="t00003")  # its metadata stay as they are, without this topic
         cluster.figures()  # requests by API, bytes, connections, since the last `forget`
 
 Topics are `t00000`, `t00001` and so on; each partition has `records` records of 100 bytes at first, and its leader is
@@ -135,6 +136,8 @@ class Simulation:
         self._more: dict[tuple[int, int], int] = {}
         self._moved: dict[tuple[int, int], int] = {}
         self._epochs: Counter[tuple[int, int]] = Counter()
+        #: Of nodes whose metadata are old: the leaders and epochs that they tell, and a topic that they do not know.
+        self._stale: dict[int, tuple[dict[tuple[int, int], int], Counter[tuple[int, int]], int | None]] = {}
         self._committed: dict[str, dict[tuple[str, int], int]] = {}
         self._groups: dict[str, _Group] = {}
         self._sessions = itertools.count(1)
@@ -146,6 +149,8 @@ class Simulation:
         self._all_topics: dict[int, bytes] = {}
         self.requests: Counter[str] = Counter()
         self.by_node: Counter[int] = Counter()
+        #: Metadata requests by node.
+        self.metadata_by: Counter[int] = Counter()
         self.asked_partitions: Counter[str] = Counter()
         self.received = self.sent = self.opened = 0
 
@@ -178,9 +183,10 @@ class Simulation:
         _, message = decode_request(api, version, reader)
         self.requests[api.name] += 1
         self.by_node[node.number] += 1
+        self.metadata_by[node.number] += api.name == "Metadata"
         if node.seconds and (not node.late or api.name in node.late):
             await asyncio.sleep(node.seconds)
-        if api.name == "Metadata" and message["topics"] is None:
+        if api.name == "Metadata" and message["topics"] is None and node.number not in self._stale:
             data = struct.pack(">i", correlation_id) + self._all(api, version)
         else:
             handler: Callable[[_Node, int, Message], Any] = getattr(self, f"_on_{api.name}")
@@ -207,7 +213,15 @@ class Simulation:
     async def _on_Metadata(self, node: _Node, version: int, asked: Message) -> Message:
         if asked["topics"]:
             self.asked_partitions["Metadata"] += self.partitions * len(asked["topics"])
-        return self._metadata([self._number(topic) for topic in asked["topics"]], asked["topics"])
+        newest = self._moved, self._epochs
+        self._moved, self._epochs, lacked = self._stale.get(node.number, (*newest, None))
+        try:
+            if asked["topics"] is None:
+                return self._metadata([each for each in range(self.topics) if each != lacked], None)
+            numbers = [self._number(topic) for topic in asked["topics"]]
+            return self._metadata([None if each == lacked else each for each in numbers], asked["topics"])
+        finally:
+            self._moved, self._epochs = newest
 
     def _all(self, api: Api, version: int) -> bytes:
         """Metadata of all topics, without the correlation id: encoded again only when something has changed."""
@@ -527,6 +541,10 @@ class Simulation:
         self._all_topics.clear()
         self._tell_news()
 
+    async def tell_stale(self, node: int, lacks: str = "") -> None:
+        """From now on the node's metadata do not change, and lack this topic."""
+        self._stale[node] = dict(self._moved), Counter(self._epochs), self._number({"name": lacks}) if lacks else None
+
     async def tell_stop(self, node: int) -> None:
         """Stop a broker: its partitions have no leader until it starts."""
         there = self.nodes[node]
@@ -549,7 +567,7 @@ class Simulation:
 
     async def tell_forget(self) -> None:
         """Begin counting anew; connections that are open stay counted as open only."""
-        for counter in (self.requests, self.by_node, self.asked_partitions):
+        for counter in (self.requests, self.by_node, self.metadata_by, self.asked_partitions):
             counter.clear()
         self.received = self.sent = self.opened = 0
 
@@ -559,6 +577,7 @@ class Simulation:
             "partitions": dict(self.asked_partitions),
             "nodes": len(self.by_node),
             "by_node": dict(self.by_node),
+            "metadata_by": dict(self.metadata_by),
             "most_of_a_node": max(self.by_node.values(), default=0),
             "received": self.received,
             "sent": self.sent,

@@ -1,0 +1,121 @@
+"""A broker whose metadata are old, as it has lost the controller, does not hold up clients: the others know better."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from spark_klog.client import Consumer
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import list_offsets
+from spark_klog.columns.schema import FULL
+from spark_klog.errors import KlogError
+from spark_klog.protocol.tables.records import LATEST
+from spark_klog.spark.options import source_options
+from spark_klog.spark.read.stream import StreamReader
+from spark_klog.spark.versions import ReadAllAvailable
+from tests.support.brokers.simulated_cluster import SimulatedCluster
+
+TOPICS, PARTITIONS, BROKERS, RECORDS = 4, 2, 3, 20
+KEYS = [(f"t{topic:05}", partition) for topic in range(TOPICS) for partition in range(PARTITIONS)]
+MOVED = ("t00001", 0)  # from broker 1 to broker 2
+
+
+@pytest.fixture
+def brokers() -> Iterator[SimulatedCluster]:
+    with SimulatedCluster(TOPICS, PARTITIONS, BROKERS, RECORDS) as cluster:
+        yield cluster
+
+
+def _settings(brokers: SimulatedCluster) -> dict[str, str]:
+    """Broker 0 is the first that is asked."""
+    return {"bootstrap.servers": brokers.bootstrap_servers.split(",")[0], "request.timeout.ms": "10000"}
+
+
+def _move(brokers: SimulatedCluster) -> None:
+    brokers.tell("stale", node=0)
+    brokers.tell("move", topic=MOVED[0], partition=MOVED[1], node=2)
+    brokers.tell("append", every=1, records=1)
+    brokers.tell("forget")
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_consumer_goes_on_at_the_new_leader(brokers: SimulatedCluster) -> None:
+    with Consumer({**_settings(brokers), "auto.offset.reset": "latest"}) as consumer:
+        consumer.assign(KEYS)
+        assert {consumer.position(*key) for key in KEYS} == {RECORDS}
+        _move(brokers)
+        read, end = 0, time.monotonic() + 8
+        while read < len(KEYS) and time.monotonic() < end:
+            read += len(consumer.poll(0.5))
+    assert read == len(KEYS)
+    assert sum(brokers.figures()["metadata_by"].values()) < 8
+
+
+def test_look_ups_of_a_leader_that_refuses_are_made_after_growing_pauses(brokers: SimulatedCluster) -> None:
+    """All brokers tell the old leader, which refuses."""
+    with Consumer({**_settings(brokers), "auto.offset.reset": "latest"}) as consumer:
+        consumer.assign(KEYS)
+        for key in KEYS:
+            consumer.position(*key)
+        for node in range(BROKERS):
+            brokers.tell("stale", node=node)
+        for topic, partition in KEYS:
+            brokers.tell("move", topic=topic, partition=partition, node=(int(topic[1:]) + partition + 1) % BROKERS)
+            consumer.poll(0.07)  # each fails at another time
+        brokers.tell("forget")
+        consumer.poll(5)
+    asked = brokers.figures()["metadata_by"]
+    assert len(asked) == BROKERS, "all are asked in turns"
+    assert sum(asked.values()) < 12
+
+
+@pytest.mark.parametrize("is_retried", [True, False])
+def test_old_metadata_do_not_replace_newer_ones(brokers: SimulatedCluster, is_retried: bool) -> None:
+    """KIP-320: leader epochs only grow."""
+    with Cluster.connect(_settings(brokers)) as cluster:
+        cluster.metadata(None)
+        _move(brokers)
+        if is_retried:
+            assert list_offsets(cluster, dict.fromkeys(KEYS, LATEST)) == dict.fromkeys(KEYS, RECORDS + 1)
+        else:
+            cluster.doubt()
+            cluster.metadata(None)
+        assert cluster.last_leader(*MOVED) == 2
+        for node in (1, 2):  # only the stale broker is left
+            brokers.tell("stop", node=node)
+        told = cluster.metadata([MOVED[0]])[MOVED[0]]["partitions"][MOVED[1]]
+        assert brokers.figures()["metadata_by"][str(0)]
+        assert (told["leader_id"], told["leader_epoch"]) == (2, 1)
+        assert cluster.last_leader(*MOVED) == 2
+
+
+def test_a_stream_goes_on_at_the_new_leader(brokers: SimulatedCluster) -> None:
+    settings = {f"kafka.{name}": value for name, value in _settings(brokers).items()}
+    options = source_options({**settings, "subscribepattern": "t.*", "startingoffsets": "earliest"}, True)
+    reader = StreamReader(options, FULL)
+    try:
+        first = reader.latestOffset({}, ReadAllAvailable())
+        _move(brokers)
+        second = reader.latestOffset(first, ReadAllAvailable())
+        assert sum(span.end - span.start for task in reader.partitions(first, second) for span in task.ranges) == len(
+            KEYS
+        )
+    finally:
+        reader.stop()
+
+
+@pytest.mark.parametrize("subscription", [{"subscribepattern": "t.*"}, {"subscribe": "t00000,t00001"}])
+def test_a_topic_that_one_broker_lacks_is_not_deleted(brokers: SimulatedCluster, subscription: dict[str, str]) -> None:
+    settings = {f"kafka.{name}": value for name, value in _settings(brokers).items()}
+    reader = StreamReader(source_options({**settings, **subscription, "startingoffsets": "earliest"}, True), FULL)
+    try:
+        first = reader.latestOffset({}, ReadAllAvailable())
+        brokers.tell("stale", node=0, lacks="t00001")
+        begin = time.monotonic()
+        assert reader.latestOffset(first, ReadAllAvailable()) == first
+        assert time.monotonic() - begin < 5
+    finally:
+        reader.stop()
