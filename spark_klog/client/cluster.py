@@ -389,11 +389,11 @@ class Cluster:
             elif topic["error_code"] in UNKNOWN_TOPIC:
                 self.doubt()
             for partition in topic["partitions"]:
-                key, epoch = (topic["name"], partition["partition_index"]), partition["leader_epoch"]
-                if is_same and 0 <= epoch < (known := self._epochs.get(key, -1)):
-                    partition |= {"leader_id": self._leaders.get(key, -1), "leader_epoch": known}
+                its = topic["name"], partition["partition_index"]
+                if is_same and 0 <= partition["leader_epoch"] < (known := self._epochs.get(its, -1)):
+                    partition |= {"leader_id": self._leaders.get(its, -1), "leader_epoch": known}
                     self.doubt()
-                self._leaders[key], self._epochs[key] = partition["leader_id"], partition["leader_epoch"]
+                self._leaders[its], self._epochs[its] = partition["leader_id"], partition["leader_epoch"]
         metadata = {topic["name"]: topic for topic in answer["topics"]}
         if topics is None and (missing := self.topic_ids.keys() - metadata.keys()):
             for name in missing:

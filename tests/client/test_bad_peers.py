@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import threading
@@ -10,10 +11,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import list_offsets
 from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ConfigError, ConnectionFailed, DecodeError, KlogError, UnsupportedVersionError
+from spark_klog.protocol.tables.records import LATEST
 from spark_klog.wire.http import HttpThread, Request, Response, refusal
+from tests.support.brokers.simulated_cluster import SimulatedCluster
 from tests.support.servers.kafka import HOST, free_port
 
 pytestmark = pytest.mark.usefixtures("driver")
@@ -176,6 +181,32 @@ def test_another_server_among_the_addresses_is_passed_over(peer: FakeBroker) -> 
         _connect(f"{other.address},{peer.address}", 60_000, 60_000)
     finally:
         other.close()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x7f\xff\xff\xff"])
+def test_an_address_of_a_cluster_without_a_broker_is_a_broker_that_fails(
+    peer: FakeBroker, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.answer = lambda _: answer
+    keys = [("t00000", partition) for partition in range(3)]
+    with SimulatedCluster(1, 3, 3, 10) as brokers:
+        brokers.tell("advertise", node=2, port=int(peer.address.rpartition(":")[2]))
+        settings = {"bootstrap.servers": brokers.bootstrap_servers, "metadata.max.age.ms": "500"}
+        with Cluster.connect({**settings, "request.timeout.ms": "1500"}) as cluster:
+            with pytest.raises(ConnectionFailed, match=re.escape(peer.address)):
+                list_offsets(cluster, dict.fromkeys(keys, LATEST))
+        with Consumer({**settings, "auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign(keys)
+            read, end = 0, time.monotonic() + 20
+            while read < 20 and time.monotonic() < end:
+                read += len(consumer.poll(0.5))
+            assert any(
+                peer.address in record.getMessage() for record in caplog.records if record.levelname == "WARNING"
+            )
+            brokers.tell("advertise", node=2, port=0)
+            while read < 30 and time.monotonic() < end:
+                read += len(consumer.poll(0.5))
+            assert read == 30
 
 
 def test_a_peer_that_says_nothing_is_named(peer: FakeBroker) -> None:

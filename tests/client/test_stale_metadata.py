@@ -11,7 +11,6 @@ from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.columns.schema import FULL
-from spark_klog.errors import KlogError
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.spark.options import source_options
 from spark_klog.spark.read.stream import StreamReader

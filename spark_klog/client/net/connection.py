@@ -724,12 +724,14 @@ class Connection:
             if is_alert and self._config.security.tls is None:
                 wanted = f"set {self._config.security.named('security.protocol')} to {self._protocol_with_tls}"
                 raise TlsError(f"broker {self.address} uses TLS on this port: {wanted}") from None
+            # with other brokers there it is one address of theirs, where the broker may be back
+            kind = DecodeError if self._is_open or not self.is_proven else ConnectionFailed
             if not self._is_open and self._stream.buffer[:16].startswith(_HTTP):
-                raise DecodeError(
+                raise kind(
                     f"{self.address} answers by HTTP, as a schema registry or a page of metrics does: name the port of "
                     "a Kafka broker's listener"
                 ) from None
-            raise DecodeError(f"broker {self.address}: {error}") from None
+            raise kind(f"broker {self.address}: {error}") from None
         if isinstance(error, KlogError):
             raise error
         if isinstance(error, OSError):

@@ -118,6 +118,8 @@ class _Node:
     number: int
     server: asyncio.Server | None = None
     port: int = 0
+    #: The port that metadata tell; 0: `port`.
+    advertised: int = 0
     seconds: float = 0.0
     throttle_ms: int = 0
     #: The APIs whose answers are late; all if there is none.
@@ -138,6 +140,8 @@ class Simulation:
         self._epochs: Counter[tuple[int, int]] = Counter()
         #: Of nodes whose metadata are old: the leaders and epochs that they tell, and a topic that they do not know.
         self._stale: dict[int, tuple[dict[tuple[int, int], int], Counter[tuple[int, int]], int | None]] = {}
+        #: The error code that leaders answer with.
+        self._refusal = 0
         self._committed: dict[str, dict[tuple[str, int], int]] = {}
         self._groups: dict[str, _Group] = {}
         self._sessions = itertools.count(1)
@@ -233,7 +237,7 @@ class Simulation:
 
     def _metadata(self, numbers: list[int | None], asked: list[Message] | None) -> Message:
         live = [node for node in self.nodes if node.server is not None]
-        brokers = [{"node_id": node.number, "host": HOST, "port": node.port} for node in live]
+        brokers = [{"node_id": node.number, "host": HOST, "port": node.advertised or node.port} for node in live]
         topics = []
         for place, number in enumerate(numbers):
             if number is None:
@@ -291,7 +295,7 @@ class Simulation:
     def _code(self, node: _Node, topic: int | None, partition: int) -> int:
         if topic is None or partition not in self._numbers(topic):
             return _UNKNOWN_TOPIC
-        return 0 if self._leader(topic, partition) == node.number else _NOT_LEADER
+        return self._refusal if self._leader(topic, partition) == node.number else _NOT_LEADER
 
     async def _on_ListOffsets(self, node: _Node, version: int, asked: Message) -> Message:
         topics = []
@@ -540,6 +544,14 @@ class Simulation:
         self._epochs[key] += 1
         self._all_topics.clear()
         self._tell_news()
+
+    async def tell_refuse(self, code: int) -> None:
+        self._refusal = code
+        self._tell_news()
+
+    async def tell_advertise(self, node: int, port: int) -> None:
+        self.nodes[node].advertised = port
+        self._all_topics.clear()
 
     async def tell_stale(self, node: int, lacks: str = "") -> None:
         """From now on the node's metadata do not change, and lack this topic."""
