@@ -295,38 +295,48 @@ class Troubles:
     """
 
     def __init__(self) -> None:
-        #: When a failure was last noted, and when to warn again.
-        self._known: dict[Hashable, tuple[float, Lasting]] = {}
+        #: When a failure was last noted, when to warn again, and what has failed since the last warning; the failure
+        #: noted longest ago comes first.
+        self._known: dict[Hashable, tuple[float, Lasting, dict[str, None]]] = {}
         #: Failures that can't be retried; each is raised by a poll.
         self.final: deque[KlogError] = deque()
 
-    def note_all(self, failures: Mapping[str, KlogError]) -> None:
-        """Note the failures of partitions by their names; those of one cause together, as of a broker that is gone."""
-        causes: dict[Hashable, list[str]] = {}
-        for name, error in failures.items():
-            cause = error.code if isinstance(error, ProtocolError) else str(error)
-            causes.setdefault((type(error), cause), []).append(name)
-        for names in causes.values():
-            if len(names) == 1:
-                self.note(names[0], failures[names[0]])
+    def note_all(self, failures: Mapping[Assigned, KlogError]) -> None:
+        """Note the failures of partitions, before `Assigned.failed`: those of one broker and one cause together."""
+        now = time.monotonic()
+        causes: dict[Hashable, list[Assigned]] = {}
+        for state, error in failures.items():
+            code = error.code if isinstance(error, ProtocolError) else None
+            is_new = state.failure is None or now < state.failing_since + _PASSING_SECONDS
+            if code in _PASSING and is_new:
+                _log.info("%s: trying again: %s", state.name, error)
             else:
-                self.note(f"{names[0]} and {len(names) - 1} more", failures[names[0]], "partitions")
+                node = None if state.leader is None else state.leader.node
+                causes.setdefault((node, type(error), code), []).append(state)
+        for cause, states in causes.items():
+            names = [state.name for state in states]
+            is_alone = len(states) == 1 and states[0].leader is None  # as of a topic that does not exist
+            self._note((names[0], cause) if is_alone else cause, names, failures[states[0]], now)
 
-    def note(self, where: str, error: KlogError, what: str = "") -> None:
-        """Note a failure that is retried; `where` names what failed, for example a topic or a broker.
-
-        Warnings of one `what` count as the same if they are of one kind; by default each `where` is another.
-        """
+    def note(self, where: str, error: KlogError) -> None:
+        """Note a failure that is retried; `where` names what failed, for example a broker."""
         now = time.monotonic()
         code = error.code if isinstance(error, ProtocolError) else None
-        key = what or where, type(error), code
-        noted_at, lasting = self._known.get(key, (-math.inf, Lasting(now, _FIRST_PAUSE, _LAST_PAUSE)))
-        if now > noted_at + _FORGET + lasting.pause:
-            if len(self._known) >= _MOST:
-                self._known.clear()
-            lasting = Lasting(now + _PASSING_SECONDS if code in _PASSING else now, _FIRST_PAUSE, _LAST_PAUSE)
-        self._known[key] = now, lasting
+        self._note((where, type(error), code), [where], error, now + _PASSING_SECONDS if code in _PASSING else now)
+
+    def _note(self, key: Hashable, names: list[str], error: KlogError, first_at: float) -> None:
+        now = time.monotonic()
+        known = self._known.pop(key, None)
+        if known is None or now > known[0] + _FORGET + known[1].pause:
+            known = now, Lasting(first_at, _FIRST_PAUSE, _LAST_PAUSE), {}
+        _, lasting, failed = known
+        failed |= dict.fromkeys(names)
+        self._known[key] = now, lasting, failed
+        if len(self._known) > _MOST:
+            del self._known[next(iter(self._known))]
+        where = names[0] + (f" and {len(failed) - 1} more" if len(failed) > 1 else "")
         if lasting.is_due(now):
+            failed.clear()
             _log.warning("no records from %s, trying again: %s", where, error)
         else:
             _log.info("%s: trying again: %s", where, error)

@@ -256,16 +256,17 @@ class Fetches:
             entries = source.session.accept(connection.receive(handle), f"fetch from broker {source.node}")
         except FrameTooLarge as error:
             first, *others = source.session.requested.items()
-            failure: KlogError = too_large(first[0], first[1].offset, error)
+            oversized: KlogError = too_large(first[0], first[1].offset, error)
             if others:  # one of these has the record batch
                 names = ", ".join(f"{topic}-{partition}" for topic, partition in source.session.requested)
-                failure = FrameTooLarge(error.size, error.limit, f"fetch of {names}")
-            self._failed(source, failure)
+                oversized = FrameTooLarge(error.size, error.limit, f"fetch of {names}")
+            self._failed(source, oversized)
             return
         except KlogError as error:
             self._failed(source, error)
             return
         source.attempts, source.retry_at = 0, 0.0
+        failures: dict[Assigned, KlogError] = {}
         for key, entry in entries.items():
             state = self._assignment.partitions.get(key)
             if (
@@ -282,14 +283,17 @@ class Fetches:
             try:
                 chunk = self._chunk(state, entry, requested[key], is_shared=len(entries) > 1)
             except KlogError as error:
-                self._troubles.final.append(error)
-                self._pause(state, error)
+                failures[state] = error
                 continue
             if chunk is not None:
                 state.fetch_offset = chunk.next_offset
                 state.max_bytes = 0
                 self._assignment.fetch_last(state)
                 source.chunks.append(chunk)
+        self._troubles.note_all({state: failure for state, failure in failures.items() if is_retriable(failure)})
+        self._troubles.final += [failure for failure in failures.values() if not is_retriable(failure)]
+        for state, failure in failures.items():
+            self._pause(state, failure)
 
     def _failed(self, source: _Source, error: KlogError) -> None:
         """Handle a lost answer: restart the session, and retry after a pause."""
@@ -331,12 +335,7 @@ class Fetches:
             state.retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
             return None
         if code:
-            error = answer_error(FETCH, code, f"fetch of {state.name} at offset {requested.offset}")
-            if not error.retriable:
-                raise error
-            self._troubles.note(state.name, error)
-            self._pause(state, error)
-            return None
+            raise answer_error(FETCH, code, f"fetch of {state.name} at offset {requested.offset}")
         state.succeeded()
         if entry["preferred_read_replica"] >= 0:
             state.stir()

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 from uuid import UUID
 
+from spark_klog.base.clock import doubled
 from spark_klog.base.interrupts import between_steps
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error
@@ -50,8 +51,8 @@ _CLOSE_LIMIT = "the timeout of close, at most request.timeout.ms"
 PATIENCE = 1.0
 #: Seconds that `Heartbeating.stop` waits; a request in flight then ends by request.timeout.ms.
 _STOP_SECONDS = 5.0
-#: Seconds until the next lookup if subscribed topics do not exist, or if no broker answered.
-_MISSING_SECONDS = 1.0
+#: Seconds until the next lookup if no broker answered, or if subscribed topics do not exist: doubled up to the latter.
+_MISSING_SECONDS, _LONGEST_SECONDS = 1.0, 10.0
 #: Partitions that a topic is taken to have, and so many more in all after each answer that was late, as often as that.
 _OF_A_TOPIC, _MORE, _MOST_LATE = 10, 5000, 5
 
@@ -179,8 +180,10 @@ class SubscribedTopics:
         self._pattern: re.Pattern[str] | None = None
         #: The regular expression that the coordinator resolves; "" if there is none.
         self.regex = ""
-        #: When `look` does its next lookup, a reading of `time.monotonic`.
-        self.look_at = -math.inf
+        #: When `look` does its next lookup, a reading of `time.monotonic`, and when that of all topics is due.
+        self.look_at = self._all_at = -math.inf
+        #: Lookups in a row that have not found all topics.
+        self._lookups = 0
         #: Partition counts of the topics in the last lookup; 0: the topic does not exist.
         self._counts: dict[str, int] = {}
         #: The partition counts that this member assigned as the group's leader; None if it is not the leader.
@@ -207,8 +210,8 @@ class SubscribedTopics:
         self._topics = frozenset(topics)
         self._pattern, self.regex = (None, pattern) if isinstance(pattern, str) else (pattern, "")
         self._counts = {}
-        self.look_at = -math.inf
-        self._missing = []
+        self.look_at = self._all_at = -math.inf
+        self._lookups, self._missing = 0, []
 
     def look(self, now: float) -> Steps[bool]:
         """Look the topics up if it is time; return whether the member must join again.
@@ -221,21 +224,27 @@ class SubscribedTopics:
             self.look_at = math.inf
             return False
         age = self._config.client.metadata_max_age_ms / 1000
-        self.look_at = now + min(age, _MISSING_SECONDS)  # unless all is found
+        self.look_at = now + min(age, _MISSING_SECONDS)  # unless a broker answers
         must_rejoin = False
         subscribed = self._topics, self._pattern
-        counts = yield from self.count(None if self._pattern is not None else self._topics)
+        known = {} if now >= self._all_at else {topic: count for topic, count in self._counts.items() if count}
+        counts = yield from self.count(None if self._pattern is not None else self._topics - known.keys())
         if (self._topics, self._pattern) != subscribed:  # there is another subscription since
             self.look_at = -math.inf
             return False
+        if not known or self._pattern is not None:
+            self._all_at = now + age
         if self._pattern is not None:
             matching = {topic for topic, count in counts.items() if count and self._pattern.fullmatch(topic)}
             counts = {topic: counts.get(topic, 0) for topic in matching | self._topics}
             must_rejoin = _existing(counts) != _existing(self._counts)
+        else:
+            counts = known | counts
         self._counts = counts
         has_no_match = not self._topics and not counts and self._pattern is not None
-        if not has_no_match and 0 not in counts.values():
-            self.look_at = now + age
+        self._lookups = self._lookups + 1 if has_no_match or 0 in counts.values() else 0
+        pause = doubled(_MISSING_SECONDS, _LONGEST_SECONDS, self._lookups) if self._lookups else math.inf
+        self.look_at = min(now + pause, self._all_at)
         self._warn_of_missing()
         if self.assigned_for is not None:
             shared = self.assigned_for.keys() & counts.keys()

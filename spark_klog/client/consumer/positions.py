@@ -125,7 +125,7 @@ class Positions:
         self.refreshed_at = now
         self._all_at = now if is_old else self._all_at
         recreated: set[str] = set()
-        failures: dict[str, KlogError] = {}
+        failures: dict[Assigned, KlogError] = {}
         for state in list(self._assignment.partitions.values()):
             if state.topic not in topics:
                 continue  # it was assigned meanwhile
@@ -136,8 +136,7 @@ class Positions:
             if failure is not None and not failure.retriable:
                 self._troubles.final.append(failure)
             if failure is not None and state.leader is None:
-                failures[state.name] = failure
-                state.failed(failure, self._config.client)
+                failures[state] = failure
             if failure is None or failure.code not in UNKNOWN_TOPIC or state.was_known:
                 state.unknown_since = math.inf
             elif state.unknown_since == math.inf:
@@ -147,6 +146,8 @@ class Positions:
             if now < sure_at < self._refresh_at:
                 self._refresh_at = sure_at
         self._troubles.note_all(failures)
+        for state, noted in failures.items():
+            state.failed(noted, self._config.client)
 
     def _take_leader(self, state: Assigned, topic: Message | None) -> ProtocolError | None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]
@@ -238,7 +239,7 @@ class Positions:
             return {}
         offsets, failed = yield from asking_offsets_of_led(self._cluster, times, isolation_level)
         states = {key: state for key in failed if (state := self._assignment.partitions.get(key)) is not None}
-        self._troubles.note_all({state.name: failed[key] for key, state in states.items()})
+        self._troubles.note_all({state: failed[key] for key, state in states.items()})
         for key, state in states.items():
             state.failed(failed[key], self._config.client)
         return offsets
@@ -289,7 +290,7 @@ class Positions:
         if isinstance(end, KlogError):
             if not is_retriable(end):
                 self._troubles.final.append(end)
-            self._troubles.note(state.name, end)
+            self._troubles.note_all({state: end})
             state.failed(end, self._config.client)
             return
         assert state.position is not None

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from spark_klog.client import Consumer
-from spark_klog.client.consumer.assignment import Troubles
-from spark_klog.errors import ConnectionFailed, ErrorCode, ProtocolError, RequestTimedOut
+from spark_klog.client.consumer.assignment import Assigned, Leader, Troubles
+from spark_klog.errors import ConnectionFailed, ErrorCode, ProtocolError
 from tests.support.brokers import faults
 from tests.support.brokers.scripted_broker import ScriptedCluster
+from tests.support.brokers.simulated_cluster import SimulatedCluster
 from tests.support.clients.consumers import SECONDS, Server, short
 from tests.support.servers.broker import KlogBroker
 
@@ -58,14 +59,42 @@ def test_a_wrong_port_is_a_warning_with_the_address(caplog: pytest.LogCaptureFix
 def test_partitions_that_fail_together_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """A broker of 500 partitions that is gone is one line, also when some of them are back."""
     troubles = Troubles()
-    gone, refused = RequestTimedOut("broker 5 is silent"), ConnectionFailed("broker 6 has refused")
-    troubles.note_all({**{f"t-{number}": gone for number in range(500)}, "u-0": refused})
+    gone, refused = ConnectionFailed("broker 5 has refused"), ConnectionFailed("broker 6 has refused")
+    of_5, of_6 = ([Assigned("t", number) for number in range(count)] for count in (500, 1))
+    for node, states in ((5, of_5), (6, of_6)):
+        for state in states:
+            state.leader = Leader(node, 0)
+    troubles.note_all({**dict.fromkeys(of_5, gone), **dict.fromkeys(of_6, refused)})
     assert _warnings(caplog) == [
-        "no records from t-0 and 499 more, trying again: broker 5 is silent",
-        "no records from u-0, trying again: broker 6 has refused",
+        "no records from t-0 and 499 more, trying again: broker 5 has refused",
+        "no records from t-0, trying again: broker 6 has refused",
     ]
-    troubles.note_all({f"t-{number}": gone for number in range(7, 500)})
+    troubles.note_all(dict.fromkeys(of_5[7:], gone))
     assert len(_warnings(caplog)) == 2
+
+
+@pytest.mark.parametrize("code", [ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER])
+def test_partitions_that_a_broker_refuses_are_one_warning(code: ErrorCode, caplog: pytest.LogCaptureFixture) -> None:
+    """However many they are; errors that pass within moments are told if they last."""
+    with SimulatedCluster(topics=110, partitions=10, brokers=2) as brokers:
+        settings = {"bootstrap.servers": brokers.bootstrap_servers, "auto.offset.reset": "latest"}
+        with Consumer(settings) as consumer:
+            keys = [(f"t{topic:05}", number) for topic in range(110) for number in range(10)]
+            consumer.assign(keys)
+            for key in keys:
+                consumer.position(*key)
+            brokers.tell("refuse", code=code)
+            end = time.monotonic() + 3.5
+            while time.monotonic() < end:
+                consumer.poll(0.5)
+    found = _warnings(caplog)
+    assert 1 <= len(found) <= 4  # two brokers; what they refuse, and that no other one leads
+    assert any(
+        re.match(r"no records from t\d+-\d( and \d+ more)?, trying again: fetch of .*" + code.name, each)
+        for each in found
+    )
+    if code == ErrorCode.KAFKA_STORAGE_ERROR:
+        assert sum(int(number) + 1 for each in found for number in re.findall(r"and (\d+) more", each)) == len(keys)
 
 
 def test_a_topic_that_does_not_exist_is_an_error(server: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -215,3 +244,20 @@ def test_a_broker_that_was_reached_and_is_down_is_no_matter_of_its_address(
             broker.kill()
             _poll_until(consumer, lambda: any(broker.bootstrap_servers in text for text in _warnings(caplog)))
         assert not any("advertise" in text for text in _warnings(caplog))
+
+
+def test_look_ups_of_a_missing_topic_ask_for_it_alone() -> None:
+    topics, partitions = 50, 2
+    settings = {"group.id": "g", "group.protocol": "consumer", "auto.offset.reset": "latest"}
+    with SimulatedCluster(topics, partitions, brokers=2) as brokers:
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers, **settings}) as consumer:
+            consumer.subscribe([*(f"t{topic:05}" for topic in range(topics)), "t99999"])
+            _poll_until(consumer, lambda: len(consumer.assignment()) == topics * partitions)
+            consumer.poll(1)
+            brokers.tell("forget")
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                consumer.poll(0.5)
+            figures = brokers.figures()
+    assert 1 <= figures["requests"]["Metadata"] <= 3  # a second after the first, two after the next, then four
+    assert 1 <= figures["partitions"]["Metadata"] <= partitions * figures["requests"]["Metadata"]
