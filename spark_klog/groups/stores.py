@@ -234,14 +234,14 @@ def plan_changes(
     return changes
 
 
-def existing(cluster: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
-    """The given partitions that exist in the cluster and have a leader."""
+def existing(cluster: Cluster, partitions: Collection[TopicPartition], *, is_led: bool = True) -> list[TopicPartition]:
+    """The given partitions that exist in the cluster and, with `is_led`, have a leader."""
     topics = {topic for topic, _ in partitions}
-    led = {
+    there = {
         (name, entry["partition_index"])
         for name, topic in (cluster.metadata(topics) if topics else {}).items()
         if topic["error_code"] in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
         for entry in topic["partitions"]
-        if entry["leader_id"] >= 0
+        if entry["leader_id"] >= 0 or not is_led
     }
-    return [key for key in partitions if key in led]
+    return [key for key in partitions if key in there]

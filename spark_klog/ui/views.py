@@ -15,10 +15,10 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import GroupDescription, GroupListing
 from spark_klog.client.admin.topics import ConfigResource, TopicDescription
-from spark_klog.client.offsets import first_and_end, list_offsets
 from spark_klog.errors import ErrorCode, KlogError, ProtocolError
 from spark_klog.groups.checkpoint import checkpoint_state
 from spark_klog.groups.lag import group_json, lags_json
+from spark_klog.groups.look import Look
 from spark_klog.groups.stores import existing, open_store
 from spark_klog.protocol.tables.records import LATEST
 
@@ -31,7 +31,11 @@ _LISTED = (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def overview(admin: Admin) -> dict[str, Any]:
-    """Brokers, and for each topic its partitions, records (offsets between the first and the last) and bytes."""
+    """Brokers, and for each topic its partitions, records (offsets between the first and the last) and bytes.
+
+    `missing` says what did not answer; a topic's records are those of the other partitions, and `latest` is None.
+    """
+    look = Look()
     described = admin.describe_cluster()
     with admin.exclusive() as cluster:  # one look at the metadata, of which each partition is 30 bytes
         there = [topic for _, topic in sorted(cluster.metadata(None).items()) if topic["error_code"] in _LISTED]
@@ -41,12 +45,13 @@ def overview(admin: Admin) -> dict[str, Any]:
             for topic in shown
             for part in topic["partitions"]
         }
-        first, end = first_and_end(cluster, [key for key, leader in leaders.items() if leader >= 0])
-    sizes, logs = _sizes(admin)
+        first, end = look.ends(cluster, [key for key, leader in leaders.items() if leader >= 0])
+    sizes, logs = _sizes(admin, look)
     leads = Counter(leaders.values())
     rows = []
     for topic in shown:
         keys = [(topic["name"], part["partition_index"]) for part in topic["partitions"]]
+        unanswered = sum(key in look.partitions for key in keys)
         rows.append(
             {
                 "name": topic["name"],
@@ -54,7 +59,8 @@ def overview(admin: Admin) -> dict[str, Any]:
                 "partitions": len(keys),
                 "offline": sum(leaders[key] < 0 for key in keys),
                 "records": sum(end[key] - first[key] for key in keys if key in end),
-                "latest": sum(end[key] for key in keys if key in end),
+                "latest": None if unanswered else sum(end[key] for key in keys if key in end),
+                "unanswered": unanswered,
                 "bytes": None if sizes is None else sum(sizes.get(key, 0) for key in keys),
             }
         )
@@ -74,11 +80,12 @@ def overview(admin: Admin) -> dict[str, Any]:
         ],
         "topics": rows,
         "topicCount": len(there),
+        "missing": look.missing,
     }
 
 
 def _sizes(
-    admin: Admin, topic: TopicDescription | None = None
+    admin: Admin, look: Look, topic: TopicDescription | None = None
 ) -> tuple[dict[TopicPartition, int] | None, dict[int, int]]:
     """Bytes of each partition (the largest copy; None if no broker tells) and of each broker. Best effort.
 
@@ -87,7 +94,8 @@ def _sizes(
     brokers_of = None if topic is None else {node for part in topic.partitions for node in part.replicas}
     keys = None if topic is None else [(topic.name, part.partition) for part in topic.partitions]
     try:
-        answered = admin.describe_log_dirs(brokers_of, keys)
+        with admin.exclusive() as cluster, look.waiting(cluster):
+            answered = admin.describe_log_dirs(brokers_of, keys)
     except KlogError:  # before Kafka 1.0, or not allowed
         return None, {}
     sizes: dict[TopicPartition, int] = {}
@@ -107,9 +115,10 @@ def topic(admin: Admin, name: str) -> dict[str, Any]:
     """A topic's partitions and settings; `ProtocolError` if it does not exist."""
     described = admin.describe_topic(name)
     led = [(name, part.partition) for part in described.partitions if part.leader is not None]
+    look = Look()
     with admin.exclusive() as cluster:
-        first, end = first_and_end(cluster, led)
-    sizes = _sizes(admin, described)[0] or {}
+        first, end = look.ends(cluster, led)
+    sizes = _sizes(admin, look, described)[0] or {}
     settings, error = _settings(admin, name)
     return {
         "name": name,
@@ -117,6 +126,7 @@ def topic(admin: Admin, name: str) -> dict[str, Any]:
         "internal": described.is_internal,
         "settings": settings,
         "settingsError": error,
+        "missing": look.missing,
         "partitions": [
             {
                 "partition": part.partition,
@@ -155,11 +165,15 @@ class _Group(NamedTuple):
     offsets: Mapping[TopicPartition, int] | None
 
 
-def groups(admin: Admin) -> list[dict[str, Any]]:
-    """All groups, with the number of members and the lag in records (None: unknown)."""
-    known = _all(admin)
-    latest = _latest(admin, known)
-    return [
+def groups(admin: Admin) -> dict[str, Any]:
+    """All groups, with the number of members and the lag in records (None: unknown); `missing`: what did not answer.
+
+    A group's lag is without that of its `unanswered` partitions.
+    """
+    look = Look()
+    known = _all(admin, look)
+    latest = _latest(admin, look, known)
+    rows = [
         {
             "group": group.listed.group,
             "state": group.listed.state,
@@ -168,52 +182,64 @@ def groups(admin: Admin) -> list[dict[str, Any]]:
             "coordinator": group.listed.coordinator,
             "members": None if group.described is None else len(group.described.members),
             "lag": _lag(group.offsets, latest),
+            "unanswered": _unanswered(group.offsets, look),
         }
         for group in known
     ]
+    return {"groups": rows, "missing": look.missing}
 
 
 def readers(admin: Admin, topic: str) -> list[dict[str, Any]]:
     """The groups that have offsets of a topic, or members that read it; members and lag are of this topic."""
-    rows = []
-    known = _all(admin)
-    latest = _latest(admin, known, topic)
+    rows, look = [], Look()
+    known = _all(admin, look)
+    latest = _latest(admin, look, known, topic)
     for group in known:
         members = () if group.described is None else group.described.members
         reading = [member for member in members if topic in (member.assignment or {})]
         offsets = {key: offset for key, offset in (group.offsets or {}).items() if key[0] == topic}
         if reading or offsets:
             row = {"group": group.listed.group, "state": group.listed.state}
-            rows.append({**row, "members": len(reading), "lag": _lag(offsets, latest)})
+            rows.append(
+                {**row, "members": len(reading), "lag": _lag(offsets, latest), "unanswered": _unanswered(offsets, look)}
+            )
     return rows
 
 
-def _all(admin: Admin) -> list[_Group]:
-    listed = admin.list_groups()
+def _all(admin: Admin, look: Look) -> list[_Group]:
+    listed = look.list_groups(admin)
     names = [group.group for group in listed[:_MAX_GROUPS]]
-    described = admin.describe_groups(names).successes if names else {}
+    described = look.describe_groups(admin, names).successes if names else {}
     offsets: dict[str, Mapping[TopicPartition, int]] = {}
     for name in names:
+        if name in look.groups:
+            continue
         try:
-            offsets[name] = {key: committed.offset for key, committed in admin.list_group_offsets(name).items()}
+            committed = look.list_group_offsets(admin, name)
         except ProtocolError:  # not allowed
             continue
+        if committed is not None:
+            offsets[name] = {key: entry.offset for key, entry in committed.items()}
     return [_Group(group, described.get(group.group), offsets.get(group.group)) for group in listed]
 
 
-def _latest(admin: Admin, known: Iterable[_Group], topic: str | None = None) -> dict[TopicPartition, int]:
-    """The end offset of each partition that a group has an offset of, if the cluster has it."""
-    return _latest_of(admin, {key for group in known for key in group.offsets or () if topic in (None, key[0])})
+def _latest(admin: Admin, look: Look, known: Iterable[_Group], topic: str | None = None) -> dict[TopicPartition, int]:
+    """The end offset of each partition that a group has an offset of, if the cluster has it, and its leader answers."""
+    return _latest_of(admin, look, {key for group in known for key in group.offsets or () if topic in (None, key[0])})
 
 
-def _latest_of(admin: Admin, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+def _latest_of(admin: Admin, look: Look, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     with admin.exclusive() as cluster:
-        return list_offsets(cluster, dict.fromkeys(existing(cluster, keys), LATEST))
+        return look.offsets(cluster, existing(cluster, keys, is_led=False), (LATEST,))[LATEST]
 
 
 def _lag(offsets: Mapping[TopicPartition, int] | None, latest: Mapping[TopicPartition, int]) -> int | None:
     known = [max(0, latest[key] - offset) for key, offset in (offsets or {}).items() if key in latest]
     return sum(known) if known else None
+
+
+def _unanswered(offsets: Mapping[TopicPartition, int] | None, look: Look) -> int:
+    return sum(key in look.partitions for key in offsets or ())
 
 
 def group(
@@ -236,9 +262,16 @@ def group(
         # a checkpoint does not know its group: it is of interest if it reads the same topics
         if label in stores or not topics or topics & {topic for topic, _ in stored}:
             offsets[without_user(label)] = stored
+    look = Look()
     with admin.exclusive() as cluster:
-        lags = lags_json(cluster, described, offsets, "offsets")
-    return {**group_json(described), "places": list(offsets), "errors": errors, "partitions": lags}
+        lags = lags_json(cluster, described, offsets, "offsets", look)
+    return {
+        **group_json(described),
+        "places": list(offsets),
+        "errors": errors,
+        "partitions": lags,
+        "missing": look.missing,
+    }
 
 
 def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
@@ -247,7 +280,7 @@ def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
     for address in checkpoints:
         try:
             state = checkpoint_state(address)
-            latest = _latest_of(admin, {key for source in state.sources for key in source.offsets or {}})
+            latest = _latest_of(admin, Look(), {key for source in state.sources for key in source.offsets or {}})
         except (KlogError, OSError) as error:
             states.append({"checkpoint": without_user(address), "error": str(error)})
             continue

@@ -233,6 +233,7 @@ def _groups(shapes: _Shapes, settings: dict[str, str], b: tuple[str, ...], folde
     for command in ("describe", "lag"):
         path = f"klog groups {command}"
         shapes.of_command(path, "readers", *stores, *b)
+        shapes.note(path, {"partitions": [{"error": "no answer"}]})
         for name in [name for name in shapes.fields[path] if "stores.files." in name]:
             shapes.fields[path][name.replace(".files.", ".zookeeper.")] |= shapes.fields[path][name]
     member = {"instance": "one", "assignment": None}

@@ -33,8 +33,9 @@ from spark_klog.cli.output import (
 )
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription
-from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
+from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, RequestTimedOut
 from spark_klog.groups.lag import LagMetrics, group_json, lags_json
+from spark_klog.groups.look import Look
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store, tree_addresses
 from spark_klog.metrics import metrics_page
 from spark_klog.wire.http import LOOPBACK, HttpThread
@@ -107,13 +108,13 @@ def _open_sources(group: str, cluster: ChosenCluster, stores: Sequence[str]) -> 
         yield _GroupSources(admin, group, [CoordinatorStore(admin, group), *opened])
 
 
-def _read_group(sources: _GroupSources) -> tuple[GroupDescription, list[_Line]]:
+def _read_group(sources: _GroupSources, look: Look) -> tuple[GroupDescription, list[_Line]]:
     """The group's current state, and a line for each partition; `ConfigError` if there is no such group."""
     described = sources.admin.describe_group(sources.group)
     offsets = {store.kind: store.fetch() for store in sources.stores}
     if described.state == DEAD and not any(offsets.values()):
         raise ConfigError(described.reason or f"group {sources.group} does not exist")
-    return described, lags_json(sources.admin.cluster, described, offsets, "stores")
+    return described, lags_json(sources.admin.cluster, described, offsets, "stores", look)
 
 
 def _lags_table(sources: _GroupSources, partitions: Sequence[_Line], totals: _Line | None = None) -> _Table:
@@ -128,7 +129,9 @@ def _lags_table(sources: _GroupSources, partitions: Sequence[_Line], totals: _Li
         row = [cell(line[column]) for column in columns[:4]]
         for kind in kinds:
             lag = line["stores"].get(kind, {})
-            row += [cell(lag.get(name)) for name in ("offset", "lag", "lost")]
+            least = ">=" if line is total and any(line["error"] for line in partitions) else ""
+            row.append(cell(lag.get("offset")))
+            row += [cell(lag.get(name)) if lag.get(name) is None else f"{least}{lag[name]}" for name in ("lag", "lost")]
             lag_ms = lag.get("lagMs")
             row.append("-" if lag_ms is None else duration_text(lag_ms))
         rows.append(row)
@@ -149,12 +152,15 @@ def describe(group: str, stores: Sequence[str], cluster: ChosenCluster, as_json:
     """Describe GROUP: its state, its members and their assignments, its offsets and lag.
 
     With --zookeeper or --offsets-path the offsets there stand next to those at the coordinator.
+    If brokers do not answer, the rest is shown, and the exit code is 1.
     """
+    look = Look()
     with _open_sources(group, cluster, stores) as sources:
-        described, lines = _read_group(sources)
+        described, lines = _read_group(sources, look)
         columns, rows = _lags_table(sources, lines)
     if as_json:
         click.echo(json.dumps(group_json(described) | {"partitions": lines}))
+        _check_complete(look)
         return
     kind = described.group_type and f"{described.group_type} group"
     parts = group, described.state, kind, described.protocol_type, described.protocol
@@ -176,6 +182,13 @@ def describe(group: str, stores: Sequence[str], cluster: ChosenCluster, as_json:
         )
     if rows:
         print_table(columns, rows)
+    _check_complete(look)
+
+
+def _check_complete(look: Look) -> None:
+    """Raise `RequestTimedOut` if something is missing, after the rest was shown."""
+    if missing := look.missing:
+        raise RequestTimedOut("; ".join(missing))
 
 
 @groups.command()
@@ -202,6 +215,8 @@ def lag(
     """Show the lag of each GROUP: the number of unread records, by their offsets, and the age of the oldest of them.
 
     Of these, `lost` are deleted: the group will never read them. Without others the age is not known.
+    If brokers do not answer, the rest is shown, totals as "at least" (>=), and the exit code is 1 without --watch.
+    With --metrics, rounds are at least twice as far apart as one takes.
 
     \b
     klog groups lag readers writers
@@ -253,9 +268,9 @@ def _lag_tables(lags: Sequence[tuple[_GroupSources, _Line]], are_several: bool) 
     ]
 
 
-def _lag_of(sources: _GroupSources) -> _Line:
+def _lag_of(sources: _GroupSources, look: Look) -> _Line:
     """A group's lag now. The stores' totals are of what is known, None if nothing is."""
-    described, lines = _read_group(sources)
+    described, lines = _read_group(sources, look)
     totals = {}
     for store in sources.stores:
         lags = [line["stores"][store.kind] for line in lines if store.kind in line["stores"]]
@@ -267,6 +282,7 @@ def _lag_of(sources: _GroupSources) -> _Line:
         "group": sources.group,
         "state": described.state,
         "stores": totals,
+        "unanswered": sum(line["error"] is not None for line in lines),
         "partitions": lines,
     }
 
@@ -274,20 +290,23 @@ def _lag_of(sources: _GroupSources) -> _Line:
 def _rounds(sources: Sequence[_GroupSources], interval: float | None) -> Iterator[list[tuple[_GroupSources, _Line]]]:
     """Yield the lag of each group, every `interval` seconds; once if it is None.
 
-    After the round in which a group does not exist, `ConfigError`: the lag of the others is shown before it.
+    After the round in which a group does not exist, `ConfigError`: the lag of the others is shown before it. After the
+    only round, `RequestTimedOut` if something is missing.
     """
     while True:
         began = time.monotonic()
+        look = Look()
         lags, problems = [], []
         for of_group in sources:
             try:
-                lags.append((of_group, _lag_of(of_group)))
+                lags.append((of_group, _lag_of(of_group, look)))
             except ConfigError as error:
                 problems.append(str(error))
         yield lags
         if problems:
             raise ConfigError("; ".join(problems))
         if interval is None:
+            _check_complete(look)
             return
         time.sleep(max(0.0, began + interval - time.monotonic()))
 
@@ -295,7 +314,7 @@ def _rounds(sources: Sequence[_GroupSources], interval: float | None) -> Iterato
 def _serve_lag(
     groups: Sequence[str], address: str, interval: float, stores: Sequence[str], cluster: ChosenCluster
 ) -> None:
-    """Serve the lag until Ctrl-C or SIGTERM, read every `interval` seconds.
+    """Serve the lag until Ctrl-C or SIGTERM, read every `interval` seconds, or after twice the time that it took.
 
     A first look-up that fails ends the command; a later one is logged, and the last figures are served.
     """
@@ -315,12 +334,15 @@ def _serve_lag(
             return [stack.enter_context(open_store(store, group, own)) for store in stores]
 
         metrics = LagMetrics(admin, groups, others)
+        began = time.monotonic()
         metrics.refresh()
+        took = time.monotonic() - began
         served = stack.enter_context(closing(HttpThread(address, metrics_page(metrics.page))))
         click.echo(f"metrics at http://{served.address}/metrics")
         is_failing = False
         while True:
-            time.sleep(interval)
+            time.sleep(max(interval, 2 * took))
+            began = time.monotonic()
             try:
                 metrics.refresh()
             except (KlogError, OSError) as error:
@@ -331,6 +353,7 @@ def _serve_lag(
                 if is_failing:
                     _log.warning("the lag is read again")
                 is_failing = False
+            took = time.monotonic() - began
 
 
 @groups.command(

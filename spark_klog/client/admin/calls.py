@@ -18,7 +18,7 @@ from spark_klog.client.cluster import Cluster, by_node
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
 from spark_klog.client.offsets import UNKNOWN_SECONDS
-from spark_klog.client.requests import Steps, at_once, unsent
+from spark_klog.client.requests import Steps, at_once, each, unsent
 from spark_klog.client.settings import ClientConfig, check_settings, client_config, setting_texts
 from spark_klog.errors import (
     AdminClosed,
@@ -397,13 +397,19 @@ class AdminCalls(Calls):
 
     def _of_all_brokers(self, of_broker: Callable[[int], Steps[Iterable[_V]]]) -> Steps[list[_V]]:
         def ask() -> Steps[list[_V]]:
-            yield from self.cluster.asking_metadata([])
             listed: list[_V] = []
-            for node in self.cluster.nodes:
-                listed += yield from of_broker(node)
+            for answer in (yield from self._of_each_broker(of_broker)).values():
+                if isinstance(answer, KlogError):
+                    raise answer
+                listed += answer
             return listed
 
         return self._attempt(ask)
+
+    def _of_each_broker(self, of_broker: Callable[[int], Steps[_V]]) -> Steps[dict[int, _V | KlogError]]:
+        """What each broker says, all of them asked at once, or its error."""
+        yield from self.cluster.asking_metadata([])
+        return (yield from each({node: of_broker(node) for node in self.cluster.nodes}))
 
     def close(self) -> None:
         """Close the connections, after the call of another thread if there is one. Later calls raise `AdminClosed`."""

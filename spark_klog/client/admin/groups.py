@@ -166,29 +166,34 @@ class GroupCalls(AdminCalls):
     @call
     def list_groups(self) -> Steps[list[GroupListing]]:
         """The groups of all brokers, sorted by name; `ProtocolError` if a broker refuses. ListGroups."""
+        return sorted((yield from self._of_all_brokers(self._listed)), key=lambda listing: listing.group)
 
-        def listed(node: int) -> Steps[list[GroupListing]]:
-            answer = checked(
-                LIST_GROUPS, (yield from self.cluster.asking(node, LIST_GROUPS, {})), f"ListGroups of broker {node}"
+    @call
+    def list_groups_by_broker(self) -> Steps[Outcomes[int, list[GroupListing]]]:
+        """The groups of each broker by its node id, or why it did not answer; each is asked once. ListGroups."""
+        with self._turn, self._call():
+            return Outcomes((yield from self._of_each_broker(self._listed)))
+
+    def _listed(self, node: int) -> Steps[list[GroupListing]]:
+        answer = checked(
+            LIST_GROUPS, (yield from self.cluster.asking(node, LIST_GROUPS, {})), f"ListGroups of broker {node}"
+        )
+        entries = answer["groups"]
+        stateless = [entry["group_id"] for entry in entries if not entry["group_state"]]  # versions before 4
+        described: Mapping[str, GroupDescription | KlogError] = {}
+        if stateless:
+            described = yield from self._describe(lambda names: at_once(lambda: ({node: names}, {})), stateless)
+        states = {key: description.state for key, description in Outcomes(described).check().items()}
+        return [
+            GroupListing(
+                entry["group_id"],
+                entry["group_state"] or states[entry["group_id"]],
+                entry["protocol_type"],
+                node,
+                entry["group_type"].lower(),
             )
-            entries = answer["groups"]
-            stateless = [entry["group_id"] for entry in entries if not entry["group_state"]]  # versions before 4
-            described: Mapping[str, GroupDescription | KlogError] = {}
-            if stateless:
-                described = yield from self._describe(lambda names: at_once(lambda: ({node: names}, {})), stateless)
-            states = {key: description.state for key, description in Outcomes(described).check().items()}
-            return [
-                GroupListing(
-                    entry["group_id"],
-                    entry["group_state"] or states[entry["group_id"]],
-                    entry["protocol_type"],
-                    node,
-                    entry["group_type"].lower(),
-                )
-                for entry in entries
-            ]
-
-        return sorted((yield from self._of_all_brokers(listed)), key=lambda listing: listing.group)
+            for entry in entries
+        ]
 
     @call
     def describe_groups(self, groups: Iterable[str]) -> Steps[Outcomes[str, GroupDescription]]:

@@ -103,6 +103,10 @@ export function sumKnown(values) {
   return values.length && !known.length ? null : known.reduce((all, one) => all + one, 0);
 }
 
+// A figure without that of what did not answer, and what that is.
+export const least = (value, unanswered) => (unanswered ? `≥ ${number(value ?? 0)} (${number(unanswered)} without an answer)` : number(value));
+export const missing = (lines) => el("div", {}, ...lines.map((line) => el("p", { class: "bad" }, line)));
+
 export function bytes(value) {
   if (value === null || value === undefined) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

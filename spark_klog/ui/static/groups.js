@@ -2,12 +2,12 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Series, chart } from "./chart.js";
-import { duration, el, field, keepFilter, link, number, say, sumKnown, table, trouble } from "./dom.js";
+import { duration, el, field, keepFilter, least, link, missing, number, say, sumKnown, table, trouble } from "./dom.js";
 
 const MOST = 1000;
 
 export async function groupsView(until, query) {
-  const found = await get("groups");
+  const { groups: found, missing: lines } = await get("groups");
   const list = el("div");
   const filter = el("input", { type: "search", value: query.get("filter") ?? "", on: { input: () => { keepFilter("groups", filter.value); draw(); } } });
   function draw() {
@@ -19,12 +19,12 @@ export async function groupsView(until, query) {
       { title: "Type", cell: (row) => row.type || "–" },
       { title: "Protocol type", cell: (row) => row.protocolType || "–" },
       { title: "Members", number: true, by: (row) => row.members, cell: (row) => number(row.members) },
-      { title: "Lag", number: true, by: (row) => row.lag, cell: (row) => number(row.lag) },
+      { title: "Lag", number: true, by: (row) => row.lag, cell: (row) => least(row.lag, row.unanswered) },
       { title: "Coordinator", number: true, cell: (row) => row.coordinator },
     ], rows, { name: "groups", most: MOST }));
   }
   draw();
-  return [el("h1", {}, "Groups"), el("div", { class: "row" }, field("Filter groups (/)", filter)), list];
+  return [el("h1", {}, "Groups"), missing(lines), el("div", { class: "row" }, field("Filter groups (/)", filter)), list];
 }
 
 export async function groupView(until, query, name) {
@@ -38,14 +38,16 @@ export async function groupView(until, query, name) {
     const known = group.partitions.map((one) => one.offsets.kafka).filter(Boolean);
     const records = known.reduce((all, one) => all + (one.lag ?? 0), 0);
     const lost = known.reduce((all, one) => all + (one.lost ?? 0), 0);
-    lag.add(records);
+    const isWhole = !group.missing.length;
+    if (isWhole) lag.add(records);
     line.draw();
     const longest = Math.max(0, ...known.map((one) => one.lagMs ?? 0));
-    const behind = `${number(records)} records behind` + (lost ? `, ${number(lost)} of them deleted unread` : "");
+    const behind = `${isWhole ? "" : "at least "}${number(records)} records behind` + (lost ? `, ${number(lost)} of them deleted unread` : "");
     if (group.state === "Dead" && !known.length) total.textContent = "The coordinator has no such group, and no offsets of one.";
     else if (lost === records && lost) total.textContent = `${group.state}; ${behind}`;
     else total.textContent = `${group.state}; ${behind}, the oldest unread is ${duration(longest)} old`;
     parts.replaceChildren(
+      missing(group.missing),
       table("Members", [
         { title: "Member", cell: (row) => row.member },
         { title: "Client", cell: (row) => row.client },

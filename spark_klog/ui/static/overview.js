@@ -2,7 +2,7 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Rate, chart } from "./chart.js";
-import { bytes, el, field, keepFilter, link, number, say, sumKnown, table, trouble } from "./dom.js";
+import { bytes, el, field, keepFilter, least, link, missing, number, say, sumKnown, table, trouble } from "./dom.js";
 
 const MOST = 1000;
 
@@ -14,6 +14,7 @@ export async function overviewView(until, query) {
   const brokers = el("div");
   const topics = el("div");
   const total = el("p", { id: "total" });
+  const notes = el("div");
   const line = chart("Records a second", rate.series);
   const rates = new Map();
 
@@ -32,7 +33,7 @@ export async function overviewView(until, query) {
       rows.length > MOST ? `The first ${number(MOST)} of ${number(rows.length)} topics: filter by name` : `${number(rows.length)} topics`, [
         { title: "Topic", by: (row) => row.name, cell: (row) => link(row.name, "topic", row.name) },
         { title: "Partitions", number: true, by: (row) => row.partitions, cell: (row) => `${number(row.partitions)}${row.offline ? ` (${row.offline} offline)` : ""}` },
-        { title: "Records", number: true, by: (row) => row.records, cell: (row) => number(row.records) },
+        { title: "Records", number: true, by: (row) => row.records, cell: (row) => least(row.records, row.unanswered) },
         { title: "Records/s", number: true, by: (row) => rates.get(row.name) ?? 0, cell: (row) => number(Math.round(rates.get(row.name) ?? 0)) },
         { title: "Size", number: true, by: (row) => row.bytes, cell: (row) => bytes(row.bytes) },
         { title: "Messages", cell: (row) => messagesLink(row.name) },
@@ -41,6 +42,7 @@ export async function overviewView(until, query) {
     const sum = (name) => sumKnown(found.topics.map((topic) => topic[name]));
     total.textContent = `${number(found.topicCount)} topics, ${number(sum("partitions"))} partitions, ${bytes(sum("bytes"))}, ` +
       `${number(Math.round(rate.current ?? 0))} records a second`;
+    notes.replaceChildren(missing(found.missing));
     line.draw();
   }
 
@@ -51,18 +53,18 @@ export async function overviewView(until, query) {
       const before = new Map(last.found.topics.map((topic) => [topic.name, topic.latest]));
       rates.clear();
       for (const topic of next.topics) {
-        const grown = topic.latest - (before.get(topic.name) ?? topic.latest);
+        const grown = topic.latest === null ? 0 : topic.latest - (before.get(topic.name) ?? topic.latest);
         rates.set(topic.name, Math.max(0, (1000 * grown) / (now - last.now)));
       }
     }
     last = { now, found: next };
     found = next;
-    rate.add(found.topics.reduce((all, topic) => all + topic.latest, 0));
+    if (found.topics.every((topic) => topic.latest !== null)) rate.add(found.topics.reduce((all, topic) => all + topic.latest, 0));
     draw();
   }
   take(found);
   until(listen("live/overview", {}, { view: (next) => { trouble.end(); take(next); }, trouble: trouble.say }));
-  return [el("h1", {}, "Overview"), total, line.node, brokers,
+  return [el("h1", {}, "Overview"), total, notes, line.node, brokers,
     el("div", { class: "row" }, field("Filter topics (/)", filter), el("label", { class: "inline" }, internal, "Internal topics")),
     topics, ...(allowsChanges() ? [createForm()] : [])];
 }

@@ -2,7 +2,7 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Rate, chart } from "./chart.js";
-import { bytes, el, field, link, number, say, sumKnown, table, trouble } from "./dom.js";
+import { bytes, el, field, least, link, missing, number, say, sumKnown, table, trouble } from "./dom.js";
 
 export async function topicView(until, query, name) {
   const found = await get("topic", { name });
@@ -13,12 +13,12 @@ export async function topicView(until, query, name) {
   const now = el("p", { id: "rate" });
 
   function draw(topic) {
-    rate.add(topic.partitions.reduce((all, one) => all + (one.latest ?? 0), 0));
+    if (!topic.missing.length) rate.add(topic.partitions.reduce((all, one) => all + (one.latest ?? 0), 0));
     const sum = (of) => sumKnown(topic.partitions.map(of));
     now.textContent = `${number(sum((one) => (one.latest ?? 0) - (one.earliest ?? 0)))} records, ${bytes(sum((one) => one.bytes))}, ` +
       `${number(Math.round(rate.current ?? 0))} records a second`;
     line.draw();
-    partitions.replaceChildren(table("Partitions", [
+    partitions.replaceChildren(missing(topic.missing), table("Partitions", [
       { title: "Partition", number: true, by: (row) => row.partition, cell: (row) => row.partition },
       { title: "Leader", cell: (row) => row.leader ?? el("span", { class: "bad" }, "none") },
       { title: "Replicas", cell: (row) => row.replicas.join(", ") },
@@ -48,7 +48,7 @@ function readers(rows) {
     { title: "Group", by: (row) => row.group, cell: (row) => link(row.group, "group", row.group) },
     { title: "State", by: (row) => row.state, cell: (row) => row.state },
     { title: "Members", number: true, by: (row) => row.members, cell: (row) => number(row.members) },
-    { title: "Lag", number: true, by: (row) => row.lag, cell: (row) => number(row.lag) },
+    { title: "Lag", number: true, by: (row) => row.lag, cell: (row) => least(row.lag, row.unanswered) },
   ], rows, { name: "readers" });
 }
 
