@@ -24,14 +24,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_klog.base.clock import doubled
-from spark_klog.base.names import TopicPartition
+from spark_klog.base.names import TopicPartition, some_names
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.net.waiting import wait_until_ready
-from spark_klog.client.offsets import Committed, high_watermarks, list_offsets, offsets_of_led
+from spark_klog.client.offsets import Committed, asking_offsets_of_led, high_watermarks, list_offsets, offsets_of_led
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.client.producer.transactions import NEVER_COMMITTED
 from spark_klog.client.range_spans import RangeSpans
+from spark_klog.client.requests import PendingRequest, Steps, run
+from spark_klog.client.retry import Lasting
 from spark_klog.errors import (
     ConfigError,
     DataLossError,
@@ -42,7 +44,9 @@ from spark_klog.errors import (
     OffsetOutOfRange,
     ProducerFenced,
     ProtocolError,
+    RequestTimedOut,
     TopicRecreated,
+    UnsupportedVersionError,
     is_retriable,
 )
 from spark_klog.mirror.batches import OutBatch, Span, out_batches
@@ -120,7 +124,7 @@ class GroupTranslation:
         return bool(offsets) and not refused
 
     def _translated(self, group: str, maps: Mapping[TopicPartition, PartitionMap]) -> dict[TopicPartition, Committed]:
-        committed = self._source.list_group_offsets(group, list(maps)) if maps else {}
+        committed = {key: entry for key, entry in self._committed(group, maps).items() if key in maps}
         translated = {
             (self._settings.prefix + key[0], key[1]): maps[key].translate(entry.offset)
             for key, entry in committed.items()
@@ -131,6 +135,15 @@ class GroupTranslation:
             key: Committed(starts[key] if offset is None else offset, metadata=entry.metadata)
             for (key, offset), entry in zip(translated.items(), committed.values(), strict=True)
         }
+
+    def _committed(self, group: str, maps: Mapping[TopicPartition, PartitionMap]) -> dict[TopicPartition, Committed]:
+        """All offsets of the group: to name the partitions would take a request about all that are mirrored."""
+        if not maps:
+            return {}
+        try:
+            return self._source.list_group_offsets(group)
+        except UnsupportedVersionError:  # before Kafka 0.10.2
+            return self._source.list_group_offsets(group, list(maps))
 
 
 def mirror_name(settings: MirrorSettings, source: Admin) -> str:
@@ -225,6 +238,10 @@ class Waiting:
         return key, entry
 
 
+def _named(keys: Collection[TopicPartition]) -> str:
+    return some_names([f"{topic}-{number}" for topic, number in sorted(keys)])
+
+
 def _size(entry: OutBatch | int) -> int:
     return 0 if isinstance(entry, int) else len(entry.data)
 
@@ -280,6 +297,11 @@ class Session:
         self._until: dict[TopicPartition, int] = {}
         #: The source's ends at the last look.
         self._seen_ends: dict[TopicPartition, int] = {}
+        self._look: PendingRequest[tuple[dict[TopicPartition, int], dict[TopicPartition, KlogError], bool]]
+        self._look = PendingRequest()
+        self._stack.callback(self._look.close)
+        #: When the leaders that do not answer are told of again; None if all do.
+        self._silence: Lasting | None = None
         self._spans = RangeSpans(self._source_admin.cluster)
         #: Where partitions were, how many records were copied, and the time in ns at the last span.
         self._starts: dict[TopicPartition, int] = {}
@@ -338,7 +360,9 @@ class Session:
                 self._translate()
         self._finish()
         self._translate()
-        self._look_at_lag()
+        self._look.close()
+        with self._source_admin.cluster.within(_LOOK_MS):
+            self._take_ends(*run(self._asking_ends()))
         on_progress(self.totals)
 
     def _finish(self) -> None:
@@ -382,9 +406,9 @@ class Session:
             self._progress.forget(topic)
             for key in [key for key in self._noted if key[0] == topic]:
                 del self._noted[key]  # `_commit` has taken all of it
-        for key in sorted(gone):
-            if key not in self._left_out:
-                _log.warning("%s-%d is not at the source any more; its copy stays", *key)
+        if deleted := gone - self._left_out:
+            _log.warning("not at the source any more, the copies stay: %s", _named(deleted))
+        for key in gone:
             del self._positions[key]
         if new or gone:
             self._begin(bounds)
@@ -491,8 +515,8 @@ class Session:
 
     def _leave_out(self, keys: set[TopicPartition]) -> None:
         """Look again soon for partitions whose leaders do not answer: they must not hold up the others."""
-        for key in sorted(keys - self._left_out):
-            _log.warning("%s-%d has no leader that answers: it is mirrored as soon as it has one", *key)
+        if new := keys - self._left_out:
+            _log.warning("no leader answers, mirrored as soon as one does: %s", _named(new))
         self._left_out = keys
         if keys:
             self._refresh_at = time.monotonic() + _LAG_SECONDS
@@ -645,18 +669,49 @@ class Session:
         return list_offsets(self._source_admin.cluster, dict.fromkeys(keys, LATEST))
 
     def _look_at_lag(self) -> None:
-        """Look up the ends at the leaders that answer now; look for topics soon if one is not known any more."""
+        """Go on with the look at the source's ends, beside the copying: a silent leader must not hold it up."""
+        self._lag_at = time.monotonic() + _SHORT
+        with self._source_admin.cluster.within(_LOOK_MS):
+            ends = self._look.step(self._asking_ends)
+        if ends is not None:
+            self._take_ends(*ends)
+
+    def _asking_ends(self) -> Steps[tuple[dict[TopicPartition, int], dict[TopicPartition, KlogError], bool]]:
+        """The ends at the leaders that answer now, the errors of others, and whether a topic is not known any more.
+
+        Each leader is asked once: a topic that is deleted just now must not hold up the others.
+        """
         cluster = self._source_admin.cluster
-        with cluster.within(_LOOK_MS):  # each leader once: a topic that is deleted just now must not hold up the others
-            latest, failed = offsets_of_led(cluster, dict.fromkeys(self._assigned, LATEST))
+        latest, failed = yield from asking_offsets_of_led(cluster, dict.fromkeys(self._assigned, LATEST))
         names = {topic for topic, _ in failed}
-        known = cluster.metadata(names) if names else {}  # with the leaders to ask the next time
-        if any(name not in known or known[name]["error_code"] in UNKNOWN_TOPIC for name in names):
+        known = (yield from cluster.asking_metadata(names)) if names else {}  # with the leaders to ask the next time
+        is_gone = any(name not in known or known[name]["error_code"] in UNKNOWN_TOPIC for name in names)
+        return latest, failed, is_gone
+
+    def _take_ends(
+        self, latest: Mapping[TopicPartition, int], failed: Mapping[TopicPartition, KlogError], is_gone: bool
+    ) -> None:
+        """Note the ends, and what did not answer; look for topics soon if one is gone."""
+        if is_gone:
             self._refresh_at = 0.0
         self._seen_ends |= latest
         ends = {key: self._seen_ends.get(key, 0) for key in self._assigned}
         self.totals.lag = sum(max(0, end - self._positions[key]) for key, end in ends.items())
-        self._lag_at = time.monotonic() + _LAG_SECONDS
+        now = time.monotonic()
+        self._lag_at = now + _LAG_SECONDS
+        silent = {key: error for key, error in failed.items() if isinstance(error, RequestTimedOut)}
+        if not silent:
+            if self._silence is not None:
+                _log.warning("all leaders of the source answer again")
+            self._silence = None
+            return
+        if self._silence is None:
+            self._silence = Lasting(now, _LAG_SECONDS, _LAST_PAUSE)
+        if self._silence.is_due(now):
+            reasons = some_names(sorted({str(error) for error in silent.values()}))
+            _log.warning(
+                "%d partitions of the source have a silent leader (%s): %s", len(silent), reasons, _named(silent)
+            )
 
     def _translate(self) -> None:
         """Translate groups, up to what is committed at the target."""
