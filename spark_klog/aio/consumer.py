@@ -166,6 +166,13 @@ def _import_arrow() -> None:
     importlib.import_module("spark_klog.columns.decode")
 
 
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs here yet
+        return None
+
+
 async def _awaited(awaitable: Awaitable[None]) -> None:
     await awaitable
 
@@ -210,7 +217,10 @@ class _Parts(Iterator[tuple[Any, int]]):
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """Records, or an Arrow batch, to be returned: those from `begin` on. `end` is the position after the last one."""
+    """Records, or an Arrow batch, to be returned: those from `begin` on. `end` is the position after the last one.
+
+    `before` is the position before those of a poll, which are returned at once.
+    """
 
     state: Assigned
     run: int
@@ -218,10 +228,19 @@ class _Held:
     end: int
     epoch: int
     begin: int = 0
+    before: int | None = None
 
     def taken(self) -> Any:
+        begin, self.begin, self.before = self.begin, len(self.records), self.state.position
         self.state.position, self.state.epoch = self.end, self.epoch
-        return self.records[self.begin :] if self.begin else self.records
+        return self.records[begin:] if begin else self.records
+
+    @property
+    def returned(self) -> tuple[int, int]:
+        """The positions before and after what was returned last."""
+        last = self.begin - 1
+        before = self.records[last].offset if self.before is None else self.before
+        return before, self.end if self.begin == len(self.records) else self.records[last].offset + 1
 
 
 class Consumer(ConsumerCore, OnLoop):
@@ -235,7 +254,9 @@ class Consumer(ConsumerCore, OnLoop):
     Settings, deserializers, errors and promises are those of `spark_klog.client.Consumer`. Calls that wait for brokers
     are to be awaited; the others are functions. Heartbeats go on between the calls; rebalances, their listener (whose
     methods may be coroutine functions), and commits by enable.auto.commit belong to the calls that return records.
-    `async for` counts a record as processed when the next one is asked for.
+    `async for` counts a record as processed when the next one is asked for, and so does a poll with its records. Until
+    then they count for commits of the task that got them, or if it has ended without an exception: not if another task
+    commits, unsubscribes or closes.
 
     A consumer that is not read stops fetching: it has at most one response of each broker, of fetch.max.bytes.
 
@@ -263,6 +284,11 @@ class Consumer(ConsumerCore, OnLoop):
         #: The same for `async for`, until something else may change what it returns next, and the partitions then.
         self._at_hand: _Held | None = None
         self._assigned: Mapping[TopicPartition, Assigned] = {}
+        #: What has the records that were returned last, until they are processed, and the task that got them.
+        self._handed: _Held | None = None
+        self._reader: asyncio.Task[Any] | None = None
+        #: The task of the call that got the turn last.
+        self._caller: asyncio.Task[Any] | None = None
         #: What a poll has begun for the group and for positions: its steps, and the future of their end.
         self._preparing: tuple[Steps[bool], asyncio.Future[bool]] | None = None
         self._is_polling = self._is_closed = False
@@ -277,20 +303,56 @@ class Consumer(ConsumerCore, OnLoop):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self._close(CLOSE_SECONDS, commits=kind is None)
+        await self._close(CLOSE_SECONDS, asyncio.current_task(), commits=kind is None)
 
     def make(self, steps: Steps[_T]) -> Coroutine[Any, Any, _T]:
-        return self._make(steps)
+        return self._make(self._called_by(_current_task(), steps))  # not the task that e.g. `asyncio.shield` makes
 
     async def _make(self, steps: Steps[_T], *, is_apart: bool = False) -> _T:
         with self._guard.used():
             return await self._driver.run(self._turn.held(steps, is_apart=is_apart))
 
-    async def unsubscribe(self) -> None:
+    def _called_by(self, task: asyncio.Task[Any] | None, steps: Steps[_T]) -> Steps[_T]:
+        self._caller = task
+        return (yield from steps)
+
+    def _consumed(self) -> dict[TopicPartition, Committed]:
+        offsets = super()._consumed()
+        if (held := self._unprocessed(self._caller)) is not None and held.state.key in offsets:
+            offsets[held.state.key] = Committed(held.returned[0], held.epoch)
+        return offsets
+
+    def _unprocessed(self, caller: asyncio.Task[Any] | None) -> _Held | None:
+        """What has the records that were returned last, if they are not processed yet for a commit of this task."""
+        held, reader = self._handed, self._reader
+        if held is None or reader is None:
+            return None
+        # `exception()` would keep asyncio from logging one that nobody looks at
+        is_over = reader.done() and not reader.cancelled() and reader._exception is None
+        if is_over or reader is caller:
+            self._handed = None
+            return None
+        is_assigned = self._assignment.partitions.get(held.state.key) is held.state
+        return held if is_assigned and held.state.position == held.returned[1] else None  # else it was sought
+
+    def _step_back(self, caller: asyncio.Task[Any] | None) -> None:
+        """Have records read again that are not processed yet, after the partitions are given up by this task."""
+        if (held := self._unprocessed(caller)) is not None:
+            held.state.position, held.state.epoch = held.returned[0], held.epoch
+
+    def unsubscribe(self) -> Coroutine[Any, Any, None]:
         """Leave the group and drop all partitions; with enable.auto.commit commit the positions first."""
+        return self._unsubscribe(_current_task())
+
+    async def _unsubscribe(self, task: asyncio.Task[Any] | None) -> None:
         self._check_listener()
-        steps: Steps[Any] = steps_of(super().unsubscribe)()
-        await self._make(steps, is_apart=True)
+        leaving: Callable[[], Steps[Any]] = steps_of(super().unsubscribe)
+
+        def steps() -> Steps[None]:
+            self._step_back(task)
+            yield from leaving()
+
+        await self._make(steps(), is_apart=True)
 
     def _check_listener(self) -> None:
         if self._turn.is_of_listener:
@@ -304,7 +366,8 @@ class Consumer(ConsumerCore, OnLoop):
         """Like `commit`, without waiting or retries: a later poll or commit calls `on_done(offsets, error)`."""
         with self._guard.used():
             _ = self._driver.loop
-            wanted = self._in_group().consumed() if offsets is None else offsets_of("commit_async", offsets)
+            self._caller = asyncio.current_task()
+            wanted = self._consumed() if offsets is None else offsets_of("commit_async", offsets)
 
             def ended(future: asyncio.Future[None]) -> None:
                 error = None if future.cancelled() else future.exception()
@@ -320,7 +383,7 @@ class Consumer(ConsumerCore, OnLoop):
 
     async def poll(self, timeout: float = 1.0) -> list[ConsumerRecord]:
         """The next records of one partition, at most max.poll.records; [] if there are none within `timeout` s."""
-        held = await self._next(self._lists, timeout, is_arrow=False)
+        held = self._handed = await self._next(self._lists, timeout, is_arrow=False)
         return [] if held is None else held.taken()
 
     async def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
@@ -329,7 +392,7 @@ class Consumer(ConsumerCore, OnLoop):
         if not self._decodes_arrow:
             self._guard.used()
             await self._driver.run(self._driver.in_thread(_import_arrow))
-        held = await self._next(self._batches, timeout, is_arrow=True)
+        held = self._handed = await self._next(self._batches, timeout, is_arrow=True)
         return None if held is None else held.taken()
 
     def __aiter__(self) -> Consumer:
@@ -346,7 +409,7 @@ class Consumer(ConsumerCore, OnLoop):
             held = None
             while held is None:
                 held = await self._next(self._lists, _LONGEST, is_arrow=False)
-            self._held = self._at_hand = held
+            self._held = self._at_hand = self._handed = held
             self._assigned = self._assignment.partitions
             held.state.epoch = held.epoch
         begin = held.begin
@@ -375,7 +438,8 @@ class Consumer(ConsumerCore, OnLoop):
         self._check_listener()
         if self._is_polling:
             raise ConcurrentUse("another task reads from this consumer: let one task read, or give each its own")
-        self._is_polling, self._at_hand = True, None
+        self._is_polling, self._at_hand, self._handed = True, None, None
+        self._reader = asyncio.current_task()
         try:
             if time.monotonic() >= self._fresh_until:
                 await asyncio.sleep(0)
@@ -447,14 +511,14 @@ class Consumer(ConsumerCore, OnLoop):
 
     # The end
 
-    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> Coroutine[Any, Any, None]:
         """Commit if enable.auto.commit is set, leave the group unless the member is static, close all connections.
 
         As of `client.Consumer.close`. Calls of other tasks that wait raise `ConsumerClosed`.
         """
-        await self._close(timeout, commits=True)
+        return self._close(timeout, _current_task(), commits=True)
 
-    async def _close(self, timeout: float, *, commits: bool) -> None:
+    async def _close(self, timeout: float, task: asyncio.Task[Any] | None, *, commits: bool) -> None:
         if self._is_closed:
             return
         self._driver.check_loop()
@@ -470,23 +534,24 @@ class Consumer(ConsumerCore, OnLoop):
             return
         try:
             if self._group is not None:
-                await self._driver.run(self._leaving(time.monotonic() + timeout, commits=commits))
+                await self._driver.run(self._leaving(time.monotonic() + timeout, task, commits=commits))
         finally:
             self._end()
 
-    def _leaving(self, until: float, *, commits: bool) -> Steps[None]:
+    def _leaving(self, until: float, task: asyncio.Task[Any] | None, *, commits: bool) -> Steps[None]:
         assert self._group is not None
         self._cluster.patience = self._group.cluster.patience = PATIENCE
         while self._turn.is_taken and time.monotonic() < until:
             yield Wait(None, until)
         if self._preparing is not None:
             self._driver.end(self._preparing[0])
+        self._step_back(task if commits else None)
         yield from self._group.close(max(0.0, until - time.monotonic()), commits=commits)
 
     def _end(self) -> None:
         """Close the connections."""
         self._is_closed = self._guard.is_closing = True
-        self._at_hand = None
+        self._at_hand = self._handed = self._reader = self._caller = None
         if not self._driver.is_forked:
             closed = ConsumerClosed("the consumer was closed")
             self._driver.close(closed)

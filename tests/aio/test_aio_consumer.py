@@ -542,3 +542,95 @@ def test_a_timeout_that_is_always_too_short(servers: str) -> None:
         assert values == VALUES
 
     run(main())
+
+
+_KINDS = "async for", "poll", "poll_arrow"
+_OUTCOMES = "works", "fails", "is cancelled", "ends"
+_COMMITS = "close", "unsubscribe", "commit", "commit_async"
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "call"),
+    [
+        (_KINDS[(first + second) % len(_KINDS)], outcome, call)
+        for first, outcome in enumerate(_OUTCOMES)
+        for second, call in enumerate(_COMMITS)
+    ],
+)
+def test_another_task_commits_no_record_that_is_not_processed(servers: str, kind: str, outcome: str, call: str) -> None:
+    name = f"unprocessed-{kind.replace(' ', '')}-{outcome.replace(' ', '')}-{call}"
+
+    async def main() -> None:
+        handling, settings = asyncio.Event(), {"group_id": name, "auto_commit_interval_ms": "600000"}
+
+        async def work(consumer: Consumer) -> None:
+            while True:
+                count = len(await consumer.poll_arrow() or ()) if kind == "poll_arrow" else 0
+                if kind == "poll":
+                    count = len(await consumer.poll())
+                elif kind == "async for":
+                    count = (await anext(consumer)).offset - 1  # of offset 2, which is the third one
+                if count > 0:
+                    break
+            handling.set()
+            if outcome == "fails":
+                raise ValueError("of the handler")
+            if outcome != "ends":
+                await asyncio.Event().wait()
+
+        async with reading(servers, **settings) as consumer:
+            consumer.subscribe([_topic(servers, name)])
+            task = asyncio.create_task(work(consumer))
+            await handling.wait()
+            if outcome == "is cancelled":
+                task.cancel()
+            if outcome != "works":
+                await asyncio.wait([task])
+            if call == "commit_async":
+                consumer.commit_async()
+            else:
+                await getattr(consumer, call)()
+            if call.startswith("commit"):
+                assert await consumer.position(name, 0) == (3 if kind == "async for" else len(VALUES))
+            task.cancel()
+            await asyncio.wait([task])
+            if call.startswith("commit"):
+                await consumer.close()  # the position of a commit stays, and is committed again
+        async with reading(servers, group_id=name) as consumer:
+            there = (await consumer.committed([(name, 0)]))[name, 0].offset
+        processed, all_of_it = (2, 3) if kind == "async for" else (0, len(VALUES))
+        assert there == (all_of_it if outcome == "ends" else processed)
+
+    run(main())
+
+
+def test_the_task_that_got_a_record_commits_it(servers: str) -> None:
+    async def main() -> None:
+        async def there() -> int:
+            return (await consumer.committed([(name, 0)]))[name, 0].offset
+
+        name = _topic(servers, "processed")
+        async with reading(servers, group_id=name, auto_commit_interval_ms="600000") as consumer:
+            consumer.subscribe([name])
+            async for record in consumer:
+                if record.offset == 0:
+                    await consumer.commit()
+                    assert await there() == 1
+                elif record.offset == 1:
+                    await asyncio.shield(consumer.commit())
+                    assert await there() == 2
+                elif record.offset == 2:
+                    consumer.commit_async()
+                elif record.offset == 3:
+                    assert await there() == 3
+                else:
+                    break
+            await asyncio.wait_for(anext(consumer), _PATIENCE)  # in a task of its own before Python 3.12
+            await asyncio.create_task(anext(consumer))  # type: ignore[arg-type]
+            await consumer.commit()
+            assert await there() == 7
+            assert (await anext(consumer)).offset == 7
+        async with reading(servers, group_id=name) as consumer:
+            assert await there() == 8
+
+    run(main())

@@ -203,8 +203,12 @@ class ConsumerCore(Calls):
         """
         with self._joining:
             group = self._in_group()
-            wanted = group.consumed() if offsets is None else offsets_of("commit", offsets)
+            wanted = self._consumed() if offsets is None else offsets_of("commit", offsets)
             yield from group.commits.commit(wanted)
+
+    def _consumed(self) -> dict[TopicPartition, Committed]:
+        """The positions that a commit is of."""
+        return self._in_group().consumed()
 
     def _committing_async(
         self,
@@ -216,7 +220,7 @@ class ConsumerCore(Calls):
         if on_done is not None and not callable(on_done):
             raise TypeError(f"commit_async: on_done must be a function, not {type(on_done).__name__}")
         return group.commits.begin(
-            group.consumed() if offsets is None else offsets_of("commit_async", offsets), on_done
+            self._consumed() if offsets is None else offsets_of("commit_async", offsets), on_done
         )
 
     def dead_letter(
