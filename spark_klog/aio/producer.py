@@ -144,9 +144,9 @@ class Producer(ProducerCore):
             await self.close()
             return
         try:
-            if self._transactions is not None and self._transactions.is_open:
+            if self._transactions is not None:
                 with suppress(KlogError, asyncio.TimeoutError):  # else readers wait for its timeout
-                    await asyncio.wait_for(self.abort_transaction(), LAST_ABORT_MS / 1000)
+                    await asyncio.wait_for(self._end_transaction(), LAST_ABORT_MS / 1000)
         finally:
             self._end()
 
@@ -682,17 +682,26 @@ class Producer(ProducerCore):
     async def abort_transaction(self) -> None:
         """Drop unsent records and abort the transaction. After an error, or a cancellation, call it again."""
 
-        def steps() -> Steps[None]:
-            if self._transactional("abort_transaction").is_open:
-                self._full_bytes -= sum(gathering.whole[1] for _, gathering in self._full)
-                self._full.clear()
-                aborted = TransactionAborted("the transaction was aborted before the record's topic was known")
-                for record in self._records_that_wait():
-                    _settle_outcome(record.outcome, aborted, None, record.arguments[0])
-            yield from self._aborting()
-            yield from self._calling_back()
+        await self._run("abort_transaction", self._in_turn(self._aborting_all(), State.ABORTING))
 
-        await self._run("abort_transaction", self._in_turn(steps(), State.ABORTING))
+    def _aborting_all(self) -> Steps[None]:
+        if self._transactional("abort_transaction").is_open:
+            self._full_bytes -= sum(gathering.whole[1] for _, gathering in self._full)
+            self._full.clear()
+            aborted = TransactionAborted("the transaction was aborted before the record's topic was known")
+            for record in self._records_that_wait():
+                _settle_outcome(record.outcome, aborted, None, record.arguments[0])
+        yield from self._aborting()
+        yield from self._calling_back()
+
+    async def _end_transaction(self) -> None:
+        """Abort what is open after the calls of other tasks: a commit that has begun goes on."""
+
+        def steps() -> Steps[None]:
+            if self._transactional("close").is_open:
+                yield from self._aborting_all()
+
+        await self._run("close", self._in_turn(steps(), State.ABORTING))
 
     def _check(self, call: str) -> None:
         super()._check(call)
@@ -714,17 +723,21 @@ class Producer(ProducerCore):
         return self._driver.in_turn(marked(), self._max_block, late)
 
     async def close(self) -> None:
-        """Flush and close the connections; abort an open transaction. A second call does nothing."""
+        """Flush and close the connections; abort an open transaction. A second call does nothing.
+
+        A commit of another task is waited for, up to max.block.ms.
+        """
         if self._is_closed:
             return
         self._driver.check_loop()
         try:
-            if self._driver.is_forked:
-                pass
-            elif self._transactions is None:
+            if self._driver.has_lost_its_loop and not self._driver.is_forked:
+                until = time.monotonic() + self._max_block
+                await asyncio.to_thread(self.finish_at_exit, until)  # no other call can be under way
+            elif self._transactions is None and not self._driver.is_forked:
                 await self.flush()
-            elif self._transactions.is_open:
-                await self.abort_transaction()
+            elif not self._driver.is_forked:
+                await self._end_transaction()
         finally:
             self._end()
 

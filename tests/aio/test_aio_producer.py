@@ -266,14 +266,31 @@ def test_calls_where_no_loop_of_it_runs() -> None:
             await producer.send("t", b"1")
 
         async def other() -> None:
-            for call in (producer.send("t", b""), producer.flush(), producer.close()):
+            for call in (producer.send("t", b""), producer.flush()):
                 with pytest.raises(ConcurrentUse, match="another event loop"):
                     await call
 
         asyncio.run(main())
         asyncio.run(other())
-        producer._end()  # its loop is closed: descriptors are closed nevertheless
+        asyncio.run(producer.close())
         assert brokers.log[A] == [b"1"]
+
+
+def test_closed_where_its_loop_is_closed() -> None:
+    """Any loop may close it then, and what is left is written."""
+    with ModelCluster(1, {"t": 1}) as brokers:
+        producer = Producer({"bootstrap.servers": brokers.servers, "linger.ms": "60000"})
+
+        async def main() -> None:
+            await producer.partitions("t")
+            for number in range(10):
+                producer.send_nowait("t", b"%d" % number)
+
+        asyncio.run(main())
+        asyncio.run(producer.close())
+        assert brokers.log[A] == [b"%d" % number for number in range(10)]
+        with pytest.raises(ProducerClosed):
+            asyncio.run(producer.flush())
 
 
 def test_another_loop_changes_nothing() -> None:
@@ -620,3 +637,32 @@ def test_transactions_that_are_cancelled_at_any_round(monkeypatch: pytest.Monkey
         assert len(values) == len(set(values))
         assert all(numbers.count(number) == 4 for number in numbers)
         assert {number for number in numbers if number >= 1000}
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["the block ends", "the block fails"])
+@pytest.mark.parametrize("api", ["Produce", "EndTxn"])
+def test_a_commit_goes_on_while_another_task_closes(api: str, fails: bool) -> None:
+    async def transaction(producer: Producer) -> None:
+        await producer.begin_transaction()
+        producer.send_nowait("t", b"x")
+        await producer.commit_transaction()
+
+    async def main(cluster: EmbeddedCluster) -> None:
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": "x", "linger.ms": "0"}
+        with suppress(KeyError):
+            async with Producer(settings) as producer:
+                await producer.init_transactions()
+                await transaction(producer)
+                cluster.inject(Fault(Delay(500), api=api, count=1))
+                committing = asyncio.create_task(transaction(producer))
+                await asyncio.sleep(0.2)
+                if fails:
+                    raise KeyError
+        await committing
+
+    with EmbeddedCluster(faults=[]) as cluster:
+        run(main(cluster))
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "isolation.level": "read_committed"}
+        with Consumer(settings) as consumer:
+            consumer.assign([("t", 0, -2)])
+            wait_until(lambda: consumer.poll(0.2) and consumer.position("t", 0) >= 3)
