@@ -126,13 +126,17 @@ class ChildProcess:
         try:
             self.popen.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self.popen.kill()
+        self._ended()
 
     def kill(self) -> None:
         self.popen.kill()
+        self._ended()
+
+    def _ended(self) -> None:
         self.popen.wait()
-        if self.popen.stdin is not None:
-            self.popen.stdin.close()
+        for pipe in filter(None, (self.popen.stdin, self.popen.stdout)):
+            pipe.close()
 
     def next_line(self) -> str:
         """The next line that a broker prints: it is ready, or has applied a command; empty if it ended or is late."""

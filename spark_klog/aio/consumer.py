@@ -540,7 +540,8 @@ class Consumer(ConsumerCore, OnLoop):
 
     def _leaving(self, until: float, task: asyncio.Task[Any] | None, *, commits: bool) -> Steps[None]:
         assert self._group is not None
-        self._cluster.patience = self._group.cluster.patience = PATIENCE
+        self._cluster.patience = PATIENCE
+        self._group.hurry()
         while self._turn.is_taken and time.monotonic() < until:
             yield Wait(None, until)
         if self._preparing is not None:

@@ -14,6 +14,7 @@ import select
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from spark_klog.client.forks import Maker
@@ -38,8 +39,9 @@ class LoopDriver:
         self._client = client
         self._maker = Maker(client, closed)
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: The requests under way, each with the future that gets its result. In this order they make their steps.
-        self._running: dict[Steps[Any], asyncio.Future[Any]] = {}
+        #: The requests under way, each with the future that gets its result, and with the context of its call, in which
+        #: its steps are made, whoever begins the round. In this order they make them.
+        self._running: dict[Steps[Any], tuple[asyncio.Future[Any], Context]] = {}
         self._readers: list[int] = []
         self._writers: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -90,7 +92,7 @@ class LoopDriver:
     def start(self, steps: Steps[_T]) -> asyncio.Future[_T]:
         """Begin a request that goes on without a task; what can be done at once is done."""
         future: asyncio.Future[_T] = self.loop.create_future()
-        self._running[steps] = future
+        self._running[steps] = future, copy_context()
         if self._is_stepping:
             self.wake()
         else:
@@ -157,7 +159,7 @@ class LoopDriver:
         self.is_closed = True
         self._unwatch()
         running, self._running = self._running, {}
-        for steps, future in running.items():
+        for steps, (future, _) in running.items():
             steps.close()
             settle(future, error)
         if self._threads is not None:
@@ -179,14 +181,14 @@ class LoopDriver:
 
     def _steps(self) -> Iterator[Wait | None]:
         """Make a step of each request: what it waits for, None if it has ended."""
-        for steps, future in list(self._running.items()):
+        for steps, (future, context) in list(self._running.items()):
             if steps not in self._running:  # another one has closed the driver
                 continue
             wait: Wait | None = None
             error: BaseException | None = None
             result: Any = None
             try:
-                wait = next(steps)
+                wait = context.run(next, steps)
             except StopIteration as end:
                 result = end.value
             except BaseException as raised:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -297,6 +298,8 @@ class Producer(ProducerCore):
         """Add a record, now or when its topic is known."""
         assert self._loop is not None
         future: asyncio.Future[RecordMetadata] = self._loop.create_future()
+        if on_delivery is not None:
+            on_delivery = partial(copy_context().run, on_delivery)  # type: ignore[call-arg]  # a ParamSpec in a partial
         topic, outcome = arguments[0], (future, on_delivery, arguments[4])
         if topic not in self._arrivals and self._choice.knows(topic) and self._is_ready(arguments):
             self._add(arguments, outcome)

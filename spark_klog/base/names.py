@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from itertools import islice
 from typing import Any, Final, Literal, get_args
 
 from spark_klog.errors import ConfigError
@@ -87,12 +86,6 @@ def _check_means_the_same(what: str, text: str) -> None:
             is_class = True
             first = place + (2 if text.startswith("^", place + 1) else 1)
         place += 1
-
-
-def some_names(names: Collection[str], most: int = 10) -> str:
-    """The first names, and how many more there are: for messages about any number of things."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(islice(names, most)) + more
 
 
 def imported_at_first_use(package: str, names: Mapping[str, str], home: str = "") -> Callable[[str], Any]:

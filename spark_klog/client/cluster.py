@@ -460,7 +460,7 @@ class Cluster:
             if strangers and not (failures and self._is_known):  # brokers that were reached may come back
                 failure = strangers[-1]
             self._unreached_since = self._unreached_since or time.monotonic()
-            if self._has_no_patience() or is_retried:
+            if self.has_no_patience() or is_retried:
                 raise failure
             yield from retried(retry, failure)
 
@@ -527,7 +527,7 @@ class Cluster:
         yield from opened(connection, until)
         return (yield from answered(connection, api, message(connection.version_of(api)), until))
 
-    def _has_no_patience(self) -> bool:
+    def has_no_patience(self) -> bool:
         """Whether no broker has answered for `patience`."""
         since = self._unreached_since
         return since is not None and time.monotonic() >= since + self.patience
@@ -614,7 +614,7 @@ class Cluster:
                 try:
                     return (yield from action())
                 except (ConnectionFailed, RequestTimedOut) as error:
-                    if self._has_no_patience():
+                    if self.has_no_patience():
                         raise
                     failure: KlogError = error
                 except ProtocolError as error:

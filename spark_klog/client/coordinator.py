@@ -131,7 +131,7 @@ class Coordinators:
                         self._cluster.suspect(node)  # so that others are asked first for the coordinator
                         raise
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-                if not is_retriable(error):
+                if not is_retriable(error) or (isinstance(error, ConnectionFailed) and self._cluster.has_no_patience()):
                     raise
                 yield from retried(retry, error)
                 _log.debug("trying again: %s", error)

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from operator import itemgetter
 from typing import TypeVar
 
-from spark_klog.base.names import TopicPartition, some_names
+from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import some_of
 from spark_klog.client import Admin
 from spark_klog.client.admin.calls import Outcomes
 from spark_klog.client.admin.groups import GroupDescription, GroupListing
@@ -130,7 +131,7 @@ class Look:
             for name, error in errors.items():
                 reasons.setdefault(reason_of(error), []).append(name)
             for reason, names in reasons.items():
-                lines.append(f"no answer about {kind} {some_names(names)}: {reason}")
+                lines.append(f"no answer about {kind} {some_of(names)}: {reason}")
         return lines
 
 

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_klog.base.clock import doubled
-from spark_klog.base.names import TopicPartition, some_names
+from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import some_of
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.net.waiting import wait_until_ready
@@ -239,7 +240,7 @@ class Waiting:
 
 
 def _named(keys: Collection[TopicPartition]) -> str:
-    return some_names([f"{topic}-{number}" for topic, number in sorted(keys)])
+    return some_of([f"{topic}-{number}" for topic, number in sorted(keys)])
 
 
 def _size(entry: OutBatch | int) -> int:
@@ -708,7 +709,7 @@ class Session:
         if self._silence is None:
             self._silence = Lasting(now, _LAG_SECONDS, _LAST_PAUSE)
         if self._silence.is_due(now):
-            reasons = some_names(sorted({str(error) for error in silent.values()}))
+            reasons = some_of(sorted({str(error) for error in silent.values()}))
             _log.warning(
                 "%d partitions of the source have a silent leader (%s): %s", len(silent), reasons, _named(silent)
             )

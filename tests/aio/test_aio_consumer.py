@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from spark_klog.aio import Consumer
 from spark_klog.base.names import TopicPartition
+from spark_klog.broker.faults import Delay, Fault
 from spark_klog.client import Admin, Producer, RebalanceListener
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConcurrentUse, ConfigError, ConsumerClosed, KlogError, WokenUp
@@ -265,6 +267,77 @@ def test_a_listener_goes_on_when_its_poll_is_cancelled(servers: str) -> None:
             assert (await consumer.committed([(topic, 0)]))[topic, 0].offset == 4
 
     run(main())
+
+
+def test_a_call_has_the_context_of_its_task(servers: str) -> None:
+    """Not that of another task that uses the consumer meanwhile: its spans would have foreign parents."""
+    topic = _topic(servers, "contexts")
+    whose, heard = ContextVar("whose", default="none"), list[str]()
+
+    class Listener(RebalanceListener):
+        def on_assigned(self, partitions: list[TopicPartition]) -> None:
+            heard.append(whose.get())
+
+    async def main() -> None:
+        async with reading(servers, group_id="contexts") as consumer:
+            consumer.subscribe([topic], Listener())
+
+            async def read() -> None:
+                whose.set("reader")
+                while not await consumer.poll(0.2):
+                    pass
+
+            reader = asyncio.create_task(read())
+            whose.set("another")
+            while not reader.done():
+                await consumer.committed([(topic, 0)])
+            await reader
+        assert heard == ["reader"]
+
+    run(main())
+
+
+def test_a_close_while_letters_wait_for_a_broker_that_is_gone() -> None:
+    async def main(cluster: EmbeddedCluster) -> None:
+        letters = {"dead_letter_topic": "letters", "enable_auto_commit": "false"}
+        async with reading(cluster.bootstrap_servers, group_id="gone", **letters) as consumer:
+            consumer.subscribe(["t"])
+            record = await anext(consumer)
+            consumer.dead_letter(record, "no")
+            cluster.kill(0)
+            commit = asyncio.create_task(consumer.commit())
+            await asyncio.sleep(0.3)
+            begin = time.monotonic()
+            await consumer.close()
+            assert time.monotonic() - begin < 10
+            with pytest.raises(KlogError):
+                await commit
+
+    with EmbeddedCluster() as cluster:
+        for topic in ("t", "letters"):
+            _topic(cluster.bootstrap_servers, topic)
+        run(main(cluster))
+
+
+@pytest.mark.parametrize("api", ["InitProducerId", "Produce"])
+def test_a_seek_during_a_commit_with_letters(api: str) -> None:
+    async def main(cluster: EmbeddedCluster) -> None:
+        letters = {"dead_letter_topic": "letters", "enable_auto_commit": "false"}
+        async with reading(cluster.bootstrap_servers, group_id="sought", **letters) as consumer:
+            consumer.subscribe(["t"])
+            consumer.dead_letter(await anext(consumer), "no")
+            cluster.inject(Fault(Delay(300), api=api, count=1))
+            commit = asyncio.create_task(consumer.commit())
+            await asyncio.sleep(0.1)
+            consumer.seek("t", 0, 0)
+            await commit
+            consumer.dead_letter(await anext(consumer), "no")
+            await consumer.commit()
+
+    with EmbeddedCluster(faults=[]) as cluster:
+        for topic in ("t", "letters"):
+            _topic(cluster.bootstrap_servers, topic, VALUES[:1] if topic == "t" else [])
+        run(main(cluster))
 
 
 def test_a_listener_waits_for_a_task_that_commits(servers: str) -> None:

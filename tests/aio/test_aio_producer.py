@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from itertools import count
 from typing import Any
@@ -566,6 +567,23 @@ async def _end_of(producer: Producer) -> None:
             return
         except InvalidTransactionState:
             pass  # committing, or it has ended
+
+
+def test_on_delivery_has_the_context_of_its_send() -> None:
+    whose, heard = ContextVar("whose", default=-1), list[tuple[int, int]]()
+
+    async def main(servers: str) -> None:
+        async with Producer({"bootstrap.servers": servers}) as producer:
+
+            async def send(number: int) -> None:
+                whose.set(number)
+                await producer.send("t", b"", on_delivery=lambda _error, _place: heard.append((number, whose.get())))
+
+            await asyncio.gather(*map(send, range(4)))
+
+    with EmbeddedCluster() as cluster:
+        run(main(cluster.bootstrap_servers))
+    assert sorted(heard) == [(number, number) for number in range(4)]
 
 
 @pytest.mark.parametrize("api", ["FindCoordinator", "TxnOffsetCommit"])

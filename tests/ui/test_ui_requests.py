@@ -284,7 +284,7 @@ def test_groups_of_a_topic(page: Page, cluster: EmbeddedCluster, topic: str) -> 
     member.subscribe([topic])
     try:
         assert member.poll(30)
-        groups = {one["group"]: (one["members"], one["lag"]) for one in page.get("groups")}
+        groups = {one["group"]: (one["members"], one["lag"]) for one in page.get("groups")["groups"]}
         assert (groups[f"{topic}-offline"], groups[f"{topic}-online"]) == ((0, 4), (1, None))
         rows = {one["group"]: (one["state"], one["members"], one["lag"]) for one in page.get("readers", name=topic)}
         assert rows == {f"{topic}-offline": ("Empty", 0, 3), f"{topic}-online": ("Stable", 1, None)}

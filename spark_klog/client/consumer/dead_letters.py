@@ -122,6 +122,9 @@ class DeadLetters:
             transaction_timeout_ms=min(config.client.transaction_timeout_ms, _TRANSACTION_MS),
         )
         self._writer: _Writer | None = None
+        #: The one that writes now, and its `Cluster.patience`.
+        self._busy: _Writer | None = None
+        self._patience = math.inf
         #: Of a transaction of which the commit was not answered: offsets that show whether it is committed, those that
         #: were there before if nothing marks them, and its letters.
         self._doubt: tuple[Offsets, Offsets, list[_Place]] | None = None
@@ -309,7 +312,7 @@ class DeadLetters:
         If brokers do not answer, they wait, and the next call tries again.
         """
         if self._must_open:
-            writer = _Writer(Cluster(self._client))
+            writer = self._new_writer()
             try:
                 with writer.cluster.within(timeout_ms, limit):
                     yield from writer.beginning()
@@ -343,7 +346,8 @@ class DeadLetters:
                 yield from paused(time.monotonic() + pause_seconds(self._config.client, attempts))
 
     def _writing(self, keys: list[_Place], offsets: Offsets, member: GroupMetadata, bounds: Bounds) -> Steps[None]:
-        writer, self._writer = self._writer or _Writer(Cluster(self._client)), None
+        writer, self._writer = self._writer or self._new_writer(), None
+        self._busy = writer
         mark = f"klog-dead-letters:{uuid4().hex}"
         marked = {key: each if each.metadata else each._replace(metadata=mark) for key, each in offsets.items()}
         before: Offsets = {}
@@ -358,9 +362,9 @@ class DeadLetters:
                     if any(now == wanted != then for now, wanted, then in shown):
                         self._drop(written)
                     self._doubt = None
-                    keys = [key for key in keys if key in self._pending]
                 if all(each.metadata for each in offsets.values()):  # it is the program's
                     before = yield from stored.asking_committed(list(offsets))
+                keys = [key for key in keys if key in self._pending]  # a seek may have come, or it was in doubt
                 yield from writer.writing([self._pending[key] for key in keys], marked, member, bounds)
         except BaseException as error:
             if writer.is_committing:
@@ -372,8 +376,21 @@ class DeadLetters:
             finally:
                 writer.close()
             raise
+        finally:
+            self._busy = None
         self._writer = writer
         self._drop(keys)
+
+    def _new_writer(self) -> _Writer:
+        writer = _Writer(Cluster(self._client))
+        writer.cluster.patience = self._patience
+        return writer
+
+    def hurry(self, patience: float) -> None:
+        """Give up from now on if no broker has answered for so many seconds."""
+        self._patience = patience
+        for writer in filter(None, (self._writer, self._busy)):
+            writer.cluster.patience = patience
 
     def _drop(self, keys: Collection[_Place]) -> None:
         with self._lock:

@@ -520,13 +520,19 @@ class ConsumerGroup(ABC):
         except KlogError as error:
             _log.warning("offsets of group %s were not committed: %s", self.name, error)
 
+    def hurry(self) -> None:
+        """Give up soon, from now on, if no broker can be reached."""
+        self.cluster.patience = PATIENCE
+        if self.commits.letters is not None:
+            self.commits.letters.hurry(PATIENCE)
+
     def close(self, timeout: float = CLOSE_SECONDS, *, commits: bool = True) -> Steps[None]:
         """Commit if enable.auto.commit is set and `commits`, call the listener, leave the group, close the connections.
 
         Like Java's clients it takes no longer than `timeout` s and request.timeout.ms, and unlike them not as long if
         no broker at all can be reached.
         """
-        self.cluster.patience = PATIENCE
+        self.hurry()
         longest_ms = min(1000 * max(0.0, timeout), self._config.client.request_timeout_ms)
         failures: list[BaseException] = []
         leaving: Steps[None] | None = None

@@ -104,8 +104,9 @@ def _topics(text: str) -> tuple[str, ...]:
 
 def _delays(text: str) -> tuple[int, ...]:
     """retry.delays.ms."""
-    delays = tuple(int(part) for part in items(text))
-    if any(not 0 <= delay <= INT32_MAX for delay in delays) or list(delays) != sorted(delays):
+    parts = items(text)
+    delays = tuple(int(part) for part in parts if part.isdecimal())
+    if len(delays) < len(parts) or any(delay > INT32_MAX for delay in delays) or list(delays) != sorted(delays):
         raise ValueError("milliseconds, one number for each of retry.topics, none less than the one before")
     return delays
 

@@ -296,7 +296,7 @@ def test_workers_that_are_killed(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
 ) -> None:
     create_topic(servers, topic, 4)
-    produce(servers, topic, values(12_000, partitions=4), batch_num_messages=4)
+    produce(servers, topic, values(12_000, partitions=4), batch_num_messages=2)
     # Many small requests make tasks long enough to be killed.
     frame = read(spark, servers, subscribe=topic, **{"kafka.max.partition.fetch.bytes": 1})
     jvm = spark.sparkContext._gateway.proc.pid
@@ -324,7 +324,7 @@ def test_workers_that_are_killed(
                 time.sleep(0.05)
                 continue
             before = failed_tasks()
-            time.sleep(0.2)  # by then the workers read
+            time.sleep(0.1)  # by then the workers read, for a second or more
             for pid in workers(jvm):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
