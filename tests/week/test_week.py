@@ -265,8 +265,10 @@ def _running(folder: Path) -> Iterator[_Week]:
     broker = KlogBroker(folder / "ours", *settings, "--schema-registry", f"{HOST}:{registry}")
     with broker, secure_kafka(NEWEST, folder / "secure") as secure:
         secure.tokens.lifetime = _TOKEN_SECONDS
-        for topic in ("clicks", "copies"):
-            create_topic(broker.bootstrap_servers, topic, _PARTITIONS)
+        create_topic(broker.bootstrap_servers, "clicks", _PARTITIONS)
+        # copies have a third of the bytes
+        least = str(max(1 << 20, int(500 * _SECONDS)))
+        create_topic(broker.bootstrap_servers, "copies", _PARTITIONS, **{"retention.bytes": least})
         create_topic(broker.bootstrap_servers, "quiet")
         for topic, partitions in (("clicks", _PARTITIONS), ("questions", 1), ("answers", 1)):
             create_topic(secure.kafka.bootstrap_servers, topic, partitions)
