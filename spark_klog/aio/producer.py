@@ -734,12 +734,14 @@ class Producer(ProducerCore):
             return
         self._driver.check_loop()
         try:
-            if self._driver.has_lost_its_loop and not self._driver.is_forked:
+            if self._driver.is_forked:
+                pass
+            elif self._driver.has_lost_its_loop:
                 until = time.monotonic() + self._max_block
                 await asyncio.to_thread(self.finish_at_exit, until)  # no other call can be under way
-            elif self._transactions is None and not self._driver.is_forked:
+            elif self._transactions is None:
                 await self.flush()
-            elif not self._driver.is_forked:
+            else:
                 await self._end_transaction()
         finally:
             self._end()

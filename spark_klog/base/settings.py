@@ -8,10 +8,11 @@ default, and its `Kind`, which turns a text into the value. A kind raises `Value
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from typing import Any, NamedTuple
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.errors import ConfigError
 
 INT32_MAX, INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
@@ -130,6 +131,11 @@ def some_of(names: Sequence[str], most: int = 10, separator: str = ", ") -> str:
     """The first names, and how many more there are, for a message that may be about very many."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return separator.join(names[:most]) + more
+
+
+def some_partitions(keys: Collection[TopicPartition], most: int = 10) -> str:
+    """As `some_of`, of partitions in order."""
+    return some_of([f"{topic}-{partition}" for topic, partition in sorted(keys)], most)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> str:

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from spark_klog.base.names import TopicPartition, topic_pattern
-from spark_klog.base.settings import some_of
+from spark_klog.base.settings import some_partitions
 from spark_klog.classic.settings import ConnectorConfig
 from spark_klog.classic.streams import Held, KafkaStream
 from spark_klog.client import Consumer
@@ -632,4 +632,4 @@ class Member:
 
 
 def _shown(keys: Collection[TopicPartition]) -> str:
-    return some_of([f"{topic}-{number}" for topic, number in sorted(keys)], 5)
+    return some_partitions(keys, 5)

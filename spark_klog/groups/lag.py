@@ -329,9 +329,10 @@ class LagMetrics:
 
     def _log_partial(self, look: Look) -> None:
         """Log what is missing when something is for the first time, and when nothing is any more."""
-        was_partial, self._is_partial = self._is_partial, bool(look.missing)
+        missing = look.missing
+        was_partial, self._is_partial = self._is_partial, bool(missing)
         if self._is_partial and not was_partial:
-            _log.warning("the last figures are served of what does not answer: %s", "; ".join(look.missing))
+            _log.warning("the last figures are served of what does not answer: %s", "; ".join(missing))
         if was_partial and not self._is_partial:
             _log.warning("all groups and partitions are read again")
 

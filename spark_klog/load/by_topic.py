@@ -202,8 +202,8 @@ class Loads:
                 if self._asked.start is None and self._asked.until is None:
                     looks = {"": self._look_at_all(cluster, metadata)}
                 outcomes = self._drive(cluster, {"": replace(self._asked, topics=list(self._topics))}, looks)
-                for part in (part for loaded in (outcomes[0].loaded,) if loaded for part in loaded.partitions):
-                    self._parts[part.topic, part.partition] = part
+                if (loaded := outcomes[0].loaded) is not None:
+                    self._parts |= {(part.topic, part.partition): part for part in loaded.partitions}
         for outcome in outcomes:
             pause = doubled(self._every, max(self._every, LONGEST_PAUSE), outcome.failures + 1)
             held_until = began + pause - self._every / 2 if outcome.failures else 0.0

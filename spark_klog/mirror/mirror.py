@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from spark_klog.base.clock import doubled
 from spark_klog.base.names import TopicPartition
-from spark_klog.base.settings import some_of
+from spark_klog.base.settings import some_of, some_partitions
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.net.waiting import wait_until_ready
@@ -239,10 +239,6 @@ class Waiting:
         return key, entry
 
 
-def _named(keys: Collection[TopicPartition]) -> str:
-    return some_of([f"{topic}-{number}" for topic, number in sorted(keys)])
-
-
 def _size(entry: OutBatch | int) -> int:
     return 0 if isinstance(entry, int) else len(entry.data)
 
@@ -408,7 +404,7 @@ class Session:
             for key in [key for key in self._noted if key[0] == topic]:
                 del self._noted[key]  # `_commit` has taken all of it
         if deleted := gone - self._left_out:
-            _log.warning("not at the source any more, the copies stay: %s", _named(deleted))
+            _log.warning("not at the source any more, the copies stay: %s", some_partitions(deleted))
         for key in gone:
             del self._positions[key]
         if new or gone:
@@ -517,7 +513,7 @@ class Session:
     def _leave_out(self, keys: set[TopicPartition]) -> None:
         """Look again soon for partitions whose leaders do not answer: they must not hold up the others."""
         if new := keys - self._left_out:
-            _log.warning("no leader answers, mirrored as soon as one does: %s", _named(new))
+            _log.warning("no leader answers, mirrored as soon as one does: %s", some_partitions(new))
         self._left_out = keys
         if keys:
             self._refresh_at = time.monotonic() + _LAG_SECONDS
@@ -711,7 +707,10 @@ class Session:
         if self._silence.is_due(now):
             reasons = some_of(sorted({str(error) for error in silent.values()}))
             _log.warning(
-                "%d partitions of the source have a silent leader (%s): %s", len(silent), reasons, _named(silent)
+                "%d partitions of the source have a silent leader (%s): %s",
+                len(silent),
+                reasons,
+                some_partitions(silent),
             )
 
     def _translate(self) -> None:

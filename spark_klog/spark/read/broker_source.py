@@ -17,7 +17,7 @@ from functools import partial
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import doubled
 from spark_klog.base.names import TopicPartition, check_topic_name
-from spark_klog.base.settings import some_of
+from spark_klog.base.settings import some_of, some_partitions
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, numbers_of
 from spark_klog.client.fetch.sampling import next_timestamps, record_sizes, timestamp_types
 from spark_klog.client.offsets import high_watermarks, list_offsets
@@ -129,10 +129,9 @@ class BrokerSource(QuerySource):
                 *(option, spec.group),
             )
         elif without:
-            names = some_of([f"{topic}-{partition}" for topic, partition in without])
             _log.warning(
                 "option %s=group: group %s has no committed offset of %s; these start at their first record",
-                *(option, spec.group, names),
+                *(option, spec.group, some_partitions(without)),
             )
         return self.earliest(without) | committed
 

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from spark_klog.base.memory import uncollected
 from spark_klog.base.names import TopicPartition
-from spark_klog.base.settings import some_of
+from spark_klog.base.settings import some_partitions
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import list_offsets, offsets_of_led
@@ -499,7 +499,7 @@ class Leaderless:
             self._since.setdefault(key, now)
         key = min(self._since, key=lambda partition: self._since[partition])
         waited = now - self._since[key]
-        names = some_of([f"{topic}-{partition}" for topic, partition in sorted(self._since)])
+        names = some_partitions(self._since)
         if is_overdue:
             raise RequestTimedOut(
                 f"no leader of {names} has answered for {waited:.0f} s (kafka.request.timeout.ms is "
