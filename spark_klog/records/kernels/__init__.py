@@ -67,7 +67,10 @@ def native_trouble() -> str | None:
                 "from it: run in another folder, or 'pip install -e .' in that of the sources"
             )
         __path__.append(str(hidden))
-        native = importlib.import_module(_MODULES["native"])
+        try:
+            native = importlib.import_module(_MODULES["native"])
+        except ImportError:  # it is there, and can't be loaded
+            return _MISSING
     return None if _is_of_these_sources(native) else _OLDER
 
 
