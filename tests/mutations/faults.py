@@ -273,8 +273,8 @@ FAULTS = (
     Fault(
         "client-heartbeats-asleep",  # after the first rebalance
         "spark_klog/client/consumer/classic_group.py",
-        "            self.polled_at = time.monotonic()\n            self._tell_changes()\n",
-        "            self.polled_at = time.monotonic()\n",
+        "self._news = protocols, None, None\n            self._tell_changes()\n",
+        "self._news = protocols, None, None\n",
         ("tests/client/consumer/test_consumer_rebalances.py", "tests/client/consumer/test_consumer.py"),
     ),
     Fault(

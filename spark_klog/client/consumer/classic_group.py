@@ -1,12 +1,14 @@
 """A consumer in its group by the classic protocol: rebalances and heartbeats.
 
-    out       find the coordinator, revoke partitions if the protocol is eager, send JoinGroup
-    joining   the coordinator waits for all members; then the leader assigns and all send SyncGroup
-    syncing   receive the assignment and apply it
-    stable    send heartbeats, until a response says that the group rebalances
+    out       the polling thread revokes partitions if the protocol is eager
+    joining   JoinGroup: the coordinator waits for all members; then the leader assigns and all send SyncGroup
+    stable    heartbeats, until a response says that the group rebalances; the polling thread applies the assignment
 
 With an eager protocol a member revokes all partitions before it joins again. With the cooperative one (KIP-429) it
 keeps them, then revokes those it is no longer assigned, and if there were any joins again.
+
+Requests are sent beside the polls, so that a member that is busy with its records stays in the group; partitions and
+positions change in a poll.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Generator
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import NamedTuple
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error
@@ -29,18 +31,13 @@ from spark_klog.client.consumer.assignors import (
     encode_assignment,
     encode_subscription,
 )
-from spark_klog.client.consumer.group import Beside, ConsumerGroup, Heartbeating, RebalanceListener
+from spark_klog.client.consumer.group import PATIENCE, Beside, ConsumerGroup, Heartbeating, RebalanceListener, counted
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import finding_coordinator
-from spark_klog.client.net.connection import Connection
 from spark_klog.client.offsets import GroupMetadata
-from spark_klog.client.requests import Steps, Wait, answered, opened, paused
+from spark_klog.client.requests import Steps, Wait
 from spark_klog.client.retry import pause_seconds
-from spark_klog.errors import (
-    DecodeError,
-    ErrorCode,
-    KlogError,
-)
+from spark_klog.errors import DecodeError, ErrorCode, KlogError
 from spark_klog.protocol.apis import HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
@@ -58,8 +55,6 @@ _AGAIN = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.REQUEST_TIMED_OUT,
 )
-#: Steps that yield a `Wait` where they wait for other members, and steps to be made before the call goes on.
-_Joining = Generator[Wait | Steps[Any], Any, None]
 
 
 def leave(cluster: Cluster, member: GroupMetadata, reason: str) -> Steps[None]:
@@ -72,29 +67,57 @@ def leave(cluster: Cluster, member: GroupMetadata, reason: str) -> Steps[None]:
     yield from cluster.asking(node, LEAVE_GROUP, request)
 
 
+class Joined(NamedTuple):
+    """How JoinGroup and SyncGroup have ended: the last request, and its answer, or why there is none."""
+
+    api: Api
+    answer: Message | Exception
+    #: The partition counts that this member has assigned as the group's leader; None if it is not the leader.
+    assigned_for: dict[str, int] | None
+
+
 class Heartbeats(Heartbeating):
-    """Heartbeats of one member, from `begin` until `pause`. Calls `on_news` when `take_news` has an error code."""
+    """JoinGroup, SyncGroup and heartbeats of one member, from `join` until `pause`; a slow program delays none of them.
+
+    Calls `on_news` when `take_joined` has the end of a JoinGroup, or `take_news` an error code.
+    """
 
     def __init__(self, config: ConsumerConfig, on_news: Callable[[], None], beside: Beside | None = None) -> None:
         super().__init__(config, on_news, beside)
-        self._member: GroupMetadata | None = None
+        self.cluster.patience = PATIENCE  # polls log failures, and begin again
+        #: As the coordinator has named it last; of generation -1 outside of the group.
+        self.member = GroupMetadata(self._group, -1, "", config.group_instance_id)
+        #: The protocols of the JoinGroup to send, or the member whose heartbeats are due.
+        self._work: list[Message] | GroupMetadata | None = None
+        self._joined: Joined | None = None
         self._news: ErrorCode | None = None
 
-    def begin(self, member: GroupMetadata) -> None:
+    def join(self, protocols: list[Message]) -> None:
         with self._lock:
-            self._member, self._news = member, None
-            self.polled_at = time.monotonic()
+            self._work, self._joined, self._news = protocols, None, None
             self._tell_changes()
         self._start()
 
-    def pause(self) -> None:
-        """Send no heartbeats until `begin`."""
+    def pause(self, *, is_id_known: bool) -> None:
+        """Be outside of the group until `join`, and then join with the same id if `is_id_known`."""
         with self._lock:
-            self._member = self._news = None
+            self._work = self._joined = self._news = None
+            self.member = replace(self.member, generation=-1, member=self.member.member if is_id_known else "")
             self._tell_changes()
 
+    @property
+    def is_joining(self) -> bool:
+        """Whether there was a `join`, and `take_joined` has not had its end."""
+        with self._lock:
+            return self._joined is not None or isinstance(self._work, list)
+
+    def take_joined(self) -> Joined | None:
+        with self._lock:
+            joined, self._joined = self._joined, None
+            return joined
+
     def take_news(self) -> ErrorCode | None:
-        """Take the error code that the coordinator has answered since the last call, if any."""
+        """Take the error code that the coordinator has answered to a heartbeat since the last call, if any."""
         with self._lock:
             news, self._news = self._news, None
             return news
@@ -102,10 +125,104 @@ class Heartbeats(Heartbeating):
     def _beating(self) -> Steps[None]:
         with self.cluster as cluster:
             while not self._is_stopping:
-                if (member := self._member) is None:
+                work = self._work
+                if work is None:
                     yield Wait(None, math.inf)
+                elif isinstance(work, GroupMetadata):
+                    yield from self._keep(cluster, work)
                 else:
-                    yield from self._keep(cluster, member)
+                    yield from self._while_wanted(self._join(cluster, work), work)
+
+    def _while_wanted(self, steps: Steps[None], work: list[Message]) -> Steps[None]:
+        try:
+            while self._work is work and not self._is_stopping and (wait := next(steps, None)) is not None:
+                yield wait
+        finally:
+            steps.close()
+
+    def _join(self, cluster: Cluster, protocols: list[Message]) -> Steps[None]:
+        """Send JoinGroup, which waits for all members, and SyncGroup, which waits for the leader."""
+        config, member, api = self._config, self.member, JOIN_GROUP
+        assigned_for: dict[str, int] | None = None
+        answer: Message | Exception
+        try:
+            node = yield from finding_coordinator(cluster, self._group)
+            # in version 0 the session timeout is also the rebalance timeout
+            longest_ms = config.client.request_timeout_ms + max(config.session_timeout_ms, config.max_poll_interval_ms)
+            request = {
+                "group_id": self._group,
+                "session_timeout_ms": config.session_timeout_ms,
+                "rebalance_timeout_ms": config.max_poll_interval_ms,
+                "group_instance_id": config.group_instance_id,
+                "protocol_type": _CONSUMER,
+                "protocols": protocols,
+            }
+            while True:
+                request["member_id"] = member.member
+                answer = yield from cluster.asking(node, api, request, time.monotonic() + longest_ms / 1000)
+                if answer["error_code"] != ErrorCode.MEMBER_ID_REQUIRED:
+                    break
+                member = self._named(protocols, replace(member, member=answer["member_id"]))
+            if not answer["error_code"]:
+                generation, protocol = answer["generation_id"], answer["protocol_name"] or ""
+                member = self._named(protocols, replace(member, member=answer["member_id"], generation=generation))
+                _log.info(
+                    "group %s: member %s is in generation %d, by %s",
+                    *(self._group, member.member, generation, protocol),
+                )
+                request = {
+                    "group_id": self._group,
+                    "generation_id": generation,
+                    "member_id": member.member,
+                    "group_instance_id": config.group_instance_id,
+                    "protocol_type": _CONSUMER,
+                    "protocol_name": protocol,
+                    "assignments": [],
+                }
+                if answer["leader"] == member.member:
+                    assigned_for, request["assignments"] = yield from self._assignments(cluster, protocol, answer)
+                api = SYNC_GROUP
+                answer = yield from cluster.asking(node, api, request, time.monotonic() + longest_ms / 1000)
+        except Exception as error:  # for the poll to raise
+            answer = error
+        with self._lock:
+            if self._work is protocols:
+                # one that SyncGroup tells of the next rebalance is in the group until that has ended without it
+                codes = (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS) if api is SYNC_GROUP else ()
+                is_member = not isinstance(answer, Exception) and answer["error_code"] in codes
+                self._work, self._joined = member if is_member else None, Joined(api, answer, assigned_for)
+        self._on_news()
+
+    def _named(self, protocols: list[Message], member: GroupMetadata) -> GroupMetadata:
+        """Take over how the coordinator names the member, unless a poll has given up this JoinGroup."""
+        with self._lock:
+            if self._work is protocols:
+                self.member = member
+        return member
+
+    def _assignments(
+        self, cluster: Cluster, protocol: str, joined: Message
+    ) -> Steps[tuple[dict[str, int], list[Message]]]:
+        """Assign partitions to the members, as the group's leader, with the assignor that the group has chosen.
+
+        Also returns the partition counts of the topics.
+        """
+        if protocol not in ASSIGNORS:
+            raise DecodeError(f"group {self._group} has chosen assignor {protocol!r}, which was not offered")
+        members = {
+            entry["member_id"]: decode_subscription(protocol, entry["metadata"], entry["group_instance_id"])
+            for entry in joined["members"]
+        }
+        # a leader that keeps the last assignment (KIP-814) still has to look for new partitions
+        wanted = {topic for member in members.values() for topic in member.topics}
+        counts = (yield from counted(cluster, self._config, wanted)) if wanted else {}
+        if joined["skip_assignment"]:
+            return counts, []
+        there = {topic: count for topic, count in counts.items() if count}
+        return counts, [
+            {"member_id": name, "assignment": encode_assignment(partitions)}
+            for name, partitions in ASSIGNORS[protocol](there, members).items()
+        ]
 
     def _keep(self, cluster: Cluster, member: GroupMetadata) -> Steps[None]:
         config = self._config
@@ -115,7 +232,7 @@ class Heartbeats(Heartbeating):
         next_at = heard_at + config.heartbeat_interval_ms / 1000
         while True:
             poll_until = self.polled_at + config.max_poll_interval_ms / 1000
-            if self._member is not member or self._is_stopping:
+            if self._work is not member or self._is_stopping:
                 return
             now = time.monotonic()
             if now < min(next_at, poll_until):
@@ -160,11 +277,11 @@ class Heartbeats(Heartbeating):
 
     def _tell(self, member: GroupMetadata, code: ErrorCode) -> None:
         with self._lock:
-            if self._member is not member:
+            if self._work is not member:
                 return
             self._news = code
             if code != ErrorCode.REBALANCE_IN_PROGRESS:
-                self._member = None
+                self._work = None
         self._on_news()
 
     def _give_up(self, cluster: Cluster, member: GroupMetadata) -> Steps[None]:
@@ -181,11 +298,7 @@ class Heartbeats(Heartbeating):
 
 
 class ClassicGroup(ConsumerGroup):
-    """A consumer's work in its group by the classic protocol.
-
-    A JoinGroup waits at the coordinator, and so do later requests on its connection. It therefore uses the record
-    connection of `cluster`, which has no other use.
-    """
+    """A consumer's work in its group by the classic protocol."""
 
     def __init__(
         self,
@@ -197,23 +310,10 @@ class ClassicGroup(ConsumerGroup):
     ) -> None:
         super().__init__(config, assignment, on_news, troubles, beside)
         self._heartbeats: Heartbeats = Heartbeats(config, on_news, beside)
-        self._member_id = ""
-        self._generation = -1
         self._kept: list[TopicPartition] = []
         self._is_stable = False
         self._wants_rejoin = False
         self._has_prepared = False
-        self._connection: Connection | None = None
-        #: The JoinGroup and SyncGroup under way, and what they wait for. They are no `PendingRequest`, which interrupts
-        #: leave in order: these steps also change the membership, and call the listener.
-        self._joining: _Joining | None = None
-        self._wait = Wait(None, math.inf)
-        self._protocol = ""
-
-    @property
-    def connection(self) -> Connection | None:
-        """The connection whose events let a JoinGroup or SyncGroup go on, if any."""
-        return self._wait.connection if self._joining is not None else None
 
     def subscribe(
         self, topics: Collection[str], pattern: re.Pattern[str] | str | None, listener: RebalanceListener
@@ -225,39 +325,27 @@ class ClassicGroup(ConsumerGroup):
 
     def _take_part(self) -> Steps[None]:
         now = self._heartbeats.polled_at = time.monotonic()
-        if self._joining is not None:
-            yield from self._advance()
         yield from self._take_news()
+        if (joined := self._heartbeats.take_joined()) is not None:
+            yield from self._end_joining(joined)
         if (yield from self._topics.look(now)):
             self._wants_rejoin = True
-        if (self._wants_rejoin or not self._is_stable) and self._joining is None and now >= self._retry_at:
+        must_join = self._wants_rejoin or not self._is_stable
+        if must_join and now >= self._retry_at and not self._heartbeats.is_joining:
             yield from self._join()
         if self._is_stable and not self._wants_rejoin:
             self._failing_since = math.inf
 
     def look_at(self) -> float:
         """When to call `step` if nothing arrives, a reading of `time.monotonic`."""
-        if not self.is_subscribed:
+        if not self.is_subscribed or self._heartbeats.is_joining:
             return self._commit_at
-        if self._joining is not None:
-            return min(self._wait.until, self._commit_at)
         at = self._topics.look_at if self._is_stable and not self._wants_rejoin else self._retry_at
         return min(at, self._commit_at)
 
     def _give_up_membership(self) -> Steps[None]:
-        self._joining = self._connection = None
         self._retry_at, self._has_prepared = 0.0, False
         yield from self._lose(is_id_known=True)
-
-    def _try_again(self, error: KlogError) -> None:
-        self._end_joining()
-        self._connection = None
-        super()._try_again(error)
-
-    def _end_joining(self) -> None:
-        if self._joining is not None:
-            self._joining.close()
-        self._joining = None
 
     def _take_news(self) -> Steps[None]:
         code = self._heartbeats.take_news()
@@ -266,7 +354,7 @@ class ClassicGroup(ConsumerGroup):
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
             self._wants_rejoin = True
             return
-        _log.info("member %s of group %s: %s", self._member_id, self.name, code.name)
+        _log.info("member %s of group %s: %s", self._heartbeats.member.member, self.name, code.name)
         yield from self._lose(is_id_known=code == ErrorCode.ILLEGAL_GENERATION)
         if code == ErrorCode.FENCED_INSTANCE_ID:
             raise self._fenced()
@@ -275,10 +363,8 @@ class ClassicGroup(ConsumerGroup):
 
     def _lose(self, *, is_id_known: bool = False) -> Steps[None]:
         """Handle the loss of membership: other members may already read the partitions."""
-        self._heartbeats.pause()
-        self._generation, self._is_stable = -1, False
-        if not is_id_known:
-            self._member_id = ""
+        self._heartbeats.pause(is_id_known=is_id_known)
+        self._is_stable = False
         owned = list(self._assignment.partitions)
         self._kept = []
         if owned:
@@ -286,100 +372,31 @@ class ClassicGroup(ConsumerGroup):
 
     def _join(self) -> Steps[None]:
         """Prepare to join if that is not done, and begin: an eager member revokes all its partitions."""
+        config = self._config
         if not self._has_prepared:
             self._has_prepared = True
             owned = list(self._assignment.partitions)
-            if self._config.is_cooperative:
+            if config.is_cooperative:
                 self._kept = owned
             elif owned:
                 self._kept = owned
                 yield from self._revoke(owned, is_lost=False)
-        self._joining = self._steps_to_join()
-        yield from self._advance()
-
-    def _advance(self) -> Steps[None]:
-        """Do what JoinGroup and SyncGroup can do without waiting for other members; an error ends them."""
-        steps, self._joining = self._joining, None
-        assert steps is not None
-        result: Any = None
-        with suppress(StopIteration):
-            while not isinstance(following := steps.send(result), Wait):
-                result = yield from following
-            self._wait, self._joining = following, steps
-
-    def _steps_to_join(self) -> _Joining:
-        """The steps of JoinGroup and SyncGroup, which end early if the coordinator refuses one."""
-        config = self._config
-        if self._connection is None or self._connection.closed:
-            node = yield finding_coordinator(self.cluster, self.name)
-            self._connection = self.cluster.begin_connection(node)
-        connection = self._connection
-        connection.renew()
-        yield from opened(connection, math.inf)
-        is_eager = not config.is_cooperative
-        request = {
-            "group_id": self.name,
-            "session_timeout_ms": config.session_timeout_ms,
-            "rebalance_timeout_ms": config.max_poll_interval_ms,
-            "member_id": self._member_id,
-            "group_instance_id": config.group_instance_id,
-            "protocol_type": _CONSUMER,
-            "protocols": [
-                {
-                    "name": name,
-                    "metadata": encode_subscription(
-                        *(name, self._topics.names, self._kept, self._generation, config.client_rack, is_eager)
-                    ),
-                }
-                for name in config.assignors
-            ],
-        }
-        # in version 0 the session timeout is also the rebalance timeout
-        longest = max(config.session_timeout_ms, config.max_poll_interval_ms)
-        asking = self._asking(connection, JOIN_GROUP, request, longest)
-        sent = next(asking)
-        # no heartbeats are needed while a JoinGroup is in flight
-        self._heartbeats.pause()
         self._wants_rejoin = self._is_stable = False
-        yield sent
-        answer = yield from asking
-        if (yield self._is_refused(JOIN_GROUP, answer)):
-            return
-        self._member_id, self._generation = answer["member_id"], answer["generation_id"]
-        self._protocol = answer["protocol_name"] or ""
-        self._topics.assigned_for = None
-        assignments = (yield self._assignments(answer)) if answer["leader"] == self._member_id else []
-        _log.info(
-            "group %s: member %s is in generation %d, by %s",
-            *(self.name, self._member_id, self._generation, self._protocol),
+        subscription = self._topics.names, self._kept, self._heartbeats.member.generation, config.client_rack
+        self._heartbeats.join(
+            [
+                {"name": name, "metadata": encode_subscription(name, *subscription, not config.is_cooperative)}
+                for name in config.assignors
+            ]
         )
-        request = {
-            "group_id": self.name,
-            "generation_id": self._generation,
-            "member_id": self._member_id,
-            "group_instance_id": config.group_instance_id,
-            "protocol_type": _CONSUMER,
-            "protocol_name": self._protocol,
-            "assignments": assignments,
-        }
-        yield from paused(connection.throttled_until)  # `send` would sleep
-        answer = yield from self._asking(connection, SYNC_GROUP, request, config.max_poll_interval_ms)
-        if not (yield self._is_refused(SYNC_GROUP, answer)):
-            yield self._synced(answer)
 
-    def _asking(self, connection: Connection, api: Api, request: Message, wait_ms: int) -> Steps[Message]:
-        until = time.monotonic() + (self._config.client.request_timeout_ms + wait_ms) / 1000
-        return answered(connection, api, request, until)
-
-    def _is_refused(self, api: Api, answer: Message) -> Steps[bool]:
-        """Whether the coordinator refuses a request, and the member is to join again."""
-        code = answer["error_code"]
-        if not code:
+    def _end_joining(self, joined: Joined) -> Steps[None]:
+        """Take over the assignment, or what has failed."""
+        if isinstance(joined.answer, Exception):
+            raise joined.answer
+        if not (code := joined.answer["error_code"]):
             self._note_success()
-            return False
-        if code == ErrorCode.MEMBER_ID_REQUIRED:
-            self._member_id = answer["member_id"]
-            self._retry_at = 0.0
+            yield from self._synced(joined.answer, joined.assigned_for)
         elif code in _NEW_ID:
             yield from self._lose()
             self._retry_at = 0.0
@@ -391,37 +408,16 @@ class ClassicGroup(ConsumerGroup):
             raise self._fenced()
         else:
             self._retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
-            raise answer_error(api, code, f"{api.name} of group {self.name}")
-        return True
+            raise answer_error(joined.api, code, f"{joined.api.name} of group {self.name}")
 
-    def _assignments(self, joined: Message) -> Steps[list[Message]]:
-        """Assign partitions to the members, as the group's leader, with the assignor that the group has chosen."""
-        if self._protocol not in ASSIGNORS:
-            raise DecodeError(f"group {self.name} has chosen assignor {self._protocol!r}, which was not offered")
-        members = {
-            entry["member_id"]: decode_subscription(self._protocol, entry["metadata"], entry["group_instance_id"])
-            for entry in joined["members"]
-        }
-        # a leader that keeps the last assignment (KIP-814) still has to look for new partitions
-        wanted = {topic for member in members.values() for topic in member.topics}
-        counts = (yield from self._topics.count(wanted)) if wanted else {}
-        self._topics.assigned_for = counts
-        if joined["skip_assignment"]:
-            return []
-        there = {topic: count for topic, count in counts.items() if count}
-        return [
-            {"member_id": name, "assignment": encode_assignment(partitions)}
-            for name, partitions in ASSIGNORS[self._protocol](there, members).items()
-        ]
-
-    def _synced(self, answer: Message) -> Steps[None]:
+    def _synced(self, answer: Message, assigned_for: dict[str, int] | None) -> Steps[None]:
         assigned = decode_assignment(answer["assignment"])
         wanted = [(topic, partition) for topic, partitions in assigned.items() for partition in partitions]
         owned = set(self._assignment.partitions)
         revoked = sorted(owned.difference(wanted))
+        self._topics.assigned_for = assigned_for
         self._is_stable, self._has_prepared = True, False
         self._retry_at = 0.0
-        self._heartbeats.begin(self._member())
         if revoked:
             self._wants_rejoin = True
             yield from self._revoke(revoked, is_lost=False)
@@ -430,19 +426,18 @@ class ClassicGroup(ConsumerGroup):
         yield from self._tell(self._listener.on_assigned, sorted(set(wanted) - owned))
 
     def _as_member(self) -> GroupMetadata | None:
-        return None if self._generation < 0 else self._member()
-
-    def _member(self) -> GroupMetadata:
-        return GroupMetadata(self.name, self._generation, self._member_id, self._config.group_instance_id)
+        member = self._heartbeats.member
+        return None if member.generation < 0 else member
 
     def _leave(self) -> Steps[None]:
         """Stop heartbeats, and leave the group unless the member is static (KIP-345)."""
         self._heartbeats.stop(self.cluster.deadline())
-        self._end_joining()
-        if not self._member_id or self._config.group_instance_id is not None:
+        member = self._heartbeats.member
+        if not member.member or member.instance is not None:
             return
         try:
-            yield from leave(self.cluster, self._member(), "the consumer is closed")
+            yield from leave(self.cluster, member, "the consumer is closed")
         except KlogError as error:
             _log.info("leaving group %s: %s", self.name, error)
-        self._member_id, self._generation, self._is_stable = "", -1, False
+        self._heartbeats.pause(is_id_known=False)
+        self._is_stable = False

@@ -503,6 +503,5 @@ class ConsumerCore(Calls):
         if self._group is not None:
             # a long call polls all the time
             until = min(until, self._group.look_at(), time.monotonic() + self._config.max_poll_interval_ms / 2000)
-            connections += [] if self._group.connection is None else [self._group.connection]
         yield Wait(None, until, others=(*self._waited, *connections))
         self._guard.waited()

@@ -24,8 +24,7 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.consumer.assignment import Assignment, Troubles
 from spark_klog.client.consumer.commits import Commits
 from spark_klog.client.consumer.settings import ConsumerConfig
-from spark_klog.client.net.connection import Connection
-from spark_klog.client.net.waiting import wait_until_ready
+from spark_klog.client.net.waiting import Waker, wait_until_ready
 from spark_klog.client.offsets import Committed, GroupMetadata, GroupOffsets
 from spark_klog.client.requests import Steps, run
 from spark_klog.client.retry import pause_seconds
@@ -106,11 +105,9 @@ class Heartbeating(ABC):
         self._beside = beside
         #: Ends the steps on a loop.
         self._end: Callable[[], None] | None = None
-        #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        #: Counts what may end a wait of the steps.
-        self._changes = 0
+        #: Ends a wait of the thread.
+        self._waker: Waker | None = None
         #: When the program has polled last: max.poll.interval.ms begins then.
         self.polled_at = time.monotonic()
         self._is_stopping = False
@@ -122,7 +119,8 @@ class Heartbeating(ABC):
         if self._beside is not None:
             self._end = self._end or self._beside.start(self._beating())
         elif self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="klog-heartbeats", daemon=True)
+            self._waker = Waker()
+            self._thread = threading.Thread(target=self._run, args=(self._waker,), name="klog-heartbeats", daemon=True)
             self._thread.start()
 
     @abstractmethod
@@ -131,28 +129,27 @@ class Heartbeating(ABC):
 
     def _tell_changes(self) -> None:
         """Have the steps go on; the lock is held."""
-        self._changes += 1
-        self._changed.notify_all()
         if self._beside is not None:
             self._beside.wake()
+        elif self._waker is not None:
+            self._waker.wake()
 
-    def _run(self) -> None:
-        """Make the steps in this thread; where they wait for no broker, `_tell_changes` ends the wait."""
-        steps = self._beating()
-        while True:
-            with self._lock:
-                changes = self._changes
-            wait = next(steps, None)
-            if wait is None:
-                return
-            pause = wait.until - time.monotonic()
-            if wait.connections:
+    def _run(self, waker: Waker) -> None:
+        """Make the steps in this thread."""
+        try:
+            for wait in self._beating():
                 if not wait.is_over:
-                    wait_until_ready(wait.connections, pause)
-                continue
+                    wait_until_ready((*wait.connections, waker), wait.until - time.monotonic())
+                waker.clear()
+        finally:
             with self._lock:
-                if self._changes == changes:
-                    self._changed.wait(None if pause == math.inf else pause)
+                waker.close()
+
+    def close_sockets(self) -> None:
+        """Close this process' copies of the sockets, and send nothing: for a forked process."""
+        self.cluster.close()
+        if self._waker is not None:
+            self._waker.close()
 
     def stop(self, deadline: float) -> None:
         """Stop the thread; wait for it to the deadline, a reading of `time.monotonic`, at most 5 s."""
@@ -228,7 +225,8 @@ class SubscribedTopics:
         must_rejoin = False
         subscribed = self._topics, self._pattern
         known = {} if now >= self._all_at else {topic: count for topic, count in self._counts.items() if count}
-        counts = yield from self.count(None if self._pattern is not None else self._topics - known.keys())
+        wanted = None if self._pattern is not None else self._topics - known.keys()
+        counts = yield from counted(self._cluster, self._config, wanted)
         if (self._topics, self._pattern) != subscribed:  # there is another subscription since
             self.look_at = -math.inf
             return False
@@ -262,18 +260,19 @@ class SubscribedTopics:
             _log.warning("group %s: no records from topics that do not exist: %s", group, ", ".join(missing))
         self._missing = missing
 
-    def count(self, topics: Collection[str] | None) -> Steps[dict[str, int]]:
-        """Partition counts by topic, 0 for a missing one. None: all topics, by default without internal ones."""
-        # brokers before Kafka 0.11 are asked for all topics, and name no missing one
-        counts = dict.fromkeys(topics or (), 0)
-        create = topics is not None and self._config.allow_auto_create_topics
-        for name, topic in (yield from self._cluster.asking_metadata(topics, create=create)).items():
-            code = topic["error_code"]
-            if code and code not in (*UNKNOWN_TOPIC, ErrorCode.LEADER_NOT_AVAILABLE):
-                raise answer_error(METADATA, code, f"topic {name}")
-            if topics is not None or not (topic["is_internal"] and self._config.exclude_internal_topics):
-                counts[name] = len(topic["partitions"])
-        return counts
+
+def counted(cluster: Cluster, config: ConsumerConfig, topics: Collection[str] | None) -> Steps[dict[str, int]]:
+    """Partition counts by topic, 0 for a missing one. None: all topics, by default without internal ones."""
+    # brokers before Kafka 0.11 are asked for all topics, and name no missing one
+    counts = dict.fromkeys(topics or (), 0)
+    create = topics is not None and config.allow_auto_create_topics
+    for name, topic in (yield from cluster.asking_metadata(topics, create=create)).items():
+        code = topic["error_code"]
+        if code and code not in (*UNKNOWN_TOPIC, ErrorCode.LEADER_NOT_AVAILABLE):
+            raise answer_error(METADATA, code, f"topic {name}")
+        if topics is not None or not (topic["is_internal"] and config.exclude_internal_topics):
+            counts[name] = len(topic["partitions"])
+    return counts
 
 
 def _existing(counts: dict[str, int]) -> set[str]:
@@ -317,11 +316,6 @@ class ConsumerGroup(ABC):
         self._commit_at = math.inf
         self._set_timer()
 
-    @property
-    def connection(self) -> Connection | None:
-        """The connection whose events let a request under way go on, if any."""
-        return None
-
     @abstractmethod
     def subscribe(
         self, topics: Collection[str], pattern: re.Pattern[str] | str | None, listener: RebalanceListener
@@ -361,7 +355,7 @@ class ConsumerGroup(ABC):
 
     def close_sockets(self) -> None:
         """Close this process' copies of the connections, and send nothing: for a forked process."""
-        self._heartbeats.cluster.close()
+        self._heartbeats.close_sockets()
         self.cluster.close()
 
     def _set_timer(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.broker.faults import Delay, Drop, Fault
 from spark_klog.client import Consumer, RebalanceListener
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.consumer import classic_group as group_module
+from spark_klog.client.consumer import classic_group as group_module, group as groups_module
 from spark_klog.client.consumer.classic_group import Heartbeats
 from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.client.net.connection import Connection, Handle
@@ -191,41 +192,38 @@ def test_a_member_that_was_lost_cannot_commit(server: Server, monkeypatch: pytes
         first.consumer.subscribe([topic])  # without the listener that commits
 
 
-class _Reported(threading.Condition):
-    """A condition that tells when a thread waits on it without a limit."""
-
-    def __init__(self, lock: Any) -> None:
-        super().__init__(lock)
-        self.is_reached = threading.Event()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if timeout is None:
-            self.is_reached.set()
-        return super().wait(timeout)
-
-
 def test_heartbeats_of_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the one before have ended, and the thread sleeps."""
     beats: Queue[int] = Queue()
+    sleeps = threading.Event()
+    real_wait = groups_module.wait_until_ready
+
+    def wait(waited: Any, timeout: float) -> None:
+        if timeout == math.inf:
+            sleeps.set()
+        real_wait(waited, timeout)
 
     def beat(_: object, __: object, node: int, member: GroupMetadata) -> Steps[ErrorCode]:
         beats.put(member.generation)
         return ErrorCode.NONE
         yield
 
+    monkeypatch.setattr(groups_module, "wait_until_ready", wait)
     monkeypatch.setattr(Heartbeats, "_beat", beat)
     monkeypatch.setattr(group_module, "finding_coordinator", lambda *_: at_once(lambda: 0))
     settings = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "heartbeat.interval.ms": 1}
     heartbeats = Heartbeats(consumer_config(settings), lambda: None)
-    changed = heartbeats._changed = _Reported(heartbeats._lock)
     try:
         for generation in (1, 2):
-            heartbeats.begin(GroupMetadata("g", generation, "m"))
+            with heartbeats._lock:
+                heartbeats._work = GroupMetadata("g", generation, "m")
+                heartbeats._tell_changes()
+            heartbeats._start()
             while beats.get(timeout=SECONDS) != generation:
                 pass
-            changed.is_reached.clear()
-            heartbeats.pause()
-            assert changed.is_reached.wait(SECONDS)
+            sleeps.clear()
+            heartbeats.pause(is_id_known=True)
+            assert sleeps.wait(SECONDS)
     finally:
         heartbeats.stop(time.monotonic() + SECONDS)
 
