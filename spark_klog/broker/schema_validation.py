@@ -16,7 +16,7 @@ from uuid import UUID
 from spark_klog.base.cache import Cache
 from spark_klog.base.extras import require
 from spark_klog.base.settings import any_of
-from spark_klog.errors import ConfigError, KlogError, RegistryError, SchemaError
+from spark_klog.errors import ConfigError, ConnectionFailed, KlogError, RegistryError, SchemaError
 from spark_klog.log.config import LogConfig
 from spark_klog.records.reading.produced import MOST_INDEXES, RejectedRecords
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, registry_of
@@ -106,8 +106,6 @@ class SchemaValidator:
             return False
         answer = self._asking.get(asked)
         if answer is None:
-            if time.monotonic() < self._away_until:
-                raise RegistryAway(self._away)
             loop = asyncio.get_running_loop()
             answer = self._asking[asked] = loop.run_in_executor(self._thread, self._look_up, asked)
             answer.add_done_callback(lambda done: self._note(asked, done))
@@ -126,10 +124,23 @@ class SchemaValidator:
                 raise ConfigError(f"the broker knows no schema registry: set its {BROKER_URL}")
             url = dereferenced(BROKER_URL, settings["url"])
             registry = registry_of({**settings, "url": url}, BROKER_PREFIX, longest_ms=_LONGEST_MS)
-            return registry.or_before("\0".join(asked[:3]).encode() + asked.schema, lambda: _is_of(registry, asked))
+            key = "\0".join(asked[:3]).encode() + asked.schema
+            return bool(registry.or_before(key, lambda: self._ask(registry, asked)))
         except KlogError as error:
-            self._away, self._away_until = f"the schema can't be looked up: {error}", time.monotonic() + _AWAY_SECONDS
-            raise RegistryAway(self._away) from None
+            raise RegistryAway(f"the schema can't be looked up: {error}") from None
+
+    def _ask(self, registry: RegistryClient, asked: _Asked) -> bool | None:
+        """Whether the registry confirms it; if not, None, which does not count while it is away.
+
+        After a failure it is left alone for a while, as all ids wait for one thread.
+        """
+        if time.monotonic() < self._away_until:
+            raise ConnectionFailed(self._away)
+        try:
+            return _is_of(registry, asked) or None
+        except KlogError as error:
+            self._away, self._away_until = str(error), time.monotonic() + _AWAY_SECONDS
+            raise
 
     def close(self) -> None:
         """Let the thread end, after what it does now."""

@@ -212,16 +212,16 @@ class RegistryClient:
         return _parsed(lambda answer: [int(each) for each in answer], self._request("GET", _path(subject), what), what)
 
     def or_before(self, key: bytes, ask: Callable[[], _V]) -> _V:
-        """What `ask` returns, which asks the registry. While it is away, what was returned for `key` before, with a
-        warning; then without asking for `latest_seconds`.
+        """What `ask` returns, which asks the registry. While it is away, or answers that it can't serve (503 and the
+        like), what was returned for `key` before, with a warning; then without asking for `latest_seconds`.
         """
         before: _V | None = self._before.get(key)
         if before is not None and self._unconfirmed.get(key):
             return before
         try:
             said = ask()
-        except ConnectionFailed as error:
-            if before is None:
+        except (ConnectionFailed, RegistryError) as error:
+            if before is None or (isinstance(error, RegistryError) and error.status not in _RETRIED):
                 raise
             _log.warning("%s; what it said before counts", error)
             self._unconfirmed.keep(key, True)

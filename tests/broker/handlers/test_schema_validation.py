@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, header
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from spark_klog.broker import schema_validation
 from spark_klog.broker.schema_validation import RegistryAway, SchemaValidator, check_validation
 from spark_klog.broker.settings.config import broker_config
 from spark_klog.client import Admin, ConfigResource, Producer
@@ -255,13 +257,33 @@ def test_the_settings_of_a_broker(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         check_validation(LogConfig(key_schema_validation=True, value_schema_validation=True), {})
 
 
+def test_ids_while_the_registry_is_away(server_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Confirmed ones pass whatever else is asked, long after; of others nobody knows, even if they were refused."""
+    for name in ("_KEPT_SECONDS", "_REFUSED_SECONDS"):
+        monkeypatch.setattr(schema_validation, name, 0.0)
+    with EmbeddedCluster(data_dir=server_dir / "cluster", schema_registry=True) as cluster:
+        url = cluster.schema_registry_url
+        number = SchemaRegistryClient({"url": url}).register_schema("t-value", Schema(_ORDER, "AVRO"))
+        validator = SchemaValidator(Settings({"url": url}))
+        confirmed, refused, new = (_named(each)[:5] for each in (number, number + 1, number + 2))
+        try:
+            asyncio.run(_check(validator, [confirmed]))
+            with pytest.raises(RejectedRecords):
+                asyncio.run(_check(validator, [refused]))
+            cluster.kill_schema_registry()
+            for schema in (new, refused):
+                with pytest.raises(RegistryAway):
+                    asyncio.run(_check(validator, [schema]))
+                asyncio.run(_check(validator, [confirmed]))
+        finally:
+            validator.close()
+
+
 async def _check(validator: SchemaValidator, ids: list[bytes | None]) -> None:
     await validator.check("t", {"value": "topic"}, {"value": {schema: [row] for row, schema in enumerate(ids)}})
 
 
 def test_a_broker_that_has_lost_its_setting() -> None:
-    import asyncio
-
     validator = SchemaValidator(Settings())
     try:
         asyncio.run(_check(validator, [None]))

@@ -104,6 +104,24 @@ def test_no_registry() -> None:
         assert caught.value.status == 404
 
 
+def test_a_registry_that_can_not_serve_is_away() -> None:
+    """What it said before counts, unless it refuses the client."""
+    with _serving({"/": _Answer(200, b'["s"]')}) as server:
+        client = _client(server.url, retries_deadline_ms="50")
+
+        def asked(key: bytes) -> list[str]:
+            return client.or_before(key, lambda: client.subjects(""))
+
+        assert asked(b"a") == asked(b"b") == ["s"]
+        server.answers["/"] = _Answer(503, b"no available server")
+        assert asked(b"a") == ["s"]
+        with pytest.raises(RegistryError, match="answers 503"):
+            asked(b"c")
+        server.answers["/"] = _Answer(403, b"{}")
+        with pytest.raises(RegistryError, match="answers 403"):
+            asked(b"b")
+
+
 @pytest.mark.parametrize("settings", [{"basic_auth_user_info": "alice:s3cret"}, {"bearer_auth_token": "s3cret"}])
 def test_an_echo_of_the_credentials_is_not_shown(settings: dict[str, str]) -> None:
     body = json.dumps({"error_code": 401, "message": "wrong header {authorization}"}).encode()
