@@ -169,7 +169,7 @@ def _import_arrow() -> None:
 def _current_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
-    except RuntimeError:  # no loop runs here yet
+    except RuntimeError:  # no loop runs here yet, or it is a forked process
         return None
 
 
@@ -303,7 +303,7 @@ class Consumer(ConsumerCore, OnLoop):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self._close(CLOSE_SECONDS, asyncio.current_task(), commits=kind is None)
+        await self._close(CLOSE_SECONDS, _current_task(), commits=kind is None)
 
     def make(self, steps: Steps[_T]) -> Coroutine[Any, Any, _T]:
         return self._make(self._called_by(_current_task(), steps))  # not the task that e.g. `asyncio.shield` makes

@@ -145,7 +145,7 @@ class Producer(ProducerCore):
             await self.close()
             return
         try:
-            if self._transactions is not None:
+            if self._transactions is not None and not self._driver.is_forked:
                 with suppress(KlogError, asyncio.TimeoutError):  # else readers wait for its timeout
                     await asyncio.wait_for(self._end_transaction(), LAST_ABORT_MS / 1000)
         finally:

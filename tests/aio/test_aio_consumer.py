@@ -579,7 +579,7 @@ def test_loops(brokers: ScriptedCluster) -> None:
             try:
                 await consumers[0].poll()
             except ConsumerClosed:
-                await consumers[0].close()
+                await consumers[0].__aexit__(SystemExit, None, None)
                 code = 0
             finally:
                 os._exit(code)

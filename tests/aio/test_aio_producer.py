@@ -507,6 +507,27 @@ def test_a_process_forked_since() -> None:
         assert brokers.log[A] == [b"1", b"3"]
 
 
+def test_an_exit_of_a_forked_process_leaves_the_transaction_alone() -> None:
+    async def main(servers: str) -> None:
+        async with Producer({"bootstrap.servers": servers, "transactional.id": "x"}) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send("t", b"1")
+            child = os.fork()
+            if not child:
+                code = 1
+                try:
+                    await producer.__aexit__(SystemExit, None, None)
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            await producer.commit_transaction()
+
+    with EmbeddedCluster() as cluster:
+        run(main(cluster.bootstrap_servers))
+
+
 def _cancelled(seed: int) -> None:
     """Tasks that send are cancelled at any time, at brokers in trouble: each is written at most once, in order."""
     choose = random.Random(seed)
