@@ -314,6 +314,8 @@ class Session:
         self._must_find = False
         #: New partitions whose leaders have not answered.
         self._left_out: set[TopicPartition] = set()
+        #: Those of them that have answered the last look at the source's ends.
+        self._answering: set[TopicPartition] = set()
         self._has_warned = False
 
     def __enter__(self) -> Session:
@@ -387,7 +389,8 @@ class Session:
         self._check_copies(assigned)
         recreated = self._recreated({topic for topic, _ in assigned})
         new = [key for key in assigned if key not in self._positions or key[0] in recreated]
-        bounds = _find_bounds(self._source_admin.cluster, new, waits=self._must_find)
+        silent = set() if self._must_find else self._left_out - self._answering
+        bounds = _find_bounds(self._source_admin.cluster, set(new) - silent, waits=self._must_find)
         self._leave_out({key for key in new if key not in bounds})
         assigned = [key for key in assigned if key not in self._left_out]
         new = list(bounds)
@@ -511,12 +514,10 @@ class Session:
         return [encode_run(key, run) for key, known in self._maps.items() for run in known.take_changes()]
 
     def _leave_out(self, keys: set[TopicPartition]) -> None:
-        """Look again soon for partitions whose leaders do not answer: they must not hold up the others."""
+        """Leave out partitions whose leaders do not answer, until the look beside the copying finds one that does."""
         if new := keys - self._left_out:
             _log.warning("no leader answers, mirrored as soon as one does: %s", some_partitions(new))
         self._left_out = keys
-        if keys:
-            self._refresh_at = time.monotonic() + _LAG_SECONDS
 
     def _begin(self, bounds: Mapping[TopicPartition, tuple[int, int]]) -> None:
         """Find where to begin with new partitions."""
@@ -679,7 +680,8 @@ class Session:
         Each leader is asked once: a topic that is deleted just now must not hold up the others.
         """
         cluster = self._source_admin.cluster
-        latest, failed = yield from asking_offsets_of_led(cluster, dict.fromkeys(self._assigned, LATEST))
+        keys = {*self._assigned, *self._left_out}
+        latest, failed = yield from asking_offsets_of_led(cluster, dict.fromkeys(keys, LATEST))
         names = {topic for topic, _ in failed}
         known = (yield from cluster.asking_metadata(names)) if names else {}  # with the leaders to ask the next time
         is_gone = any(name not in known or known[name]["error_code"] in UNKNOWN_TOPIC for name in names)
@@ -688,15 +690,20 @@ class Session:
     def _take_ends(
         self, latest: Mapping[TopicPartition, int], failed: Mapping[TopicPartition, KlogError], is_gone: bool
     ) -> None:
-        """Note the ends, and what did not answer; look for topics soon if one is gone."""
-        if is_gone:
+        """Note the ends, and what did not answer; look for topics soon if one is gone, or has a leader again."""
+        self._answering = self._left_out & latest.keys()
+        if is_gone or self._answering:
             self._refresh_at = 0.0
         self._seen_ends |= latest
         ends = {key: self._seen_ends.get(key, 0) for key in self._assigned}
         self.totals.lag = sum(max(0, end - self._positions[key]) for key, end in ends.items())
         now = time.monotonic()
         self._lag_at = now + _LAG_SECONDS
-        silent = {key: error for key, error in failed.items() if isinstance(error, RequestTimedOut)}
+        silent = {
+            key: error
+            for key, error in failed.items()
+            if isinstance(error, RequestTimedOut) and key not in self._left_out
+        }
         if not silent:
             if self._silence is not None:
                 _log.warning("all leaders of the source answer again")

@@ -62,15 +62,7 @@ def test_a_silent_source_broker_delays_no_others(
     with _running(_settings(sides, start="latest")) as mirror:
         wait_until(lambda: mirror.totals.lag == 0 and mirror.totals.partitions == TOPICS * PARTITIONS, seconds=30)
         source.tell("slow", node=3, seconds=1000)
-        waits = []
-        end = time.monotonic() + 2 * LOOK
-        while time.monotonic() < end:
-            before, begin = mirror.totals.records, time.monotonic()
-            source.tell("append", every=1, records=1)
-            wait_until(lambda: mirror.totals.records > before, seconds=30)  # noqa: B023 - called at once
-            waits.append(time.monotonic() - begin)
-            time.sleep(0.1)
-        assert max(waits) < SOON
+        assert max(_waits(source, mirror)) < SOON
         told = [record.getMessage() for record in caplog.records if "silent leader" in record.getMessage()]
         assert 1 <= len(told) <= 3
         assert f":{source.ports[3]} did not answer" in told[0]
@@ -78,6 +70,37 @@ def test_a_silent_source_broker_delays_no_others(
         source.tell("slow", node=3)
         wait_until(lambda: "all leaders of the source answer again" in caplog.messages, seconds=30)
     assert mirror.totals.restarts == 0
+
+
+def test_a_broker_that_is_silent_when_a_mirror_begins_delays_no_others(
+    sides: tuple[SimulatedCluster, SimulatedCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partitions are looked at beside the copying, too, and mirrored when it answers."""
+    monkeypatch.setattr(mirror_module, "_LAG_SECONDS", 0.1)
+    monkeypatch.setattr(mirror_module, "_LOOK_MS", LOOK * 1000)
+    source = sides[0]
+    source.tell("slow", node=3, seconds=1000)
+    with _running(_settings(sides)) as mirror:
+        wait_until(lambda: mirror.totals.partitions == TOPICS * (PARTITIONS - 1), seconds=30)
+        wait_until(lambda: mirror.totals.records == 20 * TOPICS * (PARTITIONS - 1), seconds=30)
+        assert max(_waits(source, mirror, 1)) < SOON
+        source.tell("slow", node=3)
+        wait_until(lambda: mirror.totals.partitions == TOPICS * PARTITIONS, seconds=30)
+        wait_until(lambda: mirror.totals.lag == 0, seconds=30)
+    assert mirror.totals.restarts == 0
+
+
+def _waits(source: SimulatedCluster, mirror: Mirror, looks: int = 2) -> list[float]:
+    """How many seconds the records waited that came during so many looks."""
+    waits = []
+    end = time.monotonic() + looks * LOOK
+    while time.monotonic() < end:
+        before, begin = mirror.totals.records, time.monotonic()
+        source.tell("append", every=1, records=1)
+        wait_until(lambda: mirror.totals.records > before, seconds=30)  # noqa: B023 - called at once
+        waits.append(time.monotonic() - begin)
+        time.sleep(0.1)
+    return waits
 
 
 def test_partitions_without_a_leader_are_one_line(
