@@ -157,6 +157,8 @@ class ConsumerCore(Calls):
         kind = ClassicGroup if self._config.group_protocol == CLASSIC else ConsumerProtocolGroup
         group = kind(self._config, self._assignment, self._wake, self._troubles, self._beside)
         group.commits.letters = self._letters
+        if self._letters is not None:
+            self._letters.hurry(math.inf)  # the close of the last group has set another patience
         return group
 
     def subscribe(

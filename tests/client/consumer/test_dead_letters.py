@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from spark_klog.errors import (
 )
 from tests.support.clients.topics import make_topic
 from tests.support.runs.soak import in_soak
+from tests.support.servers.broker import KlogBroker
 from tests.support.servers.kafka import free_port
 
 _SECONDS = 60.0
@@ -561,6 +563,29 @@ def test_letters_that_can_not_be_written_end_a_consumer_that_commits_by_itself(
         with pytest.raises(ProtocolError, match=r"max\.message\.bytes"):
             _poll(consumer, 1)
         assert consumer.committed([(topic, 0)]) == {}
+
+
+def test_a_commit_of_letters_waits_for_a_broker_also_after_unsubscribe(tmp_path: Path) -> None:
+    """Which gives up soon itself if no broker can be reached."""
+    with KlogBroker(tmp_path) as broker:
+        servers = {"bootstrap.servers": broker.bootstrap_servers}
+        with Producer(servers) as producer:
+            producer.send("t", b"0")
+        settings = {"group.id": "g", "auto.offset.reset": "earliest", "dead.letter.topic": "t-dlq"}
+        with Consumer({**servers, **settings, "enable.auto.commit": False}) as consumer:
+            consumer.subscribe(["t"])
+            _poll(consumer, 1)
+            consumer.unsubscribe()
+            consumer.subscribe(["t"])
+            consumer.dead_letter(_poll(consumer, 1)[0], "no")
+            broker.kill()
+            starting = threading.Timer(2.0, broker.start)
+            starting.start()
+            try:
+                consumer.commit()
+            finally:
+                starting.join()
+            assert consumer.committed([("t", 0)])["t", 0].offset == 1
 
 
 def test_own_transactions(cluster: EmbeddedCluster, driver: str, topic: str) -> None:
