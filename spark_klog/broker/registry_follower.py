@@ -300,7 +300,7 @@ class RegistryFollower:
         """Stop serving a deleted topic; `update_logs` removes its folders, but no logs of a later topic."""
         name, was_served = topic.name, False
         self._dropped_at[name] = time.monotonic()
-        for partition in range(len(topic.assignment)):
+        for partition in topic.assignment:  # of a folder of a cluster's broker some are missing
             log = self._logs.get(name, partition)
             if log is not None and log.topic_id not in (topic.topic_id, None):  # mostly the same object
                 continue  # `update_logs` has seen the new topic before its deletion was noticed here

@@ -226,6 +226,9 @@ def test_after_a_clean_stop_the_folders_tell_all(tmp_path: Path) -> None:
     async def check() -> None:
         async with running(tmp_path) as broker:
             assert sorted(broker.registry.topics["t"].assignment) == [0, 2]
+            await broker.changes.delete_topics({"t": None})
+            assert not broker.logs.logs
+            assert not any(name.startswith("t-") for name in os.listdir(tmp_path / "data") if "delete" not in name)
 
     asyncio.run(check())
 
