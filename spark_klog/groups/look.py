@@ -35,6 +35,9 @@ class Look:
 
     def __init__(self) -> None:
         self._seconds = _ANSWER_SECONDS
+        #: The coordinators of the groups that were described, and the errors of those that were silent since.
+        self._coordinators: dict[str, int] = {}
+        self._silent: dict[int, KlogError] = {}
         #: Brokers that have not said which groups they have, groups and partitions of which nothing is known.
         self.brokers: dict[int, KlogError] = {}
         self.groups: dict[str, KlogError] = {}
@@ -44,10 +47,12 @@ class Look:
     def waiting(self, cluster: Cluster) -> Iterator[None]:
         """Bound the requests of a block by the time that this look still has for silent brokers."""
         begin = time.monotonic()
-        with cluster.within(self._seconds * 1000):
-            yield
-        if time.monotonic() - begin >= self._seconds:
-            self._seconds = _LATER_SECONDS
+        try:
+            with cluster.within(self._seconds * 1000):
+                yield
+        finally:
+            if time.monotonic() - begin >= self._seconds:
+                self._seconds = _LATER_SECONDS
 
     def list_groups(self, admin: Admin) -> list[GroupListing]:
         """The groups of the brokers that answer, sorted by name."""
@@ -62,16 +67,23 @@ class Look:
         with admin.exclusive() as cluster, self.waiting(cluster):
             described = admin.describe_groups(names)
         self.groups = {name: error for name, error in described.failures.items() if isinstance(error, _SILENCE)}
+        self._coordinators = {name: group.coordinator for name, group in described.successes.items()}
         return Outcomes({name: described[name] for name in described if name not in self.groups})
 
     def list_group_offsets(self, admin: Admin, group: str) -> dict[TopicPartition, Committed] | None:
-        """The committed offsets of a group; None if its coordinator does not answer."""
-        try:
-            with admin.exclusive() as cluster, self.waiting(cluster):
-                return admin.list_group_offsets(group)
-        except _SILENCE as error:
-            self.groups[group] = error
-            return None
+        """The committed offsets of a group; None if its coordinator does not answer, or did not for another group."""
+        node = self._coordinators.get(group, -1)
+        error = self._silent.get(node)
+        if error is None:
+            try:
+                with admin.exclusive() as cluster, self.waiting(cluster):
+                    return admin.list_group_offsets(group)
+            except _SILENCE as silence:
+                error = silence
+            if node >= 0:
+                self._silent[node] = error
+        self.groups[group] = error
+        return None
 
     def ends(
         self, cluster: Cluster, partitions: Collection[TopicPartition]

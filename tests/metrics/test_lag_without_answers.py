@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,26 @@ def test_metrics_keep_the_last_figures_of_a_group_with_a_silent_coordinator(
     for name in ("klog_group_lag_records", "klog_group_topic_lag_records", "klog_group_offset"):
         assert _sum(samples, name, group=OTHER) == _sum(whole, name, group=OTHER) > 0
     assert _sum(samples, "klog_group_lag_stale_partitions", group=OTHER) == 1
+
+
+def test_a_coordinator_that_falls_silent_during_a_look_is_waited_for_once(
+    cluster: SimulatedCluster, admin: Admin
+) -> None:
+    """Not for the offsets of each of its groups."""
+    groups = [chr(ord(OTHER) + BROKERS * number) for number in range(4)]
+    for group in groups:
+        admin.alter_group_offsets(group, {("t00000", 0): READ}).check()
+    metrics = LagMetrics(admin, [])
+    whole = _looked(metrics)
+    cluster.tell("slow", node=admin.describe_group(OTHER).coordinator, seconds=1000, apis=["OffsetFetch"])
+    begin = time.monotonic()
+    samples = _looked(metrics)
+    assert time.monotonic() - begin < 2 * look._ANSWER_SECONDS
+    assert _sum(samples, "klog_group_lag_unanswered", what="groups") == len(groups)
+    for group in groups:
+        assert _sum(samples, "klog_group_lag_records", group=group) == _sum(
+            whole, "klog_group_lag_records", group=group
+        )
 
 
 def test_sums_by_topic_are_complete(cluster: SimulatedCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
