@@ -126,6 +126,8 @@ class Producer(ProducerCore):
         self._looks_at = math.inf
         #: What a call makes of the open transaction.
         self._ending: State | None = None
+        #: Whether no transaction may begin any more, as `close` has ended the last one.
+        self._is_closing = False
         unclosed.add(self)
 
     async def __aenter__(self) -> Producer:
@@ -698,13 +700,19 @@ class Producer(ProducerCore):
         yield from self._calling_back()
 
     async def _end_transaction(self) -> None:
-        """Abort what is open after the calls of other tasks: a commit that has begun goes on."""
+        """Abort what is open after the calls of other tasks: a commit that has begun goes on, later ones do not."""
 
         def steps() -> Steps[None]:
-            if self._transactional("close").is_open:
+            if not self._is_closing and self._transactional("close").is_open:
                 yield from self._aborting_all()
+            self._is_closing = True
 
         await self._run("close", self._in_turn(steps(), State.ABORTING))
+
+    def _check_open(self, call: str) -> None:
+        super()._check_open(call)
+        if self._is_closing:
+            raise ProducerClosed(f"{call}: the producer is closed")
 
     def _check(self, call: str) -> None:
         super()._check(call)

@@ -686,6 +686,10 @@ def test_a_commit_goes_on_while_another_task_closes(api: str, fails: bool) -> No
         producer.send_nowait("t", b"x")
         await producer.commit_transaction()
 
+    async def transactions(producer: Producer) -> None:
+        while True:
+            await transaction(producer)
+
     async def main(cluster: EmbeddedCluster) -> None:
         settings = {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": "x", "linger.ms": "0"}
         with suppress(KeyError):
@@ -693,15 +697,17 @@ def test_a_commit_goes_on_while_another_task_closes(api: str, fails: bool) -> No
                 await producer.init_transactions()
                 await transaction(producer)
                 cluster.inject(Fault(Delay(500), api=api, count=1))
-                committing = asyncio.create_task(transaction(producer))
+                committing = asyncio.create_task(transactions(producer))
                 await asyncio.sleep(0.2)
                 if fails:
                     raise KeyError
-        await committing
+        with pytest.raises(ProducerClosed):  # begins none that would stay open
+            await committing
 
     with EmbeddedCluster(faults=[]) as cluster:
         run(main(cluster))
         settings = {"bootstrap.servers": cluster.bootstrap_servers, "isolation.level": "read_committed"}
-        with Consumer(settings) as consumer:
+        with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin, Consumer(settings) as consumer:
+            assert "Ongoing" not in {listed.state for listed in admin.list_transactions()}
             consumer.assign([("t", 0, -2)])
             wait_until(lambda: consumer.poll(0.2) and consumer.position("t", 0) >= 3)
