@@ -22,7 +22,7 @@ from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.client.places import Offsets, check_covers
 from spark_klog.client.retry import Lasting, pause_seconds
 from spark_klog.errors import KlogError, RequestTimedOut
-from spark_klog.groups.checkpoint import from_json, start_in, to_json, with_left, with_start
+from spark_klog.groups.checkpoint import from_json, start_in, to_json, told_apart, with_left, with_start
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.spark.options import HELD_UP, LOST, RECORD_BYTES, SourceOptions
 from spark_klog.spark.read.broker_source import BrokerSource
@@ -231,6 +231,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         missing = {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
         self._left = {key: left for key, left in self._left.items() if key not in end} | missing
         shown = with_start(end, begin | recreated, before, is_first=is_first)
+        if ranges and shown == start:
+            shown = told_apart(shown)
         if self._may_be_last:
             shown = with_left(shown, end, latest)
         self._planned = start, shown, ranges

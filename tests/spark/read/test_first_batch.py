@@ -249,6 +249,25 @@ def test_a_batch_of_a_topic_made_anew_is_the_same_when_it_is_run_again(servers: 
 
 
 @needs_admission_control
+def test_a_topic_that_is_made_anew_again_and_again(servers: str, topic: str) -> None:
+    """Spark takes an end that equals the one before for no news: each topic's micro-batch has an end of its own."""
+    reader = stream_reader(servers, topic, startingOffsets="earliest", failOnDataLoss="false")
+    end: JsonOffsets = {}
+    for number in range(4):
+        if number:
+            delete_topic(servers, topic)
+        create_topic(servers, topic)
+        produce(servers, topic, values(2))
+        begin, end = end, reader.latestOffset(end, ReadAllAvailable())
+        assert end != begin
+        again = stream_reader(servers, topic, failOnDataLoss="false")
+        assert ranges_of(reader.partitions(begin, end)) == ranges_of(again.partitions(begin, end)) == [(0, 2)]
+        again.stop()
+        assert reader.latestOffset(end, ReadAllAvailable()) == end
+    reader.stop()
+
+
+@needs_admission_control
 def test_a_deleted_topic_is_looked_for_with_pauses(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look-ups last `_GONE_SECONDS`, whatever the options say: a broker that just started may not know the topic."""
     create_topic(servers, topic)
