@@ -119,6 +119,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._retired_ids: set[UUID] = set()
         self._recreated: set[str] = set()
         self._gone: set[TopicPartition] = set()
+        #: Missing partitions that do not count as deleted yet, and since when they are missing.
+        self._missing: dict[TopicPartition, float] = {}
+        #: When the last plan ended, a reading of `time.monotonic`.
+        self._planned_at = -math.inf
         #: Of missing partitions: the offset up to which they were read, and the id of their topic.
         self._left: dict[TopicPartition, tuple[int, UUID | None]] = {}
         #: Partitions without a leader, which the micro-batch that is being planned leaves out.
@@ -202,6 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return self._next_end(start, limit)
         finally:
             self._may_be_last = False
+            self._planned_at = time.monotonic()
 
     def _next_end(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
         self._losses.begin_micro_batch()
@@ -293,41 +298,60 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Requests offsets before `start` again, as a broker's answer may be stale. If they stay there, the log has lost
         records or the topic was created again.
+
+        A missing partition keeps its offset for some seconds, in which later micro-batches look for it. If none may
+        follow soon (the first one of a process, AvailableNow, rare triggers), this one waits for it.
         """
-        deadline = time.monotonic() + _GONE_SECONDS
         start = self._options.subscription.named(start)
+        is_followed = self._target is None and time.monotonic() - self._planned_at < _GONE_SECONDS
         for attempt in itertools.count():
-            there = self._partitions()
+            there = self._partitions_there(() if is_followed else start.keys() - self._gone)
             self._waiting.clear()
             self._leaderless.keep(there)
-            latest = self._list_offsets(there, LATEST) if self._target is None else self._target_of(there)
+            latest = self._list_offsets(there, LATEST) if self._target is None else self._target_of(there, start)
             if self._target is None:
-                for key in set(there) - latest.keys():
+                for key in there - latest.keys():
                     self._wait_for_leader(latest, key, start)
             if self._cluster.config.isolation_level:
                 latest |= self._unstable(start, latest)
-            behind = {key for key, offset in start.items() if latest.get(key, -1) < offset}
             self._gone -= latest.keys()
-            if not behind or all(topic in self._recreated for topic, _ in behind):
-                return latest
-            is_missed = bool(behind - latest.keys() - self._gone) and time.monotonic() < deadline
-            if attempt >= self._options.offset_retries and not is_missed:
+            self._keep_missing(latest, start)
+            behind = {key for key, offset in start.items() if latest.get(key, offset) < offset}
+            if attempt >= self._options.offset_retries or all(topic in self._recreated for topic, _ in behind):
                 break
-            self._pause()
+            time.sleep(max(self._options.offset_retry_ms, _LEAST_RETRY_MS) / 1000)
             if self._target is not None:
                 # The target itself may have come from a stale answer.
-                self._target |= self._source.latest(behind.intersection(there))
-        self._gone = start.keys() - latest.keys()
+                self._target |= self._source.latest(behind & there)
         return latest
 
-    def _pause(self) -> None:
-        """Wait before the next look-up: a deleted topic is looked up for 20 s, and retryIntervalMs may be 0."""
-        time.sleep(max(self._options.offset_retry_ms, _LEAST_RETRY_MS) / 1000)
+    def _keep_missing(self, latest: Offsets, start: Offsets) -> None:
+        """Have missing partitions wait at their offsets, or count as deleted if they are missing for long.
 
-    def _target_of(self, there: list[TopicPartition]) -> Offsets:
-        """AvailableNow's target; the log's end where the log became shorter meanwhile, or is that of a new topic."""
+        Not those of a topic that was created again: the offsets are the former topic's.
+        """
+        now = time.monotonic()
+        missing = {key for key in start.keys() - latest.keys() - self._gone if key[0] not in self._recreated}
+        if new := missing - self._missing.keys():
+            _log.warning(
+                "no broker knows %s; the query continues with the other partitions, and looks for these for %g s",
+                *(some_partitions(new), _GONE_SECONDS),
+            )
+        self._missing = {key: self._missing.get(key, now) for key in missing}
+        for key, since in self._missing.items():
+            if now - since < _GONE_SECONDS:
+                self._wait_for_leader(latest, key, start)
+            else:
+                self._gone.add(key)
+
+    def _target_of(self, there: Set[TopicPartition], start: Offsets) -> Offsets:
+        """AvailableNow's target; the log's end where the log became shorter meanwhile, or is that of a new topic.
+
+        Partitions of `start` that were missing when the target was made get theirs now.
+        """
         assert self._target is not None
-        latest = self._source.latest(self._target.keys() & set(there))
+        self._target |= self._source.latest((start.keys() & there) - self._target.keys())
+        latest = self._source.latest(self._target.keys() & there)
         return {key: min(offset, self._target[key]) for key, offset in latest.items()}
 
     def _unstable(self, start: Offsets, stable: Offsets) -> Offsets:
@@ -349,7 +373,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan_again(self, start: JsonOffsets, end: JsonOffsets) -> list[OffsetRange]:
         """The ranges of a micro-batch that an earlier run has planned: the checkpoint has its end."""
         begin, until = start_in(end, from_json(start), is_first=not start), from_json(end)
-        there = self._partitions_there({*begin, *until})
+        there = self._partitions_there({key for key, at in until.items() if begin.get(key, 0) != at})
         there_until = {key: offset for key, offset in until.items() if key in there}
         earliest = self._without_news(begin, there_until)
         earliest |= self._source.earliest(there_until.keys() - earliest.keys())
@@ -362,14 +386,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         return {key: at for key, at in end.items() if begin.get(key, 0) == at and key[0] not in self._recreated}
 
-    def _partitions_there(self, expected: set[TopicPartition]) -> set[TopicPartition]:
+    def _partitions_there(self, expected: Collection[TopicPartition]) -> set[TopicPartition]:
         """The existing partitions. Retries before an expected one counts as deleted: a broker that has just started may
         not know it yet."""
         deadline = time.monotonic() + _GONE_SECONDS
         expected = set(self._options.subscription.named(dict.fromkeys(expected)))
-        while expected - (there := set(self._partitions())) and time.monotonic() < deadline:
-            self._pause()
-        self._gone = expected - there
+        for attempt in itertools.count(1):
+            there = set(self._partitions())
+            missing = {key for key in expected - there if key[0] not in self._recreated}
+            if not missing or time.monotonic() >= deadline:
+                break
+            time.sleep(pause_seconds(self._cluster.config, attempt))
+        self._gone |= expected - there
         return there
 
     def _plan(
