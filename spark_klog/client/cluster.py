@@ -545,9 +545,12 @@ class Cluster:
         return None if node < 0 else node
 
     def expect_leaders(self, leaders: Mapping[TopicPartition, int]) -> None:
-        """Take over leaders that another client has seen, unless this one knows better or does not know the broker."""
+        """Take over leaders that another client has seen, unless this one knows better or does not know the broker.
+
+        Not those that did not answer this client: they may have been replaced since.
+        """
         for key, node in leaders.items():
-            if node in self._brokers:
+            if node in self._brokers and self._brokers[node] not in self._silent:
                 self._leaders.setdefault(key, node)
 
     def forget_leader(self, topic: str, partition: int) -> None:
@@ -591,7 +594,7 @@ class Cluster:
         self.controller_id = -1
 
     def refresh_after(self, failure: KlogError) -> None:
-        """Forget leaders if the failure shows that they may be outdated, see `doubt`; call it before a retry."""
+        """Forget leaders if the failure shows that they may be outdated, see `doubt`."""
         if not isinstance(failure, ProtocolError) or failure.remedy is Remedy.REFRESH:
             self.doubt()
             self.forget_leaders()
@@ -621,11 +624,11 @@ class Cluster:
                     if not error.retriable:
                         raise
                     failure = error
+                self.refresh_after(failure)  # first: if no time is left, the next call must not ask the same leader
                 yield from retried(retry, failure)
                 # what lasts is told by `retry`, at intervals that double
                 _log.log(logging.INFO if is_first else logging.DEBUG, "trying again: %s", failure)
                 is_first = False
-                self.refresh_after(failure)
 
     def controller(self) -> int:
         """The node id of the controller, after connecting to it."""

@@ -1,19 +1,22 @@
-"""A broker whose metadata are old, as it has lost the controller, does not hold up clients: the others know better."""
+"""Clients whose metadata are old, or that ask a broker whose metadata are: the other brokers know better."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import list_offsets
 from spark_klog.columns.schema import FULL
+from spark_klog.errors import RequestTimedOut
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.spark.options import source_options
-from spark_klog.spark.read.stream import StreamReader
+from spark_klog.spark.read.stream import RangePartition, StreamReader
 from spark_klog.spark.versions import ReadAllAvailable
 from tests.support.brokers.simulated_cluster import SimulatedCluster
 
@@ -71,6 +74,61 @@ def test_look_ups_of_a_leader_that_refuses_are_made_after_growing_pauses(brokers
     assert sum(asked.values()) < 12
 
 
+@pytest.mark.parametrize(
+    "call",
+    [lambda cluster: list_offsets(cluster, {MOVED: LATEST}), lambda cluster: list(fetch_range(cluster, *MOVED, 0, 9))],
+    ids=["list_offsets", "fetch_range"],
+)
+def test_a_leader_that_is_silent_and_replaced(brokers: SimulatedCluster, call: Callable[[Cluster], Any]) -> None:
+    """It may take all the time of one call. The next one, as that of a repeated task, asks who is the leader now."""
+    with Cluster.connect({**_settings(brokers), "request.timeout.ms": "700"}) as cluster:
+        assert call(cluster)
+        brokers.tell("slow", node=1, seconds=60)
+        brokers.tell("move", topic=MOVED[0], partition=MOVED[1], node=2)
+        with pytest.raises(RequestTimedOut):
+            call(cluster)
+        assert call(cluster)
+
+
+def test_a_task_that_is_repeated_does_not_ask_a_silent_leader_again(brokers: SimulatedCluster) -> None:
+    """Its plan names that leader."""
+    settings = {f"kafka.{name}": value for name, value in _settings(brokers).items()}
+    options = {**settings, "kafka.request.timeout.ms": "700", "subscribe": MOVED[0], "startingoffsets": "earliest"}
+    reader = StreamReader(source_options(options, True), FULL)
+    try:
+        end = reader.latestOffset({}, ReadAllAvailable())
+        tasks = [task for task in reader.partitions({}, end) if isinstance(task, RangePartition)]
+        [task] = [task for task in tasks if task.ranges[0][:2] == MOVED]
+        assert sum(batch.num_rows for batch in reader.read(task)) == RECORDS
+        brokers.tell("slow", node=1, seconds=60)
+        brokers.tell("move", topic=MOVED[0], partition=MOVED[1], node=2)
+        with pytest.raises(RequestTimedOut):
+            list(reader.read(task))
+        assert sum(batch.num_rows for batch in reader.read(task)) == RECORDS
+    finally:
+        reader.stop()
+
+
+def test_a_task_of_short_ranges_leaves_a_silent_leader(brokers: SimulatedCluster) -> None:
+    """The fetch of them together takes a part of the time only; each is then fetched from its new leader."""
+    settings = {f"kafka.{name}": value for name, value in _settings(brokers).items()}
+    options = {**settings, "kafka.request.timeout.ms": "2000", "subscribepattern": "t.*", "startingoffsets": "earliest"}
+    reader = StreamReader(source_options(options, True), FULL)
+    try:
+        tasks = reader.partitions({}, reader.latestOffset({}, ReadAllAvailable()))
+        spans = [span for task in tasks if isinstance(task, RangePartition) for span in task.ranges]
+        of_one = tuple(span for span in spans if (int(span.topic[1:]) + span.partition) % BROKERS == 1)
+        assert len(of_one) > 1
+        task = RangePartition(of_one, {}, lambda topic, partition: 1)
+        assert sum(batch.num_rows for batch in reader.read(task)) == RECORDS * len(of_one)
+        brokers.tell("slow", node=1, seconds=60)
+        for span in of_one:
+            brokers.tell("move", topic=span.topic, partition=span.partition, node=2)
+        assert sum(batch.num_rows for batch in reader.read(task)) == RECORDS * len(of_one)
+    finally:
+        reader.stop()
+
+
 @pytest.mark.parametrize("is_retried", [True, False])
 def test_old_metadata_do_not_replace_newer_ones(brokers: SimulatedCluster, is_retried: bool) -> None:
     """KIP-320: leader epochs only grow."""
@@ -116,5 +174,7 @@ def test_a_topic_that_one_broker_lacks_is_not_deleted(brokers: SimulatedCluster,
         begin = time.monotonic()
         assert reader.latestOffset(first, ReadAllAvailable()) == first
         assert time.monotonic() - begin < 5
+        brokers.tell("append", every=1, records=1)
+        assert set(reader.latestOffset(first, ReadAllAvailable())["t00001"].values()) == {RECORDS + 1}
     finally:
         reader.stop()

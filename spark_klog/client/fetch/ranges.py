@@ -127,9 +127,9 @@ class _RangeFetch:
                             self._check_range()
                     failure = error
                 self._forget()
+                self._cluster.refresh_after(failure)  # first: if no time is left, the next call must ask another leader
                 retry.pause(failure)
                 _log.info("fetching %s again: %s", self._name, failure)
-                self._cluster.refresh_after(failure)
 
     def _forget(self) -> None:
         if self._fetch is not None:
@@ -260,6 +260,7 @@ def fetch_short(
             entries = FetchInFlight(cluster, cluster.connection(node), wanted).entries()
     except KlogError as error:
         _log.info("fetching %d partitions of broker %d one by one: %s", len(starts), node, error)
+        cluster.refresh_after(error)
         return None
     result = ShortAnswer({}, {})
     for key, entry in entries.items():
