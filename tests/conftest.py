@@ -19,6 +19,7 @@ from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
 from spark_klog.broker.faults import Fault
+from spark_klog.client import cluster as client_cluster
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.packages.registries import RegistryUnreachable
 from tests.support.packages.wheel import wheel_of_run
@@ -52,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    client_cluster.shuffled = list  # clients of tests ask the brokers in the order in which these are given
     config.stash[_failed] = set()
     config.stash[_folders] = {}
     config.stash[_ended] = []

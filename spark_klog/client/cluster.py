@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -62,6 +63,13 @@ class Bounds(NamedTuple):
 
     deadline: float = math.inf
     limit: str = "request.timeout.ms"
+
+
+def shuffled(addresses: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The addresses in random order, which tests fix."""
+    result = list(addresses)
+    random.shuffle(result)
+    return result
 
 
 class Cluster:
@@ -415,6 +423,9 @@ class Cluster:
     def candidates(self) -> list[tuple[str, int]]:
         """Addresses for a request to any broker, in this order: connected ones, known ones, bootstrap.servers.
 
+        Known ones, and bootstrap.servers, are in random order: many clients that start together, or that lose a broker,
+        must not all ask the same one.
+
         Brokers that did not answer their last request, and those of `doubt`, come after all others, first the one asked
         longest ago.
         """
@@ -423,7 +434,7 @@ class Cluster:
                 self._rebootstrap(f"{connection.address} leads to another broker")
                 break
         connected = [key[:2] for key in self._connections if key[2] is None]
-        addresses = [*connected, *self._brokers.values(), *self.config.bootstrap_servers]
+        addresses = [*connected, *shuffled(self._brokers.values()), *shuffled(self.config.bootstrap_servers)]
         return sorted(dict.fromkeys(addresses), key=lambda address: self._silent.get(address, -math.inf))
 
     def asking_any(

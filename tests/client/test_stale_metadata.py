@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -127,6 +129,22 @@ def test_a_task_of_short_ranges_leaves_a_silent_leader(brokers: SimulatedCluster
         assert sum(batch.num_rows for batch in reader.read(task)) == RECORDS * len(of_one)
     finally:
         reader.stop()
+
+
+def test_many_clients_do_not_ask_the_same_broker(brokers: SimulatedCluster) -> None:
+    program = (
+        "import sys; from spark_klog.client.cluster import Cluster\n"
+        "clients = [Cluster.connect({'bootstrap.servers': sys.argv[1]}) for _ in range(40)]\n"
+        "for client in clients if sys.argv[2:] else []:\n    client.doubt()\n    client.metadata([])\n"
+    )
+    one = _settings(brokers)["bootstrap.servers"]
+    for arguments in ([brokers.bootstrap_servers], [one, "all lose that one"]):
+        brokers.tell("forget")
+        subprocess.run([sys.executable, "-c", program, *arguments], check=True, timeout=60)
+        asked = brokers.figures()["metadata_by"]
+        assert (
+            len(asked) == BROKERS
+        )  # if each is asked with the same probability, one is left out in 1 of a million runs
 
 
 @pytest.mark.parametrize("is_retried", [True, False])
