@@ -91,7 +91,9 @@ class FetchSession:
             partitions = without_ids(partitions)
         changed = partitions
         forgotten: dict[tuple[str, UUID | None], list[int]] = {}
-        if self._epoch != INITIAL_EPOCH:
+        if self._epoch != INITIAL_EPOCH and partitions == self.requested:  # of an idle consumer: saves the loops below
+            changed = {}
+        elif self._epoch != INITIAL_EPOCH:
             changed = {key: asked for key, asked in partitions.items() if self.requested.get(key) != asked}
             for key, asked in self.requested.items():
                 if key not in partitions or partitions[key].topic_id != asked.topic_id:
