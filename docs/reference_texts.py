@@ -349,7 +349,9 @@ OPTIONS: dict[str, tuple[str, str | None]] = {
         None,
     ),
     "kafkaConsumer.pollTimeoutMs": (
-        "how long a task waits for records that should be there",
+        "how long a task waits for records that should be there, all its requests together. If it is longer than "
+        "`kafka.request.timeout.ms`, the bound of one request, a task outlives a leader that falls silent and is "
+        "replaced",
         "kafka.request.timeout.ms",
     ),
     "estimateRecordBytes": (
