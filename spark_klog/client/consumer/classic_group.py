@@ -310,6 +310,8 @@ class ClassicGroup(ConsumerGroup):
     ) -> None:
         super().__init__(config, assignment, on_news, troubles, beside)
         self._heartbeats: Heartbeats = Heartbeats(config, on_news, beside)
+        #: As of the last poll: one that joins beside the polls may be in the next generation.
+        self._member = self._heartbeats.member
         self._kept: list[TopicPartition] = []
         self._is_stable = False
         self._wants_rejoin = False
@@ -364,6 +366,7 @@ class ClassicGroup(ConsumerGroup):
     def _lose(self, *, is_id_known: bool = False) -> Steps[None]:
         """Handle the loss of membership: other members may already read the partitions."""
         self._heartbeats.pause(is_id_known=is_id_known)
+        self._member = self._heartbeats.member
         self._is_stable = False
         owned = list(self._assignment.partitions)
         self._kept = []
@@ -392,6 +395,7 @@ class ClassicGroup(ConsumerGroup):
 
     def _end_joining(self, joined: Joined) -> Steps[None]:
         """Take over the assignment, or what has failed."""
+        self._member = self._heartbeats.member
         if isinstance(joined.answer, Exception):
             raise joined.answer
         if not (code := joined.answer["error_code"]):
@@ -426,7 +430,8 @@ class ClassicGroup(ConsumerGroup):
         yield from self._tell(self._listener.on_assigned, sorted(set(wanted) - owned))
 
     def _as_member(self) -> GroupMetadata | None:
-        member = self._heartbeats.member
+        # a cooperative member has its partitions while it joins; others may read those that an eager one had
+        member = self._heartbeats.member if self._config.is_cooperative else self._member
         return None if member.generation < 0 else member
 
     def _leave(self) -> Steps[None]:

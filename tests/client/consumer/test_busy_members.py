@@ -15,6 +15,7 @@ import pytest
 from spark_klog.client import Consumer
 from spark_klog.client.consumer.classic_group import ClassicGroup
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import CommitFailed
 from tests.support.clients.consumers import SECONDS, Heard, Server, running, short
 from tests.support.servers.kafka import NEWEST
 from tests.support.servers.shared_kafka import SharedKafkas
@@ -145,6 +146,27 @@ def test_a_busy_member_ends(server: Server, ends: str) -> None:
                 else:
                     first.poll(0.0)
                     assert [call for call, _ in heard.calls] == ["assigned", "lost"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_commit_before_the_new_assignment_is_known(server: Server, strategy: str) -> None:
+    """A cooperative member still has all its partitions; others may read those of an eager one."""
+    topic = _filled(server)
+    offsets = {(topic, partition): 1 for partition in range(2)}
+    with _member(server, topic, strategy, Heard(), enable_auto_commit=False) as first:
+        while not first.assignment():
+            first.poll(0.1)
+        heard = Heard()
+        with _polling(_member(server, topic, strategy, heard)):
+            heartbeats = cast("ClassicGroup", first._group)._heartbeats
+            _until(lambda: heartbeats._news is not None)
+            first.poll(0.0)
+            _until(lambda: bool(heard.calls))
+            if strategy == "range":
+                with pytest.raises(CommitFailed, match="the group has rebalanced"):
+                    first.commit(offsets)
+            else:
+                first.commit(offsets)
 
 
 def test_a_member_that_joins_is_closed_at_once(server: Server) -> None:
