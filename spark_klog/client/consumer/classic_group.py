@@ -58,13 +58,16 @@ _AGAIN = (
 
 
 def leave(cluster: Cluster, member: GroupMetadata, reason: str) -> Steps[None]:
-    """Send LeaveGroup for a member; raises what `Cluster.request` raises."""
+    """Send LeaveGroup for a member; raises what `Cluster.request` raises, and `ProtocolError` if it is still there."""
     node = yield from finding_coordinator(cluster, member.group)
     entry = {"member_id": member.member, "group_instance_id": member.instance, "reason": reason}
     is_old = (yield from cluster.asking_version(node, LEAVE_GROUP)) < 3
     request: Message = {"group_id": member.group}
     request |= {"member_id": member.member} if is_old else {"members": [entry]}
-    yield from cluster.asking(node, LEAVE_GROUP, request)
+    answer = yield from cluster.asking(node, LEAVE_GROUP, request)
+    error = answer_error(LEAVE_GROUP, answer["error_code"], f"leaving group {member.group}")
+    if error.retriable:
+        raise error
 
 
 class Joined(NamedTuple):
@@ -441,7 +444,11 @@ class ClassicGroup(ConsumerGroup):
         if not member.member or member.instance is not None:
             return
         try:
-            yield from leave(self.cluster, member, "the consumer is closed")
+            leaving = self.cluster.attempting(
+                lambda: leave(self.cluster, member, "the consumer is closed"),
+                *(self._config.default_api_timeout_ms, "default.api.timeout.ms"),
+            )
+            yield from leaving
         except KlogError as error:
             _log.info("leaving group %s: %s", self.name, error)
         self._heartbeats.pause(is_id_known=False)

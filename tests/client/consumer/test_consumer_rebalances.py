@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spark_klog.base.names import TopicPartition
-from spark_klog.broker.faults import Delay, Drop, Fault
+from spark_klog.broker.faults import Delay, Drop, ErrorAnswer, Fault
 from spark_klog.client import Consumer, RebalanceListener
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer import classic_group as group_module, group as groups_module
@@ -108,6 +108,23 @@ def test_a_listener_commits_while_the_consumer_closes(server: Server) -> None:
         poll_until([second], lambda: second.owned() == {0})
         assert second.consumer.position(topic, 0) == 10
     finally:
+        second.close()
+
+
+def test_a_member_leaves_when_its_coordinator_has_loaded_the_group(cluster: EmbeddedCluster, server: Server) -> None:
+    """Others would wait for it until its session ends."""
+    topic = server.topic()
+    first = Ours(server, topic, "range")
+    poll_until([first], lambda: first.owned() == {0})
+    second = Ours(server, topic, "range")
+    try:
+        cluster.inject(Fault(ErrorAnswer("COORDINATOR_LOAD_IN_PROGRESS"), api="LeaveGroup", count=2))
+        first.close()
+        begin = time.monotonic()
+        poll_until([second], lambda: second.owned() == {0})
+        assert time.monotonic() < begin + 4
+    finally:
+        cluster.clear_faults()
         second.close()
 
 
