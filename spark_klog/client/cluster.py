@@ -254,10 +254,13 @@ class Cluster:
             with unsent():
                 connection = self.plain_connection(node)
                 yield from opened(connection, deadline)
-            return (yield from answered(connection, api, message, deadline, last))
+            answer = yield from answered(connection, api, message, deadline, last)
         except (ConnectionFailed, RequestTimedOut):
             self.suspect(node)
             raise
+        if answer.get("error_code") == ErrorCode.NOT_COORDINATOR:
+            self.doubt()  # another broker may know better which one it is
+        return answer
 
     def asking_version(self, node: int, api: Api, deadline: float | None = None) -> Steps[int]:
         """The steps of `version_of`."""

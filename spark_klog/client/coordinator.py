@@ -11,7 +11,7 @@ from spark_klog.client.answers import answer_error, by_key
 from spark_klog.client.cluster import Bounds, Cluster
 from spark_klog.client.requests import Steps, at_once, retried, run
 from spark_klog.client.retry import Retry
-from spark_klog.errors import ConnectionFailed, KlogError, ProtocolError, RequestTimedOut, is_retriable
+from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, ProtocolError, RequestTimedOut, is_retriable
 from spark_klog.protocol.apis import FIND_COORDINATOR
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
@@ -144,8 +144,10 @@ class Coordinators:
     def forgotten_on_error(self) -> Iterator[None]:
         try:
             yield
-        except KlogError:
+        except KlogError as error:
             self.forget()
+            if isinstance(error, ProtocolError) and error.code == ErrorCode.NOT_COORDINATOR:
+                self._cluster.doubt()  # another broker may know better which one it is
             raise
 
     def attempt(

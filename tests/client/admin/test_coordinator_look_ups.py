@@ -1,4 +1,4 @@
-"""How often admin clients look up coordinators, also when one has moved."""
+"""How often, and where, clients look up coordinators, also when one has moved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client import requests
+from spark_klog.client import Consumer, Producer, requests
 from spark_klog.client.admin import admin as admin_module
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
@@ -25,9 +25,10 @@ from tests.support.brokers.faults import Fault, late
 from tests.support.brokers.kafka_python_wire import Message
 from tests.support.brokers.scripted_broker import ScriptedCluster
 from tests.support.brokers.sound_brokers import NOT_COORDINATOR
+from tests.support.waiting import wait_until
 
 REFUSED = "refused"
-_TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+_GROUP_AUTHORIZATION_FAILED, _TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 30, 53
 
 
 class Brokers(ScriptedCluster):
@@ -185,3 +186,43 @@ def test_brokers_of_two_versions_that_are_asked_at_once(first: int, second: int)
         with Cluster.connect(settings) as cluster, cluster.within(1000):
             assert find_coordinator(cluster, "g") == 0
         assert silent.count("FindCoordinator") == 1
+
+
+class Moved(ScriptedCluster):
+    """Broker 2 coordinates, and refuses members; broker 0, which is asked first, still names broker 1."""
+
+    def _on_FindCoordinator(self, node: int, asked: Message, is_applied: bool) -> Message:
+        answer = super()._on_FindCoordinator(node, asked, is_applied)
+        for entry in answer.get("coordinators", [answer]):
+            entry["node_id"] = entry["node_id"] if node else 1
+            entry["port"] = self.ports[entry["node_id"]]
+        return answer
+
+    def _on_JoinGroup(self, node: int, asked: Message, is_applied: bool) -> Message:
+        code = _GROUP_AUTHORIZATION_FAILED if node == self.coordinator else NOT_COORDINATOR
+        there = {"generation_id": -1, "protocol_name": "", "leader": "", "member_id": "", "members": []}
+        return {"error_code": code, **there}
+
+
+@pytest.fixture
+def moved() -> Iterator[dict[str, str]]:
+    """The settings of clients that ask for a coordinator that has moved."""
+    with Moved({"t": 1}, nodes=3) as brokers:
+        yield {"bootstrap.servers": brokers.bootstrap_servers.split(",")[0], "max.block.ms": "5000"}
+
+
+def test_another_broker_is_asked_for_a_coordinator_that_refuses_a_transaction(moved: dict[str, str]) -> None:
+    with Producer({**moved, "transactional.id": "x"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("t", b"x")
+        begin = time.monotonic()
+        producer.commit_transaction()
+    assert time.monotonic() - begin < 3
+
+
+def test_another_broker_is_asked_for_a_coordinator_that_refuses_a_member(moved: dict[str, str]) -> None:
+    with Consumer({**moved, "group.id": "g"}) as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(ProtocolError, match="GROUP_AUTHORIZATION_FAILED"):
+            wait_until(lambda: consumer.poll(0.5), seconds=3)
