@@ -738,7 +738,7 @@ class Producer(ProducerCore):
 
         A commit of another task is waited for, up to max.block.ms.
         """
-        if self._is_closed:
+        if self._is_closed or self._is_closing:
             return
         self._driver.check_loop()
         try:

@@ -711,3 +711,22 @@ def test_a_commit_goes_on_while_another_task_closes(api: str, fails: bool) -> No
             assert "Ongoing" not in {listed.state for listed in admin.list_transactions()}
             consumer.assign([("t", 0, -2)])
             wait_until(lambda: consumer.poll(0.2) and consumer.position("t", 0) >= 3)
+
+
+def test_tasks_that_close_one_behind_the_other() -> None:
+    async def main(servers: str) -> None:
+        producer = Producer({"bootstrap.servers": servers, "transactional.id": "x"})
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await producer.send("t", b"x")
+        closing = asyncio.create_task(producer.close())
+        with suppress(ProducerClosed):
+            while True:
+                await asyncio.sleep(0)
+                with suppress(InvalidTransactionState):
+                    producer.send_nowait("t", b"")
+        await producer.close()
+        await closing
+
+    with EmbeddedCluster() as cluster:
+        run(main(cluster.bootstrap_servers))
