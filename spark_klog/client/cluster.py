@@ -152,8 +152,8 @@ class Cluster:
             there = Connection(key[0], key[1], self.config, wait=False, source=source, expected=expected)
             self._connections[key] = there
             there.is_proven = self._is_known
-            if before is not None and not before.was_open:  # perhaps it only takes longer
-                there.patience = 2 * before.patience
+            if before is not None and not before.was_open:
+                there.patience = there.next_patience = before.next_patience
         elif there.must_renew:
             there.renew()
         return there

@@ -243,8 +243,8 @@ class Connection:
         self.closed = False
         #: `is_proven`: a broker has answered with these settings, so that no error hints at them.
         self._is_open = self.is_proven = False
-        #: See `late`.
-        self.patience = _PATIENCE
+        #: See `late`; that of the next attempt.
+        self.patience = self.next_patience = _PATIENCE
         #: When the broker's throttling ends, a reading of `time.monotonic`.
         self.throttled_until = 0.0
         #: The finalized level of each of the cluster's features (KIP-584), and when the broker told it, a reading of
@@ -679,6 +679,7 @@ class Connection:
         It goes on opening, unless the broker has done nothing for `patience`: another one may have more luck.
         """
         if self._sasl_work is None and time.monotonic() >= self._got_further_at() + self.patience:
+            self.next_patience = 2 * self.patience  # perhaps it only takes longer
             self.close()
         return self._transport.late() if isinstance(self._transport, Dial) else self._timed_out(begin)
 

@@ -77,9 +77,22 @@ def test_an_opening_that_gets_nowhere_is_given_up(broker: SecureBroker) -> None:
     with _FirstIsLost(free_port(), broker.ports["SSL"]) as line:
         settings = broker.client("SSL") | {"bootstrap.servers": f"{HOST}:{line.port}"}
         with Cluster(client_config(settings)) as cluster:
-            calls, is_answered = 0, False
-            while not is_answered:
-                calls += 1
-                with suppress(ConnectionFailed, RequestTimedOut), cluster.within(500):
-                    is_answered = cluster.metadata([]) is not None
-    assert calls < 6
+            assert _calls(cluster) < 6
+
+
+def test_an_opening_is_given_up_as_soon_after_many_that_were_refused() -> None:
+    with ScriptedCluster({"t": 1}) as brokers:
+        port = free_port()
+        with Cluster(client_config({"bootstrap.servers": f"{HOST}:{port}", "retry.backoff.max.ms": "100"})) as cluster:
+            assert _calls(cluster, most=3) == 3
+            with _FirstIsLost(port, brokers.ports[0]):
+                assert _calls(cluster) < 6
+
+
+def _calls(cluster: Cluster, most: int = 10) -> int:
+    """How many short calls it takes until there is an answer."""
+    for calls in range(1, most):
+        with suppress(ConnectionFailed, RequestTimedOut), cluster.within(500):
+            cluster.metadata([])
+            return calls
+    return most
