@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from spark_klog.base.names import PLAINTEXT, TopicPartition
+from spark_klog.base.settings import some_of
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import SOFTWARE, BrokerIdentity, Connection
@@ -460,7 +461,8 @@ class Cluster:
             if answer is not None:
                 return answer
             strangers = [error for error in errors if isinstance(error, DecodeError)]  # not brokers
-            failures = "; ".join(str(error) for error in errors if not isinstance(error, DecodeError))
+            failed = [str(error) for error in errors if not isinstance(error, DecodeError)]
+            failures = some_of(failed, separator="; ")
             if strangers and not failures and not self._is_known:
                 raise strangers[-1]
             has_security = self.config.security.protocol != PLAINTEXT

@@ -201,17 +201,21 @@ def split(
 ) -> list[OffsetRange]:
     """Split ranges evenly: none above the limits, and at least `min_partitions` of them if there are enough records.
 
+    More ranges than that are split, too, where one has more than a task's share: small ones share tasks, see `pack`.
     `record_sizes` are average bytes a record. A range of one record is never split, however large the record is.
     """
-    parts = []
+    parts, least = [], limits.min_partitions or 0
+    share = sum(span.end - span.start for span in ranges)
+    if least and len(ranges) > max(_FULL_TASKS, least):
+        share = max(-(-share // least), _SHARED_RECORDS)
     for span in ranges:
         count = span.end - span.start
-        most = limits.max_records or count
+        most = min(limits.max_records or count, share)
         size = record_sizes.get(span[:2], 0.0)
         if limits.max_bytes and size:
             most = min(most, max(1, int(limits.max_bytes / size)))
         parts.append(-(-count // most))
-    missing = (limits.min_partitions or 0) - sum(parts)
+    missing = least - sum(parts)
     # Repeatedly give one more part to the range whose parts are the largest.
     largest = [(-(span.end - span.start) / parts[index], index) for index, span in enumerate(ranges)]
     heapq.heapify(largest)
@@ -327,7 +331,7 @@ class LossReporter:
                 f"{len(lost) - _SHOWN:,}",
             )
         if self._mode == "report":
-            self._micro_batch += [loss for loss in lost if loss not in self._micro_batch]
+            self._micro_batch = list(dict.fromkeys([*self._micro_batch, *lost]))
             self._is_shown = False
 
     def show(self) -> list[dict[str, object]]:

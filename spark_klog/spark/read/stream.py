@@ -57,8 +57,8 @@ _LEAST_RETRY_MS = 50
 _ANSWER_SECONDS = 5.0
 #: The same for leaders that are moving, or did not answer last time.
 _MOVING_SECONDS = 1.0
-#: A sample costs a fetch, so each partition is sampled only once in this time.
-_KEPT_SECONDS = 60.0
+#: A sample costs a fetch, so each partition is sampled only once in this time, and so many for a micro-batch.
+_KEPT_SECONDS, _MOST_SAMPLED = 60.0, 200
 
 
 class RangePartition(InputPartition):
@@ -130,6 +130,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._leaderless = Leaderless()
         self._losses = LossReporter(options.on_data_loss)
         self._record_bytes = RecordBytes()
+        #: For `maxBytesPerTrigger`.
+        self._sizes = RecordBytes()
         self._open_transactions = OpenTransactions()
 
     @property
@@ -276,8 +278,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if limits.max_offsets is not None:
             end = limit_rows(begin, end, limits.max_offsets)
         if limits.max_bytes is not None:
-            behind = {key: begin[key] for key, count in unread(begin, end).items() if count}
-            sizes = record_sizes(self._cluster, behind) if behind else {}
+            waiting = sorted(((count, key) for key, count in unread(begin, end).items() if count), reverse=True)
+            sizes = self._sizes.of(self._cluster, {key: begin[key] for _, key in waiting})
             end = limit_bytes(begin, end, limits.max_bytes, sizes)
         return end
 
@@ -549,15 +551,24 @@ class RecordBytes:
         self._known: dict[TopicPartition, tuple[float, float]] = {}
 
     def sample(self, cluster: Cluster, starts: Offsets) -> None:
-        """Sample the partitions whose last sample is old; each has records from its offset on. Logs errors."""
-        now = time.monotonic()
-        due = {key: start for key, start in starts.items() if now - self._known.get(key, (-1e9, 0))[0] > _KEPT_SECONDS}
+        """As `of`; logs errors."""
         try:
-            sizes = record_sizes(cluster, due) if due else {}
+            self.of(cluster, starts)
         except (KlogError, OSError) as error:
             _log.info("can't sample record sizes: %s", error)
-            return
+
+    def of(self, cluster: Cluster, starts: Offsets) -> dict[TopicPartition, float]:
+        """The sizes in these partitions, each of which has records from its offset on.
+
+        Samples the first ones whose last sample is old; those without a sample have the others' average.
+        """
+        now = time.monotonic()
+        due = [key for key in starts if now - self._known.get(key, (-1e9, 0))[0] > _KEPT_SECONDS][:_MOST_SAMPLED]
+        sizes = record_sizes(cluster, {key: starts[key] for key in due}) if due else {}
         self._known |= {key: (now, size) for key, size in sizes.items()}
+        known = {key: self._known[key][1] for key in starts if key in self._known}
+        average = sum(known.values()) / max(1, len(known))
+        return {key: known.get(key, average) for key in starts}
 
     def to_json(self) -> list[dict[str, Any]]:
         """[{"topic": ..., "partition": ..., "bytes": ...}]"""

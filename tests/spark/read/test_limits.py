@@ -179,6 +179,17 @@ def test_split_takes_from_the_largest() -> None:
     assert {item.end - item.start for item in found if item[:2] == C} == {18}
 
 
+def test_a_backlog_beside_many_small_ranges_is_split() -> None:
+    """The small ones share tasks: as many as minPartitions of them are no reason to leave the backlog in one."""
+    wanted = [*many(200, 10), OffsetRange(*A, 0, 1_000_000)]
+    limits = SplitLimits(min_partitions=50)
+    sizes = [sum(item.end - item.start for item in ranges) for ranges in pack(split(wanted, limits, {}), limits)]
+    assert sum(sizes) == 1_002_000
+    assert max(sizes) <= 1_002_000 / 50
+    assert len(sizes) <= 52
+    assert split(many(200, 900), limits, {}) == many(200, 900)
+
+
 def test_split_of_nothing() -> None:
     assert split([], SplitLimits(8, 8, 8), {}) == []
 

@@ -17,14 +17,16 @@ from spark_klog.client import Consumer, ConsumerRecord
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.columns.schema import FULL
+from spark_klog.errors import ConnectionFailed
 from spark_klog.load.by_topic import _ANSWER_MS, _look
 from spark_klog.load.journal.model import Progress
 from spark_klog.load.planning import Look, find_extent, make_tasks
 from spark_klog.spark import worker_process
 from spark_klog.spark.options import SourceOptions, source_options
+from spark_klog.spark.read import stream as stream_module
 from spark_klog.spark.read.stream import RangePartition, StreamReader
 from spark_klog.spark.read.tasks import read_ranges
-from spark_klog.spark.versions import ReadAllAvailable
+from spark_klog.spark.versions import ReadAllAvailable, ReadMaxRows
 from tests.support.brokers.simulated_cluster import SimulatedCluster
 
 TOPICS, PARTITIONS, BROKERS, RECORDS = 40, 5, 8, 20
@@ -150,6 +152,21 @@ def test_a_sample_of_many_partitions_is_bounded() -> None:
         assert one.figures()["requests"]["Fetch"] == 4
 
 
+def test_a_limit_by_bytes_samples_some_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 50,000 partitions that have much to read, samples of all would be 3 GB for each micro-batch."""
+    topics, records, sampled = 60, 500, 25
+    monkeypatch.setattr(stream_module, "_MOST_SAMPLED", sampled)
+    with SimulatedCluster(topics, PARTITIONS, 2, records) as large:
+        reader = StreamReader(_options(large, maxbytespertrigger="1000000"), FULL)
+        end: dict[str, Any] = {}
+        for count in range(1, 4):
+            begin, end = end, reader.latestOffset(end, ReadMaxRows(1))
+            assert large.figures()["partitions"]["Fetch"] <= count * sampled
+            # a record takes 105 to 110 bytes
+            assert 8_500 < _planned(reader, begin, end) < 10_000
+        reader.stop()
+
+
 def test_a_leader_that_moves_costs_its_partitions_alone(cluster: SimulatedCluster, reader: StreamReader) -> None:
     first = reader.latestOffset({}, ReadAllAvailable())
     cluster.tell("move", topic="t00007", partition=1, node=0)
@@ -186,6 +203,17 @@ def test_many_silent_brokers_are_asked_first() -> None:
             large.tell("forget")
             assert len(client.metadata(None)) == 10  # by one that has answered
             assert large.figures()["nodes"] == 1
+
+
+def test_an_error_about_many_brokers_is_short() -> None:
+    with SimulatedCluster(1, 1, 30) as large:
+        with Cluster.connect({"bootstrap.servers": large.bootstrap_servers, "request.timeout.ms": "1000"}) as client:
+            client.metadata(None)
+            for node in range(30):
+                large.tell("stop", node=node)
+            with pytest.raises(ConnectionFailed, match=r"no broker answers.* and 20 more") as caught:
+                client.metadata(None)
+    assert len(str(caught.value)) < 1500
 
 
 def test_a_silent_broker_delays_the_others_little(cluster: SimulatedCluster, reader: StreamReader) -> None:
