@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -43,6 +44,8 @@ _ROUND_TRIP_SECONDS = 240.0
 #: Of each step on the way to a broker.
 _STEP_SECONDS = 10.0
 _REQUEST_MS = "10000"
+#: Brokers that are checked at a time.
+_AT_ONCE = 32
 _SLOW = "starting Spark, writing and reading rows: this may take a minute"
 _INSTALL_PYSPARK = "pip install 'pyspark[sql]>=4.0'"
 #: The first runtime with Spark 4.
@@ -343,9 +346,10 @@ def way_to(settings: Mapping[str, str]) -> Iterator[Finding]:
             return f"{len(brokers)} brokers, {len(admin.list_topics())} topics"
 
     yield run("metadata", metadata)
-    for host, port in brokers:
-        if (host, port) not in config.bootstrap_servers:
-            for finding in _way_to_broker(host, port, config):
+    others = [address for address in brokers if address not in config.bootstrap_servers]
+    with ThreadPoolExecutor(_AT_ONCE) as threads:  # a firewall that drops packets takes the whole time of each broker
+        for findings in threads.map(lambda address: list(_way_to_broker(address[0], address[1], config)), others):
+            for finding in findings:
                 if finding.advice:
                     finding = replace(finding, advice=f"{finding.advice}. {_ADVERTISED}")
                 yield finding

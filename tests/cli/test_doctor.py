@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError
@@ -22,6 +23,7 @@ from spark_klog.cli import doctor
 from spark_klog.cli.main import main
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import ROOT
+from tests.support.brokers.simulated_cluster import SimulatedCluster
 from tests.support.clients.klog import klog
 from tests.support.packages.wheel import copied_checkout
 from tests.support.servers.broker import KlogBroker
@@ -269,6 +271,19 @@ def test_an_address_that_only_the_broker_knows(server_dir: Path) -> None:
         code, found = _doctor("--bootstrap-server", server)
     assert (code, found["metadata"]["advice"]) == (1, "")
     assert "advertised.listeners" in found["DNS inside.invalid"]["advice"]
+
+
+def test_many_brokers_that_are_silent_are_checked_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a firewall: a hundred of them, one after the other, would take a quarter of an hour."""
+    monkeypatch.setattr(doctor, "_STEP_SECONDS", 0.5)
+    with SimulatedCluster(topics=1, partitions=1, brokers=20) as cluster:
+        for node in range(3, 20):
+            cluster.tell("slow", node=node, seconds=100)
+        begin = time.monotonic()
+        findings = list(doctor.way_to({"bootstrap.servers": cluster.bootstrap_servers}))
+        assert time.monotonic() - begin < 17 * 0.5
+    silent = [finding.check for finding in findings if "advertised.listeners" in finding.advice]
+    assert silent == [f"Kafka 127.0.0.1:{port}" for port in cluster.ports[3:]]
 
 
 def test_the_cheap_checks_come_first(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
