@@ -137,6 +137,17 @@ def test_the_command_shows_the_rest(cluster: SimulatedCluster, admin: Admin, tmp
     assert f"broker 127.0.0.1:{cluster.ports[SILENT]} did not answer" in ran.stderr
 
 
+def test_the_command_asks_about_many_groups_by_the_same_connections(cluster: SimulatedCluster, admin: Admin) -> None:
+    """Two for each broker and group would be more than the open files of a process, of six groups at 100 brokers."""
+    admin.alter_group_offsets(OTHER, {("t00000", 0): READ}).check()
+    opened = []
+    for groups in ([GROUP], [GROUP, OTHER]):
+        cluster.tell("forget")
+        assert klog("groups", "lag", *groups, "-b", cluster.bootstrap_servers).returncode == 0
+        opened.append(cluster.figures()["opened"])
+    assert opened[1] <= opened[0] + 1
+
+
 def test_the_page_shows_the_rest(cluster: SimulatedCluster, admin: Admin) -> None:
     cluster.tell("slow", node=SILENT, seconds=1000)
     overview = views.overview(admin)

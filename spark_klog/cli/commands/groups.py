@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache, wraps
 from importlib.resources import files
@@ -100,12 +100,18 @@ class _GroupSources(NamedTuple):
 
 
 @contextmanager
-def _open_sources(group: str, cluster: ChosenCluster, stores: Sequence[str]) -> Iterator[_GroupSources]:
+def _open_sources(
+    groups: Iterable[str], cluster: ChosenCluster, stores: Sequence[str]
+) -> Iterator[list[_GroupSources]]:
+    """The groups, by one client: each has connections to all brokers."""
     settings = cluster.client_settings()
     with ExitStack() as stack:
         admin = stack.enter_context(cluster.connect())
-        opened = [stack.enter_context(open_store(address, group, settings)) for address in stores]
-        yield _GroupSources(admin, group, [CoordinatorStore(admin, group), *opened])
+        sources = []
+        for group in dict.fromkeys(groups):
+            opened = [stack.enter_context(open_store(address, group, settings)) for address in stores]
+            sources.append(_GroupSources(admin, group, [CoordinatorStore(admin, group), *opened]))
+        yield sources
 
 
 def _read_group(sources: _GroupSources, look: Look) -> tuple[GroupDescription, list[_Line]]:
@@ -155,7 +161,7 @@ def describe(group: str, stores: Sequence[str], cluster: ChosenCluster, as_json:
     If brokers do not answer, the rest is shown, and the exit code is 1.
     """
     look = Look()
-    with _open_sources(group, cluster, stores) as sources:
+    with _open_sources([group], cluster, stores) as [sources]:
         described, lines = _read_group(sources, look)
         columns, rows = _lags_table(sources, lines)
     if as_json:
@@ -230,8 +236,7 @@ def lag(
         return
     if not names:
         raise click.UsageError("give at least one GROUP; only --metrics serves all")
-    with ExitStack() as stack:
-        sources = [stack.enter_context(_open_sources(group, cluster, stores)) for group in dict.fromkeys(names)]
+    with _open_sources(names, cluster, stores) as sources:
         rounds = _rounds(sources, interval if watch else None)
         with suppress(KeyboardInterrupt):
             if as_json:
