@@ -104,11 +104,16 @@ def _waits(source: SimulatedCluster, mirror: Mirror, looks: int = 2) -> list[flo
 
 
 def test_partitions_without_a_leader_are_one_line(
-    sides: tuple[SimulatedCluster, SimulatedCluster], caplog: pytest.LogCaptureFixture
+    sides: tuple[SimulatedCluster, SimulatedCluster],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(mirror_module, "_LAG_SECONDS", 0.1)
     sides[0].tell("stop", node=3)
     with _running(_settings(sides)) as mirror:
         wait_until(lambda: mirror.totals.partitions == TOPICS * (PARTITIONS - 1), seconds=30)
+        sides[0].tell("forget")  # and it looks for them again and again
+        wait_until(lambda: sides[0].figures()["requests"].get("Metadata", 0) > 5, seconds=30)
     (line,) = [line for line in caplog.messages if "no leader answers" in line]
     assert line.endswith(": t00000-3, t00001-2, t00002-1, t00003-0")
 
