@@ -32,6 +32,8 @@ LIMITS = {
     "memory": Limit(1.05, 12 * _MB),
     "descriptors": Limit(1.0, 8),
     "threads": Limit(1.0, 4),
+    # as many as there were file reads at once: delta-rs keeps up to 512, as long as one in ten seconds is used
+    "threads of delta-rs": Limit(1.0, 512),
     "files": Limit(1.1, 20),
     "bytes": Limit(1.1, 4 * _MB),  # a segment of each partition
     # its table is small: each compaction writes all of it again, until there are files of 128 MB
@@ -87,13 +89,22 @@ def _processes(pid: int) -> dict[str, float]:
         top = psutil.Process(pid)
         for process in [top, *top.children(recursive=True)]:
             with suppress(psutil.Error, OSError):
-                values: dict[str, Any] = {"descriptors": process.num_fds(), "threads": process.num_threads()}
+                values: dict[str, Any] = {"descriptors": process.num_fds(), **_threads(process)}
                 if process.name() != "java":
                     # of pages that forked processes share, each has its part
                     values["memory"] = process.memory_full_info().pss
                 for figure, value in values.items():
                     sums[figure] += value
     return dict(sums)
+
+
+def _threads(process: psutil.Process) -> dict[str, int]:
+    names = []
+    for path in Path(f"/proc/{process.pid}/task").glob("*/comm"):
+        with suppress(OSError):
+            names.append(path.read_text())
+    count = sum(name.startswith("tokio") for name in names)
+    return {"threads": process.num_threads() - count, "threads of delta-rs": count}
 
 
 def _below(folders: Iterable[Path]) -> dict[str, float]:
