@@ -422,7 +422,7 @@ class ClassicGroup(ConsumerGroup):
         wanted = [(topic, partition) for topic, partitions in assigned.items() for partition in partitions]
         owned = set(self._assignment.partitions)
         revoked = sorted(owned.difference(wanted))
-        self._topics.assigned_for = assigned_for
+        self._topics.assigned(assigned_for)
         self._is_stable, self._has_prepared = True, False
         self._retry_at = 0.0
         if revoked:

@@ -210,6 +210,16 @@ class SubscribedTopics:
         self.look_at = self._all_at = -math.inf
         self._lookups, self._missing = 0, []
 
+    def assigned(self, counts: dict[str, int] | None) -> None:
+        """Note the partition counts that this member has assigned as the group's leader; None if it is not the leader.
+
+        If the last lookup had others, one of the two was wrong: the next one comes soon.
+        """
+        self.assigned_for = counts
+        if counts is not None and any(self._counts.get(topic, count) != count for topic, count in counts.items()):
+            self.look_at = min(self.look_at, time.monotonic() + _MISSING_SECONDS)
+            self._all_at = self.look_at
+
     def look(self, now: float) -> Steps[bool]:
         """Look the topics up if it is time; return whether the member must join again.
 

@@ -14,7 +14,7 @@ import pytest
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.broker.faults import Delay, Drop, ErrorAnswer, Fault
-from spark_klog.client import Consumer, RebalanceListener
+from spark_klog.client import Admin, Consumer, RebalanceListener
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer import classic_group as group_module, group as groups_module
 from spark_klog.client.consumer.classic_group import Heartbeats
@@ -25,7 +25,7 @@ from spark_klog.client.requests import Steps, at_once
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ConsumerClosed, ErrorCode, KlogError
 from spark_klog.protocol.apis import CREATE_PARTITIONS, JOIN_GROUP
-from tests.support.clients.consumers import SECONDS, Ours, Server, is_shared, poll_until, short
+from tests.support.clients.consumers import SECONDS, Heard, Ours, Server, is_shared, poll_until, short
 
 pytestmark = pytest.mark.usefixtures("driver")
 
@@ -298,6 +298,30 @@ def test_another_subscription_while_brokers_are_away(
             assert time.monotonic() < deadline
             poll_once()
         assert found == [before, after]
+
+
+def test_a_leader_that_assigns_while_its_topic_is_away(cluster: EmbeddedCluster, server: Server) -> None:
+    """Its own look-up had found the topic, which is deleted meanwhile, and then created again."""
+    topic = server.topic(2)
+    settings = {"bootstrap.servers": server.servers}
+    heard = Heard()
+    try:
+        with server.consumer(group_id=topic, auto_offset_reset="earliest") as consumer, Admin(settings) as admin:
+            cluster.inject(Fault(Delay(500, after=True), api="JoinGroup", count=2))
+            consumer.subscribe([topic], heard)
+            assert not consumer.poll(0.3)
+            admin.delete_topics([topic])
+            deadline = time.monotonic() + SECONDS
+            while not heard.calls:
+                assert time.monotonic() < deadline
+                consumer.poll(0.1)
+            admin.create_topic(topic, 2)
+            server.send(topic, short(1), 1)
+            while not (records := consumer.poll(0.1)):
+                assert time.monotonic() < deadline, heard.calls
+            assert [record.partition for record in records] == [1]
+    finally:
+        cluster.clear_faults()
 
 
 def test_the_commit_before_a_revocation_may_take_longer_than_a_poll(
