@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 #: Seconds that requests for metadata and offsets may take even if a call's timeout is shorter, and a second more for so
 #: many partitions that are looked up: an answer about 50,000 takes longer, and would be asked for again and again.
 LEAST_SECONDS, _IN_A_SECOND = 1.0, 5000
-#: Seconds between two looks at the fetches while a chunk has records.
+#: Seconds between two looks at the positions and the fetches while there are records to return.
 _STEP = 0.001
 
 
@@ -380,9 +380,10 @@ class ConsumerCore(Calls):
                 return None
             if self._letters is not None:
                 self._letters.check_room()
-            if is_due := self._decoding is None or time.monotonic() >= self._steps_at:
+            if is_due := (begin := time.monotonic()) >= self._steps_at:
                 self._fetches.step()
-                self._steps_at = time.monotonic() + _STEP
+                now = time.monotonic()
+                self._steps_at = now + max(_STEP, now - begin)  # it looks at all partitions without a leader
             while True:
                 if self._decoding is not None:
                     part = yield from self._next_part()
@@ -396,6 +397,7 @@ class ConsumerCore(Calls):
                 state = self._assignment.partitions[chunk.topic, chunk.partition]
                 self._decoding = Decoding(state, decode(chunk), chunk)
             if not is_due:
+                self._steps_at = 0.0
                 continue
             until = max(deadline, self._raise_failures())
             if time.monotonic() >= until:
@@ -407,7 +409,8 @@ class ConsumerCore(Calls):
         if self._group is not None:
             with self._joining:
                 yield from self._group.step(*self._patience(deadline, self._group.lacking))
-        if self._positions.look_at() <= time.monotonic():
+        now = time.monotonic()
+        if now >= self._steps_at and self._positions.look_at() <= now:
             yield from self._find_positions(deadline)
         return True
 
@@ -491,8 +494,12 @@ class ConsumerCore(Calls):
         now, until = time.monotonic(), -math.inf
         for state in self._assignment.restless:
             is_unknown = is_assigned and self._positions.refreshed_at >= state.unknown_since + UNKNOWN_SECONDS
-            if state.failure is not None and (is_unknown or now > state.failing_since + longest):
-                failure, state.failure, state.unknown_since = state.failure, None, math.inf
+            failure = state.failure
+            if failure is not None and (is_unknown or now > state.failing_since + longest):
+                for other in self._assignment.restless:  # one error for all that fail alike, not one in each call
+                    if type(other.failure) is type(failure):
+                        other.failure = None
+                state.failure, state.unknown_since = None, math.inf
                 raise failure
             if is_assigned and state.unknown_since < math.inf:
                 until = max(until, state.unknown_since + LEAST_SECONDS)

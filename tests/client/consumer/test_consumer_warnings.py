@@ -231,6 +231,20 @@ def test_a_coordinator_that_can_not_be_reached(caplog: pytest.LogCaptureFixture)
         assert advertised in _warnings(caplog)[0]
 
 
+def test_partitions_that_fail_alike_are_one_error() -> None:
+    """Not one of each, in as many calls."""
+    with ScriptedCluster({"t": 20}, nodes=1) as brokers:
+        for key in brokers.leaders:
+            brokers.leaders[key] = -1
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers, "default.api.timeout.ms": 500}) as consumer:
+            consumer.assign([("t", partition, 0) for partition in range(20)])
+            begin = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(ProtocolError, match="LEADER_NOT_AVAILABLE"):
+                    _poll_until(consumer, lambda: False)
+            assert time.monotonic() > begin + 1.0
+
+
 def test_a_broker_that_was_reached_and_is_down_is_no_matter_of_its_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

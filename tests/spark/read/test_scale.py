@@ -15,6 +15,8 @@ import pytest
 
 from spark_klog.client import Consumer, ConsumerRecord
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer import core
+from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConnectionFailed
@@ -269,6 +271,24 @@ def test_a_consumer_of_all_partitions_asks_for_what_has_changed(cluster: Simulat
     assert requests.keys() == {"Fetch"}
     assert partitions == {"Fetch": 0}
     assert not consumer._assignment.restless
+
+
+def test_a_record_at_hand_costs_no_look_at_the_partitions_that_wait(
+    cluster: SimulatedCluster, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If 5 % of 10,000 partitions have no leader, a look at these costs several times what a record does."""
+    looks, step = 0, Fetches.step
+
+    def counted(fetches: Fetches) -> None:
+        nonlocal looks
+        looks += 1
+        step(fetches)
+
+    monkeypatch.setattr(core, "_STEP", 60.0)
+    monkeypatch.setattr(Fetches, "step", counted)
+    cluster.tell("append", every=1, records=1)
+    poll_until(consumer, lambda records: len(records) >= TOPICS * PARTITIONS)
+    assert looks < TOPICS * PARTITIONS / 2
 
 
 def test_a_consumer_asks_for_the_topic_whose_leader_has_moved(cluster: SimulatedCluster, consumer: Consumer) -> None:
