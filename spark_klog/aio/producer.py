@@ -216,8 +216,7 @@ class Producer(ProducerCore):
         the rows may be written; a transaction can only be aborted then.
         """
         steps = self._adding_rows(rows, topic, is_any_time=is_any_time)
-        # all of them are of one transaction
-        await self._run("send_arrow", steps if self._transactions is None else self._in_turn(steps))
+        await self._run("send_arrow", steps if self._transactions is None else self._adding(steps))
 
     def _adding_rows(self, rows: pa.Table | pa.RecordBatch, topic: str | None, *, is_any_time: bool) -> Steps[None]:
         from spark_klog.columns.encode import Placement, by_topic
@@ -654,7 +653,7 @@ class Producer(ProducerCore):
         def steps() -> Steps[None]:
             yield from self._in_transaction(call).send_offsets(wanted, member)
 
-        await self._run(call, self._in_turn(steps()))
+        await self._run(call, self._adding(steps()))
 
     async def commit_transaction(self) -> None:
         """Flush and commit; meanwhile no record is taken.
@@ -718,6 +717,15 @@ class Producer(ProducerCore):
         super()._check(call)
         if self._ending is not None and self._transactions is not None:
             raise InvalidTransactionState(call, self._transactions.transactional_id, self._ending.value)
+
+    def _adding(self, steps: Steps[_T]) -> Steps[_T]:
+        """Make the steps in turn; if they are cancelled, also before, the open transaction can only be aborted."""
+        try:
+            return (yield from self._in_turn(steps))
+        except GeneratorExit:
+            if self._ending is None and self._transactions is not None:
+                self._transactions.fail()
+            raise
 
     def _in_turn(self, steps: Steps[_T], ending: State | None = None) -> Steps[_T]:
         """Make the steps when no other call uses the transactions; no record is taken meanwhile if they end one."""

@@ -609,7 +609,10 @@ def test_on_delivery_has_the_context_of_its_send() -> None:
 
 @pytest.mark.parametrize("api", ["FindCoordinator", "TxnOffsetCommit"])
 def test_a_commit_after_offsets_that_were_cancelled(api: str) -> None:
-    """A transaction without the offsets that belong to it is not committed; nor is one with a part of the rows."""
+    """A transaction without the offsets that belong to it is not committed; nor is one with a part of the rows.
+
+    Nor if they were cancelled while they waited for another call.
+    """
 
     async def main(cluster: EmbeddedCluster) -> None:
         settings = {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": "x", "linger.ms": "0"}
@@ -626,6 +629,20 @@ def test_a_commit_after_offsets_that_were_cancelled(api: str) -> None:
                 cluster.inject(Fault(Delay(500), api=slow, count=1))
                 with pytest.raises(asyncio.TimeoutError):
                     await asyncio.wait_for(call(), 0.2)
+                with pytest.raises(InvalidTransactionState, match="abort_transaction"):
+                    await producer.commit_transaction()
+                await producer.abort_transaction()
+            for second in (
+                lambda: producer.send_offsets_to_transaction({("t", 0): 7}, "h"),
+                lambda: producer.send_arrow(rows, "t"),
+            ):
+                await producer.begin_transaction()
+                cluster.inject(Fault(Delay(500), api="TxnOffsetCommit", count=1))
+                first = asyncio.ensure_future(producer.send_offsets_to_transaction({("t", 0): 7}, "g"))
+                await asyncio.sleep(0)
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(second(), 0.1)
+                await first
                 with pytest.raises(InvalidTransactionState, match="abort_transaction"):
                     await producer.commit_transaction()
                 await producer.abort_transaction()
