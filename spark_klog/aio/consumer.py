@@ -446,7 +446,8 @@ class Consumer(ConsumerCore, OnLoop):
                 self._fresh_until = time.monotonic() + SLICE
             deadline = time.monotonic() + timeout
             while True:
-                await self._driver.run(self._reading(decode, is_arrow, deadline))
+                if not await self._driver.run(self._reading(decode, is_arrow, deadline)):
+                    return None
                 held, self._held = self._held, None
                 # another task may have had its turn before this one, and e.g. sought
                 if held is None or self._is_current(held.state, held.run):
@@ -456,15 +457,15 @@ class Consumer(ConsumerCore, OnLoop):
 
     def _reading(
         self, decode: Callable[[Fetched], Iterator[tuple[Any, int]]], is_arrow: bool, deadline: float
-    ) -> Steps[None]:
-        """Hold the next part, if it is there by the deadline."""
+    ) -> Steps[bool]:
+        """Hold the next part, if it is there by the deadline; False if what is held may not be returned by then."""
         self._guard.check()
         if is_arrow is self._decodes_arrow and self._held is not None:
             if not (yield from self._prepare(deadline)):
-                return
+                return False  # a rebalance that a cancelled call has begun may give up its partition
             self._fetches.step()
             if self._is_current(self._held.state, self._held.run):
-                return
+                return True
         elif is_arrow is not self._decodes_arrow and self._decoding is not None:
             yield from self._decoded(self._decoding)
         self._held = None
@@ -476,6 +477,7 @@ class Consumer(ConsumerCore, OnLoop):
             assert state.position is not None
             self._held = _Held(state, run, part, state.position, state.epoch)
             state.position, state.epoch = position, epoch
+        return True
 
     def _decoded(self, decoding: Decoding) -> Steps[None]:
         assert isinstance(decoding.parts, _Parts)

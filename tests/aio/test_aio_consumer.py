@@ -707,3 +707,36 @@ def test_the_task_that_got_a_record_commits_it(servers: str) -> None:
             assert await there() == 8
 
     run(main())
+
+
+def test_a_poll_that_is_cancelled_during_a_rebalance() -> None:
+    """The next one does not return what the first one had at hand: the partition is given up."""
+
+    async def main(cluster: EmbeddedCluster, topic: str) -> None:
+        more = {"group_id": topic, "heartbeat_interval_ms": "50", "partition_assignment_strategy": "range"}
+        found: list[bytes | None] = []
+        async with (
+            reading(cluster.bootstrap_servers, **more) as first,
+            reading(cluster.bootstrap_servers, **more) as second,
+        ):
+            first.subscribe([topic])
+            async for record in first:
+                found.append(record.value)
+                break
+            second.subscribe([topic])
+            cluster.inject(Fault(Delay(1000), api="OffsetCommit", count=1))
+            until = time.monotonic() + _PATIENCE
+            while not first._group._heartbeats._news:  # type: ignore[union-attr]
+                assert time.monotonic() < until
+                assert not await second.poll(0.05)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(first.poll(_PATIENCE), 0.3)
+            assert await first.poll(0) == []
+            while len(found) < len(VALUES):
+                assert time.monotonic() < until
+                for consumer in (first, second):
+                    found += [record.value for record in await consumer.poll(0.05)]
+            assert sorted(found, key=VALUES.index) == VALUES
+
+    with EmbeddedCluster(faults=[], settings={"group.initial.rebalance.delay.ms": "0"}) as cluster:
+        run(main(cluster, _topic(cluster.bootstrap_servers, "rebalanced")))
