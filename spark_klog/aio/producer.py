@@ -468,7 +468,7 @@ class Producer(ProducerCore):
         """Make batches of what is full or due; long compressions are done in threads."""
         until = time.monotonic() + SLICE
         while True:
-            now = time.monotonic()
+            now, self._looks_at = time.monotonic(), -math.inf
             while (following := self._next_to_build(now)) is not None:
                 try:
                     yield from self._build(*following)
@@ -479,15 +479,15 @@ class Producer(ProducerCore):
                 if time.monotonic() >= until:
                     yield Wait(None, 0.0)
                     until = time.monotonic() + SLICE
-            self._looks_at = self._gathering.next_due
+            self._looks_at = self._next_due
             yield Wait(None, self._looks_at)
             until = time.monotonic() + SLICE
 
     def _next_to_build(self, now: float) -> tuple[TopicPartition, Gathering] | None:
         if self._full:
             return self._full.popleft()
-        key = next(iter(self._gathering), None)  # in this order they are due
-        if key is not None and (self._gathering[key].due <= now or self._makes_room):
+        key = next(iter(self._gathering) if self._makes_room else self._due(now), None)
+        if key is not None:
             gathering = self._gathering.remove(key)
             self._full_bytes += gathering.whole[1]
             return key, gathering
@@ -530,6 +530,9 @@ class Producer(ProducerCore):
                     now = time.monotonic()
                     until = min(now + pause, self._choice.look_at)
                     wait = Wait(None, until, others=(*connections, *self._choice.connections))
+                    if (due := self._next_due) < self._looks_at:  # a batch that was sent has held it up
+                        self._looks_at = due
+                        self._driver.wake()
                 except KlogError as error:  # the next call raises it
                     _log.warning("records are not written: %s", error)
                 except Exception as error:

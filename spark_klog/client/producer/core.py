@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -83,6 +83,19 @@ class ProducerCore(OfSettings):
             f"{waiting} bytes of records wait to be sent, {config.named('buffer.memory')}={config.buffer_memory}, and "
             f"none was confirmed within {self._max_block:g} s ({config.named('max.block.ms')}): {what} is not sent"
         )
+
+    def _due(self, now: float) -> Iterator[TopicPartition]:
+        """Partitions of which records have gathered for linger.ms.
+
+        Not while a batch of theirs waits to be sent: at a broker that is slow, or throttles, more records join.
+        """
+        return (key for key, each in self._gathering.items() if each.due <= now and not self._sender.has_unsent(key))
+
+    @property
+    def _next_due(self) -> float:
+        """When `_due` has a partition, if no batch is sent before: a reading of `time.monotonic`."""
+        dues = (each.due for key, each in self._gathering.items() if not self._sender.has_unsent(key))
+        return min(dues, default=math.inf)
 
     def _finish(self, key: TopicPartition, until: float = math.inf) -> None:
         """Make a batch of what has gathered for a partition; `until`: see `Sender.make_room`."""

@@ -373,13 +373,6 @@ class Gatherings(dict[TopicPartition, Gathering]):
         self.bytes = self.bytes - gathering.whole[1] if self else 0
         return gathering
 
-    def due(self, now: float) -> list[TopicPartition]:
-        return [key for key, gathering in self.items() if gathering.due <= now]
-
-    @property
-    def next_due(self) -> float:
-        return min((gathering.due for gathering in self.values()), default=math.inf)
-
     @property
     def records(self) -> int:
         return sum(gathering.whole[0] for gathering in list(self.values()))  # at the exit another thread may add some

@@ -273,7 +273,7 @@ class Producer(ProducerCore):
             return math.inf, ()
         try:
             now = time.monotonic()
-            for key in self._gathering.due(now):
+            for key in list(self._due(now)):
                 self._finish(key, now)
             pause, connections = self._sender.step()
         except KlogError as error:  # the next call raises it
@@ -285,7 +285,7 @@ class Producer(ProducerCore):
             _log.exception("records are not written")
             self._sender.fail(KlogError(f"the producer's thread has failed: {error!r}"))
             return math.inf, ()
-        return max(0.0, min(pause, self._gathering.next_due - time.monotonic())), connections
+        return max(0.0, min(pause, self._next_due - time.monotonic())), connections
 
     def send_arrow(
         self, rows: pa.Table | pa.RecordBatch, topic: str | None = None, *, is_any_time: bool = False

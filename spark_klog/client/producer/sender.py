@@ -264,6 +264,11 @@ class Sender:
         unsent = self.size - self._bytes_in_flight
         return not unsent or (unsent + size < self._enough and self.size + size <= self._config.buffer_memory)
 
+    def has_unsent(self, key: TopicPartition) -> bool:
+        """Whether a batch of the partition waits to be sent, for the first time or again."""
+        queue = self._queues.get(key)
+        return queue is not None and len(queue.batches) > queue.in_flight
+
     def await_room(self, until: float) -> None:
         """Deliver until all batches take less than buffer.memory, up to `until`, a reading of `time.monotonic`."""
         self._deliver(lambda: not self.size or self.size < self._config.buffer_memory, until)

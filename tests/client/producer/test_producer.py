@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -75,6 +76,7 @@ PRODUCE_ERRORS = {
 #: The producer sends a batch when it is full or on a flush.
 QUICK = {"linger.ms": "600000", "retry.backoff.ms": "1", "retry.backoff.max.ms": "20", "request.timeout.ms": "20000"}
 A, B = ("t", 0), ("t", 1)
+_SECONDS = 30.0
 
 
 def settings(brokers: ModelCluster, **more: str) -> dict[str, str]:
@@ -532,6 +534,32 @@ def test_a_record_in_many_partitions_of_many_topics() -> None:
             sent[key] += 1
         producer.flush()
         assert {key: len(values) for key, values in brokers.log.items()} == sent
+
+
+def test_records_join_while_a_batch_waits_to_be_sent() -> None:
+    """At a slow broker linger.ms makes no batch of each record: they would be sent one after the other."""
+    got, goes_on = threading.Event(), threading.Event()
+
+    def answer(node: int, keys: list[Key]) -> Fate:
+        got.set()
+        assert goes_on.wait(_SECONDS)
+        return Fate()
+
+    values = [b"%d" % number for number in range(12)]
+    with ModelCluster(1, {"t": 1}, answer) as brokers:
+        more = {"linger_ms": "0", "max_in_flight_requests_per_connection": "1"}
+        try:
+            with producing(brokers, **more) as producer:
+                for value in values:
+                    producer.send("t", value)
+                    assert got.wait(_SECONDS)
+                    time.sleep(0.02)
+                goes_on.set()
+                producer.flush()
+        finally:
+            goes_on.set()
+        assert brokers.log == {A: values}
+        assert len(brokers.requests) <= 3
 
 
 def test_no_answer_at_all_ends_in_time() -> None:
