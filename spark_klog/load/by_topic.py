@@ -25,6 +25,7 @@ from spark_klog.base.names import TopicPartition, topic_pattern
 from spark_klog.base.settings import some_of
 from spark_klog.client.cluster import Cluster, numbers_of
 from spark_klog.client.offsets import list_offsets, offsets_of_led
+from spark_klog.client.retry import Lasting
 from spark_klog.errors import ConfigError, DataLossError, ErrorCode, KlogError, LoadError, ProtocolError
 from spark_klog.load.driving import Follow, Steps, drive
 from spark_klog.load.journal import paths
@@ -55,6 +56,8 @@ _NOT_PLAIN = re.compile(r"[^0-9A-Za-z_]")
 _ANSWER_MS = 5000.0
 #: How long a round waits for others than these if all topics have one output: for leaders that are moving.
 _MOVING_MS = 1000.0
+#: Seconds between the first two warnings of what rounds leave out.
+_FIRST_WARNING = 10.0
 #: How long a topic that the pattern has matched is looked for before it counts as deleted.
 _GONE_SECONDS = 20.0
 
@@ -179,6 +182,8 @@ class Loads:
         #: are missing.
         self._parts: dict[TopicPartition, PartitionAudit] = {}
         self._missing: dict[str, float] = {}
+        #: When to warn of what rounds leave out.
+        self._telling: Lasting | None = None
         self.is_by_topic = is_by_topic(output)
 
     def round(self) -> list[Outcome]:
@@ -277,7 +282,11 @@ class Loads:
         ids = {key: topic_id for key, topic_id in ids.items() if key not in failed}
         if left_out and not ids:
             raise next(iter(left_out.values()))
-        if left_out and self._follows:
+        if not left_out:
+            self._telling = None
+        elif self._follows and self._telling is None:
+            self._telling = Lasting(0.0, _FIRST_WARNING, LONGEST_PAUSE)
+        if self._telling is not None and self._telling.is_due(time.monotonic()):
             names = [f"{name} ({error})" for name, error in left_out.items()]
             _log.warning("not loaded in this round, as no broker answers for them: %s", some_of(names))
         end = {key: end[key] for key in ids}

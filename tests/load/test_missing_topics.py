@@ -100,6 +100,18 @@ def test_others_go_on_and_each_record_is_loaded_once(brokers: ScriptedCluster, t
         }
 
 
+def test_what_is_left_out_for_long_is_told_at_growing_intervals(
+    brokers: ScriptedCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loads = _loads(brokers, tmp_path / "out")
+    told = []
+    for leader in (-1, -1, -1, 0, -1):
+        brokers.leaders["t1", 0] = leader
+        _round(loads)
+        told.append(sum("not loaded in this round" in message for message in caplog.messages))
+    assert told == [1, 1, 1, 1, 2]
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["goes on", "fails"])
 def test_a_topic_that_stays_away_is_left_out(
     brokers: ScriptedCluster,
