@@ -44,23 +44,25 @@ def missing_topic(name: str | None, topic_id: UUID | None, code: ErrorCode) -> M
 
 def topic_message(broker: Broker, request: Request, topic: Topic) -> dict[str, Any]:
     """A topic with its partitions; leaders have the addresses of the client's listener."""
-    registry = broker.registry
+    registry, logs, name = broker.registry, broker.logs, topic.name
     reachable = registry.addresses(request.session.listener)
+    shared: dict[tuple[int, ...], Message] = {}  # by replicas
     partitions = []
     for partition, replicas in sorted(topic.assignment.items()):
-        leader, log = registry.leader(topic, partition), broker.logs.get(topic.name, partition)
-        alive = leader in reachable
-        partitions.append(
-            {
+        of_replicas = shared.get(key := tuple(replicas))
+        if of_replicas is None:
+            leader = registry.leader(topic, partition)
+            alive = leader in reachable
+            of_replicas = shared[key] = {
                 "error_code": ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
-                "partition_index": partition,
                 "leader_id": leader if alive else NO_LEADER,
-                "leader_epoch": _UNKNOWN_EPOCH if log is None else log.leader_epoch,
                 "replica_nodes": replicas,
                 "isr_nodes": replicas[:1] if alive else [],
                 "offline_replicas": [replica for replica in replicas if replica not in registry.brokers],
             }
-        )
+        log = logs.get(name, partition)
+        epoch = _UNKNOWN_EPOCH if log is None else log.leader_epoch
+        partitions.append({**of_replicas, "partition_index": partition, "leader_epoch": epoch})
     return {
         "error_code": ErrorCode.NONE,
         "name": topic.name,
