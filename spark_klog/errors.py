@@ -303,7 +303,7 @@ class RequestTimedOut(KlogError, TimeoutError):
     """A broker did not answer, or a partition got no leader, within the configured time."""
 
     #: As of `ConnectionFailed`.
-    is_unsent = False
+    is_unsent, is_late = False, True
 
 
 class HandshakeInterrupted(ConnectionFailed):

@@ -31,7 +31,7 @@ from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolG
 from spark_klog.client.consumer.dead_letters import DeadLetters, NotDue
 from spark_klog.client.consumer.decoding import AHEAD, STOP, ArrowDecoder, ConsumerRecord, Deserializers, RecordDecoder
 from spark_klog.client.consumer.fetches import Fetches
-from spark_klog.client.consumer.group import Beside, ConsumerGroup, RebalanceListener
+from spark_klog.client.consumer.group import Beside, ConsumerGroup, RebalanceListener, more_for
 from spark_klog.client.consumer.positions import UNKNOWN_SECONDS, Positions
 from spark_klog.client.consumer.settings import CLASSIC, CONSUMER, consumer_config
 from spark_klog.client.fetch.entries import Fetched
@@ -466,7 +466,8 @@ class ConsumerCore(Calls):
     def _find_positions(self, deadline: float) -> Steps[None]:
         if self._letters is not None:
             yield from self._letters.opening(*self._patience(deadline))
-        with self._cluster.within(*self._patience(deadline, len(self._assignment.restless))):
+        lacking = max(len(self._assignment.restless), more_for(self._positions.late))
+        with self._cluster.within(*self._patience(deadline, lacking)):
             yield from self._positions.step(self._group, lambda: self._patience(deadline))
 
     def _patience(self, deadline: float, lacking: int = 0) -> tuple[float, str]:

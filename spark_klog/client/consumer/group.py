@@ -200,7 +200,7 @@ class SubscribedTopics:
         """How many partitions the next `look` is about, as far as that is known, after so many late answers."""
         if time.monotonic() < self.look_at and not late:
             return 0
-        return sum(self._counts.values()) or max(_OF_A_TOPIC * len(self._topics), _MORE * min(late, _MOST_LATE))
+        return max(sum(self._counts.values()) or _OF_A_TOPIC * len(self._topics), more_for(late))
 
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | str | None) -> None:
         """Replace the subscription; the next `look` looks the topics up."""
@@ -269,6 +269,11 @@ class SubscribedTopics:
             group = self._config.group_id
             _log.warning("group %s: no records from topics that do not exist: %s", group, ", ".join(missing))
         self._missing = missing
+
+
+def more_for(late: int) -> int:
+    """The partitions that take the time which a look-up gets beyond its own, after so many late answers in a row."""
+    return _MORE * min(late, _MOST_LATE)
 
 
 def counted(cluster: Cluster, config: ConsumerConfig, topics: Collection[str] | None) -> Steps[dict[str, int]]:
@@ -411,7 +416,7 @@ class ConsumerGroup(ABC):
     def _try_again(self, error: KlogError) -> None:
         self._troubles.note(f"group {self.name}", error)
         self._attempts += 1
-        is_late = isinstance(error, RequestTimedOut) or (isinstance(error, ConnectionFailed) and error.is_late)
+        is_late = isinstance(error, ConnectionFailed | RequestTimedOut) and error.is_late
         self._late = self._late + 1 if is_late else 0
         now = time.monotonic()
         self._retry_at = now + pause_seconds(self._config.client, self._attempts)

@@ -66,6 +66,8 @@ class Positions:
         #: When the last one of all topics began.
         self._all_at = -math.inf
         self._refreshes = 0
+        #: Look-ups of leaders in a row that were not answered in time.
+        self.late = 0
 
     def step(self, group: ConsumerGroup | None, patience: Callable[[], tuple[float, str]]) -> Steps[None]:
         """Find leaders and positions that the brokers know now; `group` has the committed offsets.
@@ -119,10 +121,11 @@ class Positions:
             metadata = yield from self._cluster.asking_metadata(topics, create=creates, is_retried=True)
         except (ConnectionFailed, RequestTimedOut) as error:
             self._troubles.note("the cluster", error)
+            self.late = self.late + 1 if error.is_late else 0
             for state in lacking:
                 state.failed(error, self._config.client)
             return
-        self.refreshed_at = now
+        self.refreshed_at, self.late = now, 0
         self._all_at = now if is_old else self._all_at
         recreated: set[str] = set()
         failures: dict[Assigned, KlogError] = {}

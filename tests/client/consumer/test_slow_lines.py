@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.client import Consumer
+from spark_klog.broker.faults import Delay, Fault
+from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.settings import client_config
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed, RequestTimedOut
 from tests.support.brokers.faults import late
 from tests.support.brokers.scripted_broker import ScriptedCluster
@@ -63,6 +65,37 @@ def test_a_broker_that_is_slow_to_open() -> None:
                 assert time.monotonic() < until, "no records"
         assert [record.value for record in records] == [b"v"]
         assert brokers.count("ApiVersions") <= 6
+
+
+def test_leaders_that_are_told_later_than_a_short_call_waits() -> None:
+    """A look-up gets more time at each attempt."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.append("t", 0, [b"v"])
+        brokers.always("Metadata", late(1.5))
+        with Consumer({"bootstrap.servers": brokers.bootstrap_servers, "auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign([("t", 0)])
+            until = time.monotonic() + 30
+            while not (records := consumer.poll(_POLL)):
+                assert time.monotonic() < until, "no records"
+        assert [record.value for record in records] == [b"v"]
+
+
+@pytest.mark.test_all("long")
+def test_a_topic_that_has_grown_is_told_later_than_a_short_call_waits(topic: str) -> None:
+    with EmbeddedCluster(faults=[]) as cluster, Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+        admin.create_topic(topic, 1)
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "group.id": topic, "metadata.max.age.ms": "500"}
+        with Consumer(settings) as consumer:
+            consumer.subscribe([topic])
+            until = time.monotonic() + 60
+            while not consumer.assignment():
+                assert time.monotonic() < until
+                consumer.poll(_POLL)
+            cluster.inject(Fault(Delay(1500), api="Metadata", count=1_000_000))
+            admin.create_partitions({topic: 2})
+            while len(consumer.assignment()) < 2:
+                assert time.monotonic() < until, "the new partition is not seen"
+                consumer.poll(_POLL)
 
 
 class _FirstIsLost(TcpProxy):
