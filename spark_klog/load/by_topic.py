@@ -284,11 +284,11 @@ class Loads:
             raise next(iter(left_out.values()))
         if not left_out:
             self._telling = None
-        elif self._follows and self._telling is None:
-            self._telling = Lasting(0.0, _FIRST_WARNING, LONGEST_PAUSE)
-        if self._telling is not None and self._telling.is_due(time.monotonic()):
-            names = [f"{name} ({error})" for name, error in left_out.items()]
-            _log.warning("not loaded in this round, as no broker answers for them: %s", some_of(names))
+        elif self._follows:
+            self._telling = self._telling or Lasting(0.0, _FIRST_WARNING, LONGEST_PAUSE)
+            if self._telling.is_due(time.monotonic()):
+                names = [f"{name} ({error})" for name, error in left_out.items()]
+                _log.warning("not loaded in this round, as no broker answers for them: %s", some_of(names))
         end = {key: end[key] for key in ids}
         return Look(ids, end, {key: first[key] for key in ids if key in first}, left_out)
 
