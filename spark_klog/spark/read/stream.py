@@ -129,9 +129,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._waiting: set[TopicPartition] = set()
         self._leaderless = Leaderless()
         self._losses = LossReporter(options.on_data_loss)
+        #: For estimateRecordBytes and maxBytesPerTrigger.
         self._record_bytes = RecordBytes()
-        #: For `maxBytesPerTrigger`.
-        self._sizes = RecordBytes()
         self._open_transactions = OpenTransactions()
 
     @property
@@ -193,7 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest: dict[str, Any] = to_json(self._latest)
         more = {
             LOST: self._losses.show(),
-            RECORD_BYTES: self._record_bytes.to_json(),
+            RECORD_BYTES: self._record_bytes.to_json() if self._options.estimate_record_bytes else [],
             HELD_UP: self._open_transactions.to_json(),
         }
         return latest | {name: value for name, value in more.items() if value}
@@ -279,7 +278,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = limit_rows(begin, end, limits.max_offsets)
         if limits.max_bytes is not None:
             waiting = sorted(((count, key) for key, count in unread(begin, end).items() if count), reverse=True)
-            sizes = self._sizes.of(self._cluster, {key: begin[key] for _, key in waiting})
+            sizes = self._record_bytes.of(self._cluster, {key: begin[key] for _, key in waiting})
             end = limit_bytes(begin, end, limits.max_bytes, sizes)
         return end
 

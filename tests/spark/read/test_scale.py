@@ -24,7 +24,7 @@ from spark_klog.load.by_topic import _ANSWER_MS, _look
 from spark_klog.load.journal.model import Progress
 from spark_klog.load.planning import Look, find_extent, make_tasks
 from spark_klog.spark import worker_process
-from spark_klog.spark.options import SourceOptions, source_options
+from spark_klog.spark.options import RECORD_BYTES, SourceOptions, source_options
 from spark_klog.spark.read import stream as stream_module
 from spark_klog.spark.read.stream import RangePartition, StreamReader
 from spark_klog.spark.read.tasks import read_ranges
@@ -166,6 +166,16 @@ def test_a_limit_by_bytes_samples_some_partitions(monkeypatch: pytest.MonkeyPatc
             assert large.figures()["partitions"]["Fetch"] <= count * sampled
             # a record takes 105 to 110 bytes
             assert 8_500 < _planned(reader, begin, end) < 10_000
+        assert RECORD_BYTES not in reader.reportLatestOffset()
+        reader.stop()
+
+
+def test_the_samples_of_a_limit_by_bytes_are_those_of_the_estimate() -> None:
+    with SimulatedCluster(1, PARTITIONS, 2, 20) as small:
+        reader = StreamReader(_options(small, maxbytespertrigger="1000", estimaterecordbytes="true"), FULL)
+        reader.latestOffset({}, ReadMaxRows(1))
+        assert small.figures()["partitions"]["Fetch"] == PARTITIONS
+        assert len(reader.reportLatestOffset()[RECORD_BYTES]) == PARTITIONS  # type: ignore[arg-type]
         reader.stop()
 
 
